@@ -126,16 +126,7 @@ class _Texts(NamedTuple):
         return laws.of_attention(self.attention, torch.zeros((), dtype=self.dtype))
 
     def draw(self, seed: int = 0, time: int = TIME, scale: float = 1.0, starts: Tensor | None = None) -> Text:
-        """Return (q, k, v, document_starts, *declared inputs)."""
-        draw = torch.Generator().manual_seed(seed)
-        sizes = (self.attention.head_dim, self.attention.head_dim, self.attention.value_dim)
-        shapes = [(BATCH, self.attention.heads, time, size) for size in sizes]
-        q, k, v = (torch.randn(shape, generator=draw, dtype=torch.float64) for shape in shapes)
-        if not self.attention.has_keys:
-            q, k = q[..., :0], k[..., :0]
-        begun = torch.rand(BATCH, time, generator=draw) < 1 / 30 if starts is None else starts
-        drawn = draw_inputs(self.attention.inputs, BATCH, time, draw, torch.float64, begun)
-        return cast((q * scale, k * scale, v, begun, *drawn.values()), self.dtype)
+        return random_text(self.attention, time, self.dtype, seed=seed, scale=scale, starts=starts)
 
     @property
     def case(self) -> Case:
@@ -231,6 +222,30 @@ def _of_feature_map(feature_map: FeatureMap) -> Iterator[Verdict]:
             yield Verdict(4, f"each token by itself: {name}", float(max(change, other_change)), 0.0)
         fq, fk = feature_map.query(x).detach().double(), feature_map.key(other).detach().double()
         yield Verdict(10, "products of features below 0", float((-fq @ fk.mT).clamp(min=0).max()), 0.0)
+
+
+def random_text(
+    attention: CausalAttention,
+    time: int,
+    dtype: torch.dtype,
+    batch: int = BATCH,
+    seed: int = 0,
+    scale: float = 1.0,
+    starts: Tensor | bool | None = None,
+) -> Text:
+    """Draw (q, k, v, document_starts, *declared inputs), with queries and keys of standard deviation `scale`. About
+    every 30th token starts a document unless `starts` says which; with False, none does."""
+    draw = torch.Generator().manual_seed(seed)
+    sizes = (attention.head_dim, attention.head_dim, attention.value_dim)
+    shapes = [(batch, attention.heads, time, size) for size in sizes]
+    q, k, v = (torch.randn(shape, generator=draw, dtype=torch.float64) for shape in shapes)
+    if not attention.has_keys:
+        q, k = q[..., :0], k[..., :0]
+    if starts is None:
+        starts = torch.rand(batch, time, generator=draw) < 1 / 30
+    begun = starts if isinstance(starts, Tensor) else None
+    drawn = draw_inputs(attention.inputs, batch, time, draw, torch.float64, begun)
+    return cast((q * scale, k * scale, v, begun, *drawn.values()), dtype)
 
 
 def cast(text: Text, dtype: torch.dtype) -> Text:

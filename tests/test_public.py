@@ -152,7 +152,7 @@ def test_the_loop_of_ones_own_is_short_and_learns(here: Path) -> None:
     assert len(text) == 100
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # the page also runs in this process, and the next test trains in a notebook
 @pytest.mark.interop
 def test_the_page_runs_as_a_notebook(here: Path) -> None:
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")

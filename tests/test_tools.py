@@ -1,6 +1,8 @@
-"""The tools explain themselves, and begin nothing when they are asked to."""
+"""The tools explain themselves, and run."""
 
+import os
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
@@ -9,10 +11,28 @@ import pytest
 TOOLS = Path(__file__).parents[1] / "tools"
 
 
-@pytest.mark.parametrize("tool", sorted(path.name for path in TOOLS.glob("*.py")))
+@pytest.mark.parametrize("tool", ["baseline", "gpu_report", *sorted(path.name for path in TOOLS.glob("*.py"))])
 def test_help(tool: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", [str(TOOLS / tool), "--help"])
     monkeypatch.syspath_prepend(str(TOOLS))
     with pytest.raises(SystemExit) as left:
         runpy.run_path(str(TOOLS / tool), run_name="__main__")
     assert not left.value.code and capsys.readouterr().out.startswith(f"usage: {tool}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "command",
+    [
+        "flip_bits.py --flips 20",
+        "fuzz.py all --cases 2 --seed 1",
+        "long_sequence.py --lengths 4k --plain-up-to 4k",
+        "show_linformer_leak.py",
+        "soak_kill.py --only plain --kills 1",
+    ],
+)
+def test_a_tool_runs(tmp_path: Path, command: str) -> None:
+    environment = {**os.environ, "LMLONG_CACHE": str(tmp_path / "cache")}
+    words = [sys.executable, str(TOOLS / command.split()[0]), *command.split()[1:]]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0 and done.stdout, done.stdout + done.stderr

@@ -1,10 +1,10 @@
 #!/usr/bin/env python
-"""Flip single bits in every kind of file that lmlong writes, and count how many are seen when the file is read.
+"""Flip single bits in every kind of file that lmlong writes, and count how many are detected when the file is read.
 
     tools/flip_bits.py --flips 2000 [--seed 0]
 
-So many bits are drawn over all kinds of files, and every bit of every header is flipped beside them: manifests, and the
-headers of safetensors and zip files. Prints a table, and exits 1 if a flip that matters is not seen.
+Flips random bits of all kinds of files, and every bit of every header: manifests, and the headers of safetensors and
+zip files. Prints a table, and exits 1 if a flip that matters is not detected.
 """
 
 import argparse
@@ -43,15 +43,15 @@ training: {{steps: 3, batch_size: 2, precision: "32", log_every: 1}}
 
 
 class Kind(NamedTuple):
-    """Files of one kind, and whether what reads them finds them whole."""
+    """Files of one kind, and the check that reads them."""
 
     files: list[Path]
     is_whole: Callable[[], bool]
-    harmless: str = ""  # why a flip that is not seen does no harm
+    harmless: str = ""  # why an undetected flip does no harm
 
 
 def seen_by(check: Callable[[], object]) -> Callable[[], bool]:
-    """Whether a check passes, which must end in one of the errors that a user is told."""
+    """Return whether a check passes. A damaged file must raise an error of lmlong."""
 
     def is_whole() -> bool:
         try:
@@ -68,7 +68,7 @@ def folder_kind(folder: Path, form: Format) -> Kind:
 
 
 def make_all(place: Path) -> dict[str, Kind]:
-    """One of each kind of file, from a run of three steps."""
+    """Make the files of each kind, from a run of three steps."""
     (place / "book.txt").write_text(TEXT * 200)
     (place / "recipe.yaml").write_text(RECIPE.format(book=place / "book.txt"))
     run, cache = place / "run", place / "cache"
@@ -90,23 +90,23 @@ def make_all(place: Path) -> dict[str, Kind]:
         "tokenizer": folder_kind(tokenizer, trained_tokenizer.FORMAT),
         "kept result": Kind([kept.file], lambda: kept._read() is not None),
         "metrics": Kind(
-            [run / "metrics.jsonl"], lambda: resumes(run), "a log: what is no line of it is left out when a run goes on"
+            [run / "metrics.jsonl"], lambda: resumes(run), "a log: invalid lines are dropped when a run is resumed"
         ),
         "notes": Kind(
             [run / "recipe.yaml", run / "environment.json", run / "tokenizer.model"],
             lambda: True,
-            "copies for people: a run goes on by those in its checkpoints",
+            "copies for people: a run resumes from those in its checkpoints",
         ),
     }
     if find_compiler():
-        (code,) = (cache / "native").iterdir()
+        code, *_ = sorted((cache / "native").iterdir())
         # a copy: writing to code that is loaded would take the memory from under this process
         kinds["native code"] = folder_kind(Path(shutil.copytree(code, place / "native")), LIBRARY)
     return kinds
 
 
 def resumes(run: Path) -> bool:
-    """What a run does with its metrics before it goes on must never fail."""
+    """Cut the metrics back as a resumed run does, which must never fail."""
     metrics_log = MetricsLog(run / "metrics.jsonl")
     whole = metrics_log.path.read_bytes()
     with redirect_stderr(io.StringIO()):
@@ -116,7 +116,7 @@ def resumes(run: Path) -> bool:
 
 
 def header(path: Path) -> list[int]:
-    """The bytes of a file that say how the rest is to be read."""
+    """Return the positions of the bytes that describe the layout of a file."""
     data = path.read_bytes()
     if path.name == folder_manifest.NAME:
         return list(range(len(data)))
@@ -138,7 +138,7 @@ def _places(data: bytes, word: bytes) -> Iterator[int]:
 
 @contextmanager
 def flipped(path: Path, place: int) -> Iterator[None]:
-    """A file with one bit turned, as it was afterwards."""
+    """Flip one bit of a file in the block."""
     whole = path.read_bytes()
     byte, bit = divmod(place, 8)
     path.write_bytes(whole[:byte] + bytes([whole[byte] ^ 1 << bit]) + whole[byte + 1 :])
@@ -149,7 +149,7 @@ def flipped(path: Path, place: int) -> Iterator[None]:
 
 
 def drawn(kinds: dict[str, Kind], flips: int, draw: random.Random) -> Iterator[tuple[str, Path, int]]:
-    """Flips over all kinds and files alike, and in each anywhere."""
+    """Yield flips at random positions, spread evenly over all kinds and files."""
     names = list(kinds)
     for number in range(flips):
         name = names[number % len(names)]
@@ -169,7 +169,7 @@ def main() -> int:
         headers = [
             (n, p, 8 * at + bit) for n, k in kinds.items() for p in k.files for at in header(p) for bit in range(8)
         ]
-        counts = {name: [0, 0, 0] for name in kinds}  # in headers, drawn, not seen
+        counts = {name: [0, 0, 0] for name in kinds}  # in headers, drawn, not detected
         sample = list(drawn(kinds, options.flips, random.Random(options.seed)))
         for which, flips in enumerate((headers, sample)):
             for name, path, place in flips:
@@ -178,11 +178,11 @@ def main() -> int:
                 counts[name][which] += 1
                 counts[name][2] += missed
                 if missed and not kinds[name].harmless:
-                    print(f"not seen: {path.name} of {name}, bit {place}", file=sys.stderr)
-    print(f"{'files':<14}{'in headers':>12}{'drawn':>8}{'not seen':>10}")
+                    print(f"not detected: {path.name} of {name}, bit {place}", file=sys.stderr)
+    print(f"{'files':<14}{'in headers':>12}{'drawn':>8}{'undetected':>12}")
     for name, (in_headers, at_random, unseen) in counts.items():
         why = f"  {kinds[name].harmless}" if unseen else ""
-        print(f"{name:<14}{in_headers:>12,}{at_random:>8,}{unseen:>10,}{why}")
+        print(f"{name:<14}{in_headers:>12,}{at_random:>8,}{unseen:>12,}{why}")
     return int(any(unseen and not kinds[name].harmless for name, (_, _, unseen) in counts.items()))
 
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env python
-"""Kill training runs at random moments, go on with each, and see whether it ends as one that was left alone.
+"""Kill training runs at random moments, resume each, and compare the result with an uninterrupted run.
 
     tools/soak_kill.py [--only plain,ddp] [--kills 100] [--signal KILL] [--seed 0] [--jobs 2] [--json FILE]
 
-Each case trains twice: left alone, and killed time and again. Metrics, checkpoints, links, weights and training states
-must come out equal to the last bit, and nothing may be left over. Exits 1, and keeps the runs, if anything differs.
+Each case trains twice: uninterrupted, and killed repeatedly. Metrics, checkpoints, links, weights and training states
+must be equal to the last bit, without leftover files. If anything differs, the tool exits 1 and keeps the runs.
 """
 
 import argparse
@@ -43,21 +43,21 @@ training: {{steps: STEPS, batch_size: 2, learning_rate: 3e-2, schedule: constant
   validation_tokens: 500, deepspeed: {{config: SETTINGS}}}}
 """
 SETTINGS = {"zero_optimization": {"stage3_param_persistence_threshold": 0}}
-"""Of DeepSpeed: no weight of a tiny model is too small to be divided."""
+"""DeepSpeed shards every weight, however small."""
 
 PER_KILL, LAST_STEPS = 10, 10
-"""Steps a run may take from one kill to the next, and those after the last kill, which are more than KEEP saves."""
+"""Steps between two kills, and after the last kill: enough for more than KEEP saves."""
 
 AIMS = {"start-up": (0.2, 0.0), "step": (0.35, 1.5), "save": (0.2, 0.7), "links": (0.25, 0.2)}
-"""Where kills are aimed: their share, and how much later they may come, in steps. Saves and links, short as they are,
-are where a kill could do harm."""
+"""Targets of kills: their share, and how many steps later a kill may come. Saves and links are short, but are where a
+kill could do harm."""
 
 MOST_SHARDED, LONGEST = 20, 900.0
-"""Kills of all cases with DeepSpeed, which start slowly; and seconds after which a process hangs."""
+"""Kills of all cases with DeepSpeed, which start slowly; and the seconds after which a process counts as hung."""
 
 
 class Case(NamedTuple):
-    """What is trained: how it departs from RECIPE, by how many processes, and on which text."""
+    """A training run: overrides of RECIPE, the number of processes and the text."""
 
     overrides: tuple[str, ...] = ()
     processes: int = 1
@@ -81,29 +81,29 @@ CASES = {
 
 
 class Failed(Exception):
-    """A run ended as none should, or did not end."""
+    """A run ended with an unexpected status, or did not end."""
 
 
 class Result(NamedTuple):
-    """How a case came out."""
+    """The result of a case."""
 
     case: str
     processes: int
     kills: int
     seconds: float
-    moments: dict[str, int]  # how often each was hit
+    moments: dict[str, int]  # kills by what the run was doing
     difference: str | None  # the first one, by name
 
 
 class Pace(NamedTuple):
-    """Seconds that a run takes, as the one left alone has shown."""
+    """Seconds that the uninterrupted run took."""
 
     start: float  # up to its first step
-    step: float  # each, with its share of saves and validations
+    step: float  # for each step, with its share of saves and validations
 
 
 class Run:
-    """A run folder, and how it is trained into."""
+    """A run folder and its training command."""
 
     def __init__(self, recipe: Path, folder: Path, case: Case):
         self.folder, self.checkpoints, self.metrics_log = folder, folder / "checkpoints", folder / "metrics.jsonl"
@@ -113,7 +113,7 @@ class Run:
 
     @contextmanager
     def training(self) -> Iterator[subprocess.Popen]:
-        """A process that trains, with a group of its own, none of which outlives the block."""
+        """Start a training process in its own group, which ends with the block."""
         pipes: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
         child = subprocess.Popen(self.command, env=self.environment, start_new_session=True, **pipes)
         try:
@@ -123,31 +123,31 @@ class Run:
             child.wait()
 
     def lines(self) -> list[bytes]:
-        """The whole lines of the metrics."""
-        there = self.metrics_log.read_bytes() if self.metrics_log.exists() else b""
-        return there[: there.rfind(b"\n") + 1].splitlines()
+        """Return the complete lines of the metrics."""
+        content = self.metrics_log.read_bytes() if self.metrics_log.exists() else b""
+        return content[: content.rfind(b"\n") + 1].splitlines()
 
     def last(self) -> dict[str, Any]:
-        """The last whole line of the metrics."""
+        """Return the last complete line of the metrics."""
         return json.loads((self.lines() or [b'{"step": 0}'])[-1])
 
     def saved(self) -> list[int]:
-        """The steps of its checkpoints."""
+        """Return the steps of its checkpoints."""
         return sorted(int(path.name.removeprefix("step-")) for path in self.checkpoints.glob("step-*"))
 
     def mark(self) -> tuple[int, int]:
-        """Which file the metrics log is, a new one whenever a run goes on, and the step a run would go on from."""
+        """Return the inode of the metrics log, which a resumed run replaces, and the step to resume from."""
         return self.metrics_log.stat().st_ino if self.metrics_log.exists() else 0, max(self.saved(), default=0)
 
 
 def end_group(child: subprocess.Popen) -> None:
-    """End a process and those it started."""
+    """Kill a process and its children."""
     with suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
 
 
 def wait(child: subprocess.Popen, until: Callable[[], bool], seconds: float) -> bool:
-    """Whether something came about while a process ran, within so many seconds."""
+    """Return whether a condition became true while a process ran, within some seconds."""
     end = time.monotonic() + seconds
     while child.poll() is None and time.monotonic() < end:
         if until():
@@ -169,7 +169,7 @@ def finish(run: Run) -> Pace:
 
 
 def kill(run: Run, several: bool, pace: Pace, number: signal.Signals, draw: random.Random) -> str:
-    """Train on and be killed; tells in which moment."""
+    """Resume a run and kill it; return what it was doing."""
     (aim,) = draw.choices([*AIMS], [share for share, _ in AIMS.values()])
     goal, before = run.last()["step"] + draw.randint(1, 5), run.mark()
     goal += -goal % SAVE if aim in ("save", "links") else 0
@@ -184,7 +184,7 @@ def kill(run: Run, several: bool, pace: Pace, number: signal.Signals, draw: rand
             (os.killpg if to_all else os.kill)(child.pid, number)
             child.wait(LONGEST)
         if several:
-            time.sleep(draw.uniform(0, 0.5))  # for what the others do without the first
+            time.sleep(draw.uniform(0, 0.5))  # the other processes react to the loss of the first
         end_group(child)
         errors = child.communicate()[1]
         if child.returncode not in (-number, 128 + number):
@@ -193,7 +193,7 @@ def kill(run: Run, several: bool, pace: Pace, number: signal.Signals, draw: rand
 
 
 def moment(run: Run, inode: int, start: int) -> str:
-    """What a run was doing when it was killed, by what it left behind; with its `mark` before it began."""
+    """Return what a run was doing when it was killed, by the files it left. `inode` and `start`: its `mark` before."""
     (now, newest), last = run.mark(), run.last()
     if now == inode or last["step"] <= start:
         return "at start-up"
@@ -211,7 +211,7 @@ def moment(run: Run, inode: int, start: int) -> str:
 
 
 def outcome(run: Run) -> Iterator[tuple[str, Any]]:
-    """All that must be equal, by name."""
+    """Yield everything that must be equal, by name."""
     for line in map(json.loads, run.lines()):
         kind = next((kind for kind in ("loss", "validation", "event") if kind in line), "line")
         yield f"{kind} of step {line['step']}", {key: line[key] for key in line if key != "tokens_per_second"}
@@ -228,12 +228,12 @@ def outcome(run: Run) -> Iterator[tuple[str, Any]]:
         del state["seconds"]  # trained so far, by the clock
         unseeded.append([state["random"].pop(kind) for kind in ("python", "numpy")])
         yield from flat(folder.name, state)
-    # a run seeds only torch, which all its draws are from: Python and numpy begin as they like, and then stay so
-    yield "random states of Python and numpy stay", all(states == unseeded[0] for states in unseeded)
+    # a run seeds only torch, the source of all its draws: the states of Python and numpy are arbitrary, but constant
+    yield "random states of Python and numpy are constant", all(states == unseeded[0] for states in unseeded)
 
 
 def flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """The plain values in nested ones, each with its place; a tensor as its type, shape and the sha256 of its bytes."""
+    """Yield the leaves of nested values with their paths; a tensor as its type, shape and the sha256 of its bytes."""
     if isinstance(value, dict | list):
         yield f"{name}, length", len(value)
         for key, part in value.items() if isinstance(value, dict) else enumerate(value):
@@ -246,20 +246,20 @@ def flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def first_difference(whole: Run, cut: Run) -> str | None:
-    """What of a run differs from the one left alone, or is left over."""
-    for wanted, found in zip_longest(outcome(whole), outcome(cut), fillvalue=("the end", None)):
-        if wanted != found:
-            return f"{found[0]}: {found[1]}, left alone {wanted[0]}: {wanted[1]}"
+    """Return what differs from the uninterrupted run, or which files are left over."""
+    for expected, actual in zip_longest(outcome(whole), outcome(cut), fillvalue=("the end", None)):
+        if expected != actual:
+            return f"{actual[0]}: {actual[1]}, uninterrupted {expected[0]}: {expected[1]}"
     left = [path for path in cut.folder.rglob("*") if path.name.startswith((".", "abandoned-"))]
     left += cut.folder.glob("*.partial")
     return f"left over: {', '.join(path.name for path in left)}" if left else None
 
 
 def soak(name: str, kills: int, number: signal.Signals, seed: int, folder: Path) -> Result:
-    """One case: a run left alone, and one killed so many times."""
+    """Run one case: an uninterrupted run, and one that is killed `kills` times."""
     case, draw, begun = CASES[name], random.Random(f"{seed} {name}"), time.monotonic()
-    # A run that a signal asks to end saves first, at any step. Where only multiples of SAVE are validated, such a
-    # checkpoint, which the run left alone has not, is never the best.
+    # SIGTERM and others make a run save first, at any step. If only multiples of SAVE are validated, this additional
+    # checkpoint is never the best.
     validate = 4 if number == signal.SIGKILL else 2 * SAVE
     places = {"TEXT": folder / case.text, "SETTINGS": folder / "settings.json"}
     text, recipe = RECIPE, folder / f"{name}.yaml"
@@ -280,7 +280,7 @@ def soak(name: str, kills: int, number: signal.Signals, seed: int, folder: Path)
 
 
 def shares(names: list[str], kills: int) -> dict[str, int]:
-    """The kills of each case."""
+    """Return the number of kills of each case."""
     slow = [name for name in names if name.startswith("deepspeed")]
     for_slow = min(MOST_SHARDED, kills * len(slow) // len(names))
     groups = ((slow, for_slow), ([name for name in names if name not in slow], kills - for_slow))
@@ -288,7 +288,7 @@ def shares(names: list[str], kills: int) -> dict[str, int]:
 
 
 def write_texts(folder: Path, draw: random.Random) -> None:
-    """What the cases read, and DeepSpeed's settings."""
+    """Write the texts of the cases and DeepSpeed's settings."""
     sentences = [" ".join(draw.choices(WORDS, k=9)) for _ in range(400)]
     (folder / "book.txt").write_text("\n".join(sentences))
     notes = [" ".join(draw.choices(sentences, k=draw.choice([1, 1, 2, 9]))) for _ in range(120)]
@@ -297,7 +297,7 @@ def write_texts(folder: Path, draw: random.Random) -> None:
 
 
 def soak_all(names: list[str], options: argparse.Namespace, folder: Path) -> list[Result]:
-    """Every case, the slow ones first, a few side by side."""
+    """Run all cases, the slow ones first, `--jobs` at a time."""
     write_texts(folder, random.Random(options.seed))
     number, kills, done = signal.Signals[f"SIG{options.signal}"], shares(names, options.kills), list[Result]()
     with ProcessPoolExecutor(options.jobs) as pool:
@@ -306,7 +306,7 @@ def soak_all(names: list[str], options: argparse.Namespace, folder: Path) -> lis
         try:
             for future in as_completed(begun):
                 done.append(future.result())
-                print(f"{done[-1].case}: {done[-1].difference or 'the same'}", file=sys.stderr, flush=True)
+                print(f"{done[-1].case}: {done[-1].difference or 'equal'}", file=sys.stderr, flush=True)
         except KeyboardInterrupt:
             pool.shutdown(cancel_futures=True)
             raise
@@ -314,30 +314,32 @@ def soak_all(names: list[str], options: argparse.Namespace, folder: Path) -> lis
 
 
 def table(results: list[Result]) -> str:
-    """The results for a person to read."""
+    """Return the results as a table."""
     total = sum((Counter(result.moments) for result in results), Counter[str]())
     rows = [("case", "processes", "kills", "seconds", "moments", "result")]
     for case, processes, kills, seconds, moments, difference in results:
-        told = ", ".join(f"{count} {what}" for what, count in moments.items())
-        rows.append((case, f"{processes}", f"{kills}", f"{seconds:.0f}", told, difference or "the same"))
+        listed = ", ".join(f"{count} {what}" for what, count in moments.items())
+        rows.append((case, f"{processes}", f"{kills}", f"{seconds:.0f}", listed, difference or "equal"))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    told = ", ".join(f"{count} {what}" for what, count in total.most_common())
-    return "\n".join(["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows] + [f"{total.total()}: {told}"])
+    listed = ", ".join(f"{count} {what}" for what, count in total.most_common())
+    return "\n".join(["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows] + [f"{total.total()}: {listed}"])
 
 
 def main() -> int:
-    """Soak the chosen cases, and print how they came out."""
+    """Run the chosen cases and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(CASES), metavar="CASE,...", help=f"of {', '.join(CASES)}")
-    parser.add_argument("--kills", type=int, default=100, help=f"in all; DeepSpeed gets {MOST_SHARDED} at most")
+    parser.add_argument(
+        "--kills", type=int, default=100, help=f"in total, of which up to {MOST_SHARDED} with DeepSpeed"
+    )
     parser.add_argument("--signal", default="KILL", choices=["KILL", "TERM", "INT", "HUP"])
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=2, help="cases side by side")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
+    parser.add_argument("--jobs", type=int, default=2, help="cases at a time")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to a file too")
     options = parser.parse_args()
     names = options.only.split(",")
     if strange := [name for name in names if name not in CASES]:
-        parser.error(f"--only: no case {strange[0]}; there are {', '.join(CASES)}")
+        parser.error(f"--only: no case {strange[0]}. Choose from {', '.join(CASES)}")
     folder = Path(tempfile.mkdtemp(prefix="soak-"))
     results = soak_all(names, options, folder)
     print(table(results))

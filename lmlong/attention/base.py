@@ -138,6 +138,16 @@ class CausalAttention(nn.Module, ABC, Generic[State]):
         return sum(prod(tokens if grows and size == 0 else size for size in x.shape) for x in state_tensors(empty))
 
 
+def causal_mask(time: int, device: torch.device, document_starts: Tensor | None = None) -> Tensor:
+    """Return (T, T), or (B, 1, T, T) with document starts (B, T): true if the first token attends to the second, which
+    is not later and in the same document."""
+    mask = torch.ones(time, time, dtype=torch.bool, device=device).tril()
+    if document_starts is None:
+        return mask
+    document = document_starts.cumsum(1)[:, None]
+    return mask & (document[..., :, None] == document[..., None, :])
+
+
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype of sums: float32, or float64 for float64 inputs."""
     return torch.promote_types(dtype, torch.float32)

@@ -38,13 +38,13 @@ class ScanJob(ctypes.Structure):
     """The arguments of a scan; its fields are explained in scan_job.h."""
 
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("lines", "heads", "time", "head_dim", "features", "value_dim")),
+        *((name, ctypes.c_int64) for name in ("batch_heads", "heads", "time", "head_dim", "features", "value_dim")),
         *((name, ctypes.c_int64) for name in ("feature_map", "channel_decay")),
         *((name, StridedTensor) for name in ("q", "k", "v", "document_starts", "log_decay", "beta")),
         *((name, StridedTensor) for name in ("y", "denominators", "dy", "dq", "dk", "dv", "dlog_decay", "dbeta")),
         *((name, ctypes.c_void_p) for name in ("state_before", "state_after", "dstate_before", "dstate_after")),
         *((name, ctypes.c_void_p) for name in ("projection", "projection_T", "favor_constants", "dscale", "scratch")),
-        *((name, ctypes.c_int64) for name in ("scratch_size", "workers_begun", "lines_begun")),
+        *((name, ctypes.c_int64) for name in ("scratch_size", "workers_begun", "batch_heads_begun")),
     )
 
 

@@ -13,7 +13,7 @@ from lmlong.attention.base import CausalAttention, State, at_least_float32
 from lmlong.attention.feature_maps import FeatureMap
 from lmlong.attention.gates import LONGEST_MEMORY, channel_forget_gate, fixed_log_decay, forget_gate
 from lmlong.attention.inputs import NOTHING, Gate, Inputs
-from lmlong.attention.scan import Kernel, Scan, without_autocast
+from lmlong.attention.scan import Kernel, Scan, ScanInputs, without_autocast
 from lmlong.errors import UsageError
 
 
@@ -92,12 +92,12 @@ class Recurrence(CausalAttention[State]):
             with without_autocast(q):
                 fq, fk = self.feature_map.query(q), self.feature_map.key(k)
                 return self.step(fq, fk, v, state, document_starts, log_decay, beta)
-        packed, weights, grads = self.pack(state), self.feature_map.parameters(), torch.is_grad_enabled()
-        done = self.kernel.operation(self.feature_map, packed, q, k, v, document_starts, log_decay)
+        packed, x = self.pack(state), ScanInputs(q, k, v, document_starts, log_decay, beta)
+        done = self.kernel.operation(self.feature_map, packed, x)
         if done is not None:
             return done[0], self.unpack(done[1])
-        x = (self.kernel, self.feature_map, grads, packed, q, k, v, document_starts, log_decay, beta, *weights)
-        y, packed, _ = self.untraced(Scan.apply, *x)
+        weights, trains = self.feature_map.parameters(), torch.is_grad_enabled()
+        y, packed, _ = self.untraced(Scan.apply, self.kernel, self.feature_map, trains, packed, *x, *weights)
         return y, self.unpack(packed)
 
     def token_log_decay(self, q: Tensor, inputs: Inputs) -> Tensor | None:

@@ -31,18 +31,29 @@ SPAN = 512
 """Tokens in a span: few enough that temporaries stay in cache."""
 
 
+class ScanInputs(NamedTuple):
+    """The inputs of a scan over a text."""
+
+    q: Tensor  # (B, H, T, K)
+    k: Tensor  # (B, H, T, K)
+    v: Tensor  # (B, H, T, V)
+    document_starts: Tensor | None = None  # (B, T)
+    log_decay: Tensor | None = None  # (B, H, T), or (B, H, T, F) by channel (linear attention only)
+    beta: Tensor | None = None  # (B, H, T) the fraction of the stored value that a token replaces (delta rule only)
+
+
 class Span(NamedTuple):
-    """The tensors over the tokens of a text or of one span, or their gradients; the last dimension is contiguous.
+    """The inputs and outputs over a text or one span, or their gradients; the last dimension is contiguous.
 
     A kernel receives the features of queries and keys as q and k, unless it computes them itself (`maps_features`).
     """
 
     q: Tensor  # (B, H, T, F)
     k: Tensor  # (B, H, T, F)
-    v: Tensor  # (B, H, T, V)
-    document_starts: Tensor | None  # (B, T)
-    log_decay: Tensor | None  # (B, H, T), or (B, H, T, F) by channel (linear attention only)
-    beta: Tensor | None  # (B, H, T) the fraction of the stored value that a token replaces (delta rule only)
+    v: Tensor
+    document_starts: Tensor | None
+    log_decay: Tensor | None
+    beta: Tensor | None
     y: Tensor  # (B, H, T, V)
     denominators: Tensor | None = None  # (B, H, T) (linear attention only)
 
@@ -64,16 +75,7 @@ class Kernel(ABC):
     maps_features = False
     """Whether it computes the feature map itself."""
 
-    def operation(
-        self,
-        features: FeatureMap,
-        state: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        document_starts: Tensor | None,
-        log_decay: Tensor | None,
-    ) -> tuple[Tensor, Tensor] | None:
+    def operation(self, features: FeatureMap, state: Tensor, x: ScanInputs) -> tuple[Tensor, Tensor] | None:
         """Return outputs and the state after a text of any length, computed as one operation that torch.compile can
         trace; None if the kernel computes it span by span."""
         return None
@@ -106,7 +108,8 @@ class Kernel(ABC):
 class Scan(torch.autograd.Function):
     """Returns outputs (B, H, T, V), the state after the last token, and the denominators (B, H, T) or None.
 
-    `features` is the map of queries and keys, `weights` are its parameters; `trains`: whether gradients are recorded.
+    `features` is the map of queries and keys; `trains`: whether gradients are recorded; `tensors` are the fields of
+    ScanInputs and the parameters of the map.
     """
 
     @staticmethod
@@ -116,14 +119,9 @@ class Scan(torch.autograd.Function):
         features: FeatureMap,
         trains: bool,
         state: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        document_starts: Tensor | None,
-        log_decay: Tensor | None,
-        beta: Tensor | None,
-        *weights: Tensor,
+        *tensors: Any,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
+        (q, k, v, document_starts, log_decay, beta), weights = ScanInputs(*tensors[:6]), tensors[6:]
         starts = None if document_starts is None else document_starts.bool()
         log_decay, beta = (None if gate is None else _in_rows(gate.to(state.dtype)) for gate in (log_decay, beta))
         x = Span(_in_rows(q), _in_rows(k), _in_rows(v), starts, log_decay, beta, _empty_like(v))

@@ -230,7 +230,7 @@ def figure(results: Sequence[Result]) -> Figure:
                 y_label="tokens/s, with quartiles",
                 ticks=_lengths(results),
                 tick_name=name_length,
-                y_scale="log 1-2-5 minor",
+                y_scale="log 1-2-5",
             )
         )
     return Figure([panels], size=(4.8 * len(panels) + 0.8, 4.4), share_y=True, legend_columns=5)

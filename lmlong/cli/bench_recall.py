@@ -63,10 +63,10 @@ def recall(
     grid = usual._replace(**{name: value for name, value in given.items() if value is not None})
     grid.check()
 
-    from lmlong.experiments.recall import figure, study_recall, table, to_json
+    from lmlong.experiments.recall import figure, study_recall, table
     from lmlong.recipe.candidates import candidates
     from lmlong.recipe.kinds import plugin_candidates
 
     names = parse_names("--only", only, candidates()) if only else (*DEFAULT_CANDIDATES, *plugin_candidates())
     best, results = study_recall(grid, names, seed, out or Path("runs/recall"))
-    show(table(best), [to_json(result) for result in results], json_file, plot, figure(best) if plot else None)
+    show(table(best), results, json_file, plot, figure(best) if plot else None)

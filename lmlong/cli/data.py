@@ -67,7 +67,7 @@ def info(recipe: str, overrides: tuple[str, ...], json_file: Path | None) -> Non
     Example: the bytes per token of a vocabulary of 8,192.
       lmlong data info quickstart text.tokenizer.vocabulary=8192
     """
-    from lmlong.data.overlap import overlap_note
+    from lmlong.data.notes import overlap_note
 
     tokens = _prepare(recipe, overrides)
     overlap = _wrapped(overlap_note(tokens.info["overlap"])).strip()

@@ -52,11 +52,11 @@ def probe(
     Example: two runs by distance.
       lmlong probe linear softmax --probe induction,mqar --lengths 64,256,1k
     """
-    from lmlong.evaluation.probe_accuracy import figure, measure_probes, table, to_json
+    from lmlong.evaluation.probe_accuracy import figure, measure_probes, table
     from lmlong.evaluation.probes import PROBES
 
     asked = list(PROBES) if probes == "all" else parse_names("--probe", probes, PROBES)
     names = [name for name in PROBES if name in asked]
     loaded = load_runs(runs, loading.load, data, tokens)
     results = [measure_probes(*each, names, lengths, trials, seed) for each in loaded]
-    show(table(results), to_json(results), json_file, plot, figure(results) if plot else None)
+    show(table(results), {"runs": results}, json_file, plot, figure(results) if plot else None)

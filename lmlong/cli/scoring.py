@@ -20,11 +20,9 @@ from lmlong.inference.session import Session
 from lmlong.io.incoming_bytes import CHUNK, QUIET, FilePosition, Waiting, follow_file, read_available
 from lmlong.io.system_errors import explain_errors
 from lmlong.model.precision import Precision
-from lmlong.surprisal import records_file
 from lmlong.surprisal.figure import SurpriseAlong
 from lmlong.surprisal.records import Lines, RecordScore, States
-from lmlong.surprisal.records_file import SavedRecords
-from lmlong.surprisal.saved import SavedText
+from lmlong.surprisal.saved import SavedRecords, SavedText, save_records
 from lmlong.surprisal.stream import TextScore
 from lmlong.surprisal.units import Surprise, Totals, Unit
 
@@ -156,7 +154,7 @@ def _score_records(job: Job, show: Show, stop: Stop) -> None:
                 position, lines = FilePosition(), Lines()
         if job.save_state:
             about = _about_records(job, position, lines, totals)
-            records_file.save(job.save_state, about, states.files() if states else ())
+            save_records(job.save_state, about, states.files() if states else ())
     notes = [f"skipped {count:,} records: {reason}" for reason, count in records.skipped.items()]
     if states and states.forgotten:
         notes.append(f"{states.forgotten:,} streams were dropped, the least recently used: raise --most-streams")

@@ -2,14 +2,44 @@
 
 import os
 import sys
+from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import click
 
 from lmlong.cli import options
 from lmlong.errors import UsageError, install_command
+from lmlong.serving.settings import Settings
 
 KEY = "LMLONG_API_KEY"
+
+TYPES: dict[str, Callable[[Any], click.ParamType]] = {
+    "": click.IntRange,
+    "bytes": options.ByteSize,
+    "tokens": options.TokenCount,
+    "seconds": click.FloatRange,
+}
+"""The types of options by the unit of a setting."""
+
+
+def settings(command: options.Command) -> options.Command:
+    """Add the options of the fields of `Settings`."""
+    for field in reversed(fields(Settings)):
+        if about := field.metadata:
+            default = named(field.default) if about["unit"] in ("bytes", "tokens") else field.default
+            flag, kind = f"--{field.name.replace('_', '-')}", TYPES[about["unit"]](about["least"])
+            command = click.option(flag, default=default, show_default=True, type=kind, help=about["help"])(command)
+    return command
+
+
+def named(number: int) -> str:
+    """Return a number with the largest binary unit that divides it, such as 4k."""
+    for bits, unit in ((30, "g"), (20, "m"), (10, "k")):
+        if number % (1 << bits) == 0:
+            return f"{number >> bits}{unit}"
+    return str(number)
 
 
 @click.command()
@@ -21,14 +51,6 @@ KEY = "LMLONG_API_KEY"
 )
 @click.option("--api-key-file", type=options.InFile(), help="File of API keys, one per line.")
 @click.option("--allowed-host", multiple=True, metavar="NAME", help="Additional host name that requests may use.")
-@click.option("--rows", default=64, type=click.IntRange(1), help="Maximum number of texts generated at the same time.")
-@click.option("--waiting", default=1024, type=click.IntRange(1), help="Maximum number of queued texts.")
-@click.option(
-    "--prefix-cache",
-    default="256m",
-    type=options.ByteSize(),
-    help="Memory for the states of prompt prefixes, which are then not read again; 0 disables it.",
-)
 @click.option(
     "--sessions",
     type=click.Path(path_type=Path, file_okay=False),
@@ -36,17 +58,7 @@ KEY = "LMLONG_API_KEY"
     show_default="RUN-sessions",
     help="Folder for the states of sessions.",
 )
-@click.option("--memory", default="1g", type=options.ByteSize(), help="Memory for the most recently used sessions.")
-@click.option("--max-sessions", default="10k", type=options.TokenCount(1), help="Maximum number of sessions per key.")
-@click.option("--max-session-bytes", default="10g", type=options.ByteSize(1), help="Maximum bytes of sessions per key.")
-@click.option(
-    "--max-tokens", default="4k", type=options.TokenCount(1), help="Maximum number of tokens generated per text."
-)
-@click.option("--max-prompt", default="4m", type=options.ByteSize(1), help="Maximum bytes of a prompt.")
-@click.option("--max-body", default="16m", type=options.ByteSize(1), help="Maximum bytes of a request body.")
-@click.option("--max-choices", default=16, type=click.IntRange(1), help="Maximum number of texts per request.")
-@click.option("--timeout", default=600.0, type=click.FloatRange(0.001), help="Maximum seconds per request.")
-@click.option("--grace", default=10.0, type=click.FloatRange(0), help="Seconds to finish requests after a signal.")
+@settings
 @options.loading
 def serve(
     run: str,
@@ -55,20 +67,9 @@ def serve(
     api_key: str | None,
     api_key_file: Path | None,
     allowed_host: tuple[str, ...],
-    rows: int,
-    waiting: int,
-    prefix_cache: int,
     sessions: Path | None,
-    memory: int,
-    max_sessions: int,
-    max_session_bytes: int,
-    max_tokens: int,
-    max_prompt: int,
-    max_body: int,
-    max_choices: int,
-    timeout: float,
-    grace: float,
     loading: options.Loading,
+    **given: Any,
 ) -> None:
     """Serve the model of RUN over HTTP with an OpenAI-compatible API: /v1/completions, /v1/chat/completions and
     /v1/models; /v1/score returns the log-probability of a text, /metrics serves Prometheus.
@@ -90,42 +91,29 @@ def serve(
     from lmlong.checkpoint.location import run_path
     from lmlong.serving.app import make_app
     from lmlong.serving.guard import Hosts, warning
-    from lmlong.serving.limits import Limits
-    from lmlong.serving.sessions import Quota, SessionStore, lock_folder
+    from lmlong.serving.sessions import SessionStore, lock_folder
 
     listening = bind(host, port)
-    limits = Limits(max_body, max_prompt, max_tokens, max_choices, max(256 << 20, 2 * max_body), timeout=timeout)
+    chosen = Settings(**given, held=max(Settings.held, 2 * given["max_body"]))
     trained = loading.load(run)
     if trained.fast_step_at_once:
         trained.use_fast_step()
     name, run_folder, hosts = Path(run).absolute().name, run_path(run).resolve(), Hosts(host, allowed_host)
     folder = sessions or run_folder.with_name(f"{run_folder.name}-sessions")
     folder_lock = lock_folder(folder)
-    store = SessionStore(trained, folder, memory, Quota(max_sessions, max_session_bytes))
+    store = SessionStore(trained, folder, chosen)
 
     def print_address() -> None:
         host_name = f"[{host}]" if ":" in host else host
         address = f"http://{host_name}:{listening.getsockname()[1]}"
-        for line in (
-            *warning(hosts, host, keys),
-            f"{address}: {name}, {rows} rows, decodes by {trained.decoder}",
-        ):
+        ready = f"{address}: {name}, {chosen.rows} rows, decodes by {trained.decoder}"
+        for line in (*warning(hosts, host, keys), ready):
             click.echo(line, err=True)
 
-    app = make_app(
-        trained,
-        name,
-        store,
-        rows=rows,
-        waiting=waiting,
-        cache=prefix_cache,
-        limits=limits,
-        hosts=hosts,
-        keys=keys,
-    )
+    app = make_app(trained, name, store, chosen, hosts, keys)
     prepare_process()
     with folder_lock:
-        ended_by = Server(app, listening, grace, print_address).serve_until_signal()
+        ended_by = Server(app, listening, chosen.grace, print_address).serve_until_signal()
     if ended_by:
         sys.exit(128 + ended_by)
 

@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lmlong.data.cyclic_tokens import IGNORED, CyclicTokens, Row
-from lmlong.data.rows import Rows
+from lmlong.data.rows import IGNORED, CyclicTokens, Row, Rows
 
 MAX_LENGTHS = 16
 """Maximum number of different batch lengths, so that memory and compiled code are reused."""
@@ -44,32 +43,28 @@ class TrainingBatches:
 
     def batch(self, micro_step: int, rank: int = 0, ranks: int = 1) -> Arrays:
         """Return the rows of one rank in one forward pass."""
-        first, turn = (0, micro_step) if self._streams else (micro_step * ranks * self._rows, 0)
-        taken = self._taken(first, ranks)
-        time = self._time(max(self._sources[source].filled(number) for source, number in taken))
-        own = taken[rank * self._rows : (rank + 1) * self._rows]
-        rows = [self._sources[source].row(number, turn) for source, number in own]
-        return self.collate(rows, first + rank * self._rows, time)
+        own = self._numbers(micro_step, ranks)[rank * self._rows : (rank + 1) * self._rows]
+        sources = [_source_of(number, self._shares) for number in own]
+        rows = [self._sources[source].row(number, turn=micro_step) for source, number in sources]
+        return self.collate(rows, own.start, self.length(micro_step, ranks))
 
     def length(self, micro_step: int, ranks: int = 1) -> int:
-        """Return the padded length of the rows of a forward pass, without reading them."""
-        taken = self._taken(0 if self._streams else micro_step * ranks * self._rows, ranks)
-        return self._time(max(self._sources[source].filled(number) for source, number in taken))
-
-    def _taken(self, first: int, ranks: int) -> list[tuple[int, int]]:
-        """Return the source and the number within it of each row of all ranks, from row `first` on."""
-        return [_source_of(row, self._shares) for row in range(first, first + ranks * self._rows)]
-
-    def collate(self, rows: Sequence[Row], first: int, time: int) -> Arrays:
-        """Return rows as a batch of length `time`. `first` is the number of its first row among all rows."""
-        return _padded(rows, time, self._eos)
-
-    def _time(self, filled: int) -> int:
-        """Round `filled` up to one of a few lengths."""
+        """Return the padded length of the rows of a forward pass, one of a few, without reading them."""
+        sources = [_source_of(number, self._shares) for number in self._numbers(micro_step, ranks)]
+        filled = max(self._sources[source].filled(number) for source, number in sources)
         length = max(source.length for source in self._sources)
         factor = self._sources[0].text.factor
         step = -(-length // (MAX_LENGTHS * factor)) * factor
         return min(-(-filled // step) * step, length)
+
+    def _numbers(self, micro_step: int, ranks: int) -> range:
+        """Return the numbers of the rows of all ranks in one forward pass."""
+        first = 0 if self._streams else micro_step * ranks * self._rows
+        return range(first, first + ranks * self._rows)
+
+    def collate(self, rows: Sequence[Row], first: int, time: int) -> Arrays:
+        """Return rows as a batch of length `time`. `first` is the number of its first row among all rows."""
+        return _causal_batch(rows, time, self._eos)
 
 
 def scored_tokens(tokens: np.ndarray, bos: int, eos: int, factor: int = 1) -> CyclicTokens:
@@ -94,7 +89,7 @@ def validation_batches(
         starts = [starts[n] for n in evenly(len(starts), limit // length)]  # type: ignore[assignment]
     for numbers in in_batches(len(starts), rows, ranks):
         windows = [text.row(starts[n], min(starts[n] + length, len(text))) for n in numbers]
-        yield _padded(windows, length, text.eos)
+        yield _causal_batch(windows, length, text.eos)
 
 
 VALIDATION_STREAMS = 8
@@ -119,7 +114,7 @@ def validation_streams(
         spans += [(0, 0)] * (rows - len(spans))
         for at in range(0, read, length):
             inside = [(min(begin + at, end), min(begin + at + length, end)) for begin, end in spans]
-            batch = _padded([text.row(*span) for span in inside], length, text.eos)
+            batch = _causal_batch([text.row(*span) for span in inside], length, text.eos)
             batch.document_starts[:, 0] |= at == 0
             yield batch
 
@@ -144,16 +139,18 @@ def in_batches(count: int, rows: int, ranks: int) -> Iterator[range]:
         yield range(min(first, count), min(first + rows, count))
 
 
-def _padded(rows: Sequence[Row], time: int, eos: int) -> CausalBatch:
-    """Return rows as inputs and targets, padded to `time` with eos, which has no target."""
-    shape = (max(len(rows), 1), time)
-    tokens = np.full(shape, eos, dtype=np.int64)
-    targets = np.full(shape, IGNORED, dtype=np.int64)
-    document_starts = np.zeros(shape, dtype=np.bool_)
+def pad(rows: Sequence[Sequence[np.ndarray]], time: int, fills: Sequence[int | bool]) -> list[np.ndarray]:
+    """Return each part of the rows, such as the tokens, as an array (rows, time) that is filled up with one of `fills`.
+    No rows become one row of padding."""
+    arrays = [np.full((max(len(rows), 1), time), fill) for fill in fills]
     for number, row in enumerate(rows):
-        filled = len(row.tokens)
-        tokens[number, :filled], targets[number, :filled], document_starts[number, :filled] = row
-    return CausalBatch(tokens, targets, document_starts)
+        for array, part in zip(arrays, row, strict=True):
+            array[number, : len(part)] = part
+    return arrays
+
+
+def _causal_batch(rows: Sequence[Row], time: int, eos: int) -> CausalBatch:
+    return CausalBatch(*pad(rows, time, (eos, IGNORED, False)))
 
 
 def _shares_of_rest(weights: Sequence[float]) -> list[Fraction]:

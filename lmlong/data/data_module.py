@@ -13,9 +13,8 @@ from lmlong.data.batches import (
     validation_batches,
     validation_streams,
 )
-from lmlong.data.cyclic_tokens import CyclicTokens
 from lmlong.data.masking import MaskedBatch, MaskedBatches, Masker, ValidationPieces
-from lmlong.data.rows import Documents, Rows, Streams, Windows
+from lmlong.data.rows import CyclicTokens, Documents, Rows, Streams, Windows
 from lmlong.data.token_dataset import TokenDataset
 from lmlong.errors import UsageError
 from lmlong.recipe import Recipe

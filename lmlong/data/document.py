@@ -1,6 +1,5 @@
 """Documents: texts that are read in chunks of bounded size, without translating newlines."""
 
-from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -45,27 +44,25 @@ class Document:
 
     def pieces(self) -> Iterator[str]:
         """Yield the text in non-empty strings of bounded size."""
-        return (piece for piece, _ in decode(self.chunks(), self.name, self.errors, self.encoding))
+        return (piece.text for piece in decode(self.chunks(), self.name, self.errors, self.encoding))
 
     def measure(self) -> Measure:
         """Read the document once, and return its hash and sizes."""
-        digest, size, read, replaced, mark = sha256(), 0, 0, 0, 0
+        digest, size, read, invalid, replacements = sha256(), 0, 0, 0, 0
 
         def counted() -> Iterator[bytes]:
-            nonlocal read, mark
+            nonlocal read
             for chunk in self.chunks():
-                if not read and self.encoding == "utf-8-sig" and chunk.startswith(BOM_UTF8):
-                    mark = len(BOM_UTF8)
                 read += len(chunk)
                 yield chunk
 
-        for piece, bad in decode(counted(), self.name, self.errors, self.encoding):
-            data = piece.encode()
+        for piece in decode(counted(), self.name, self.errors, self.encoding):
+            data = piece.text.encode()
             digest.update(data)
-            size, replaced = size + len(data), replaced + bad
-        is_utf8 = self.encoding in (UTF8, "utf-8-sig")
-        put_in = size - (read - mark - replaced) if is_utf8 else replaced * len("\ufffd".encode())
-        return Measure(digest.digest(), size, read, replaced, put_in)
+            size += len(data)
+            invalid += piece.invalid_bytes
+            replacements += piece.replacements
+        return Measure(digest.digest(), size, read, invalid, replacements * len("\ufffd".encode()))
 
 
 def file_fields(path: PurePath) -> dict[str, str]:

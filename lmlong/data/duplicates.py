@@ -15,8 +15,8 @@ import numpy as np
 from lmlong.data.document import Document, Skipped
 from lmlong.data.progress import Progress, size_of
 from lmlong.data.sources import Input
-from lmlong.data.split import SIZE, Part, split
-from lmlong.data.windows import Windows
+from lmlong.data.split import SIZE, Part, Split, split
+from lmlong.data.windows import WindowSample
 from lmlong.io.cache import cache_folder, fetch, key_of
 from lmlong.io.folder_manifest import Format
 
@@ -41,15 +41,14 @@ def divide(inputs: list[Input], duplicates: Duplicates) -> Iterator[tuple[int, P
             yield number, entry
 
 
-def divided(inputs: list[Input], duplicates: Duplicates) -> list[Iterator[Part | Skipped]]:
-    """Return the documents of each source, divided as `split` does, without held-out near-copies. Read the sources in
-    order, since duplicates are dropped that occurred in earlier sources."""
-    return _divided(inputs, duplicates, near_copies(inputs, duplicates))
-
-
-def _divided(
-    inputs: list[Input], duplicates: Duplicates, near: frozenset[bytes] = frozenset()
+def divided(
+    inputs: list[Input], duplicates: Duplicates, near: frozenset[bytes] | None = None
 ) -> list[Iterator[Part | Skipped]]:
+    """Return the documents of each source, divided as `split` does. Near-copies, whose digests are `near` or are
+    searched, are not held out. Read the sources in order, since duplicates are dropped that occurred in earlier
+    sources."""
+    if near is None:
+        near = near_copies(inputs, duplicates)
     if duplicates == "keep":
         return [split(entry.source.documents(), entry.held_out, near_copies=near) for entry in inputs]
     duplicate_filter = _DuplicateFilter(inputs)
@@ -92,7 +91,7 @@ def _find_near_copies(inputs: list[Input], duplicates: Duplicates) -> set[bytes]
                 sizes.append(part.end)
                 yield len(digests) - 1, _encoded(part)
 
-    windows = Windows()
+    windows = WindowSample()
     windows.add(held_out())
     if not digests:
         return set()
@@ -109,8 +108,8 @@ def _find_near_copies(inputs: list[Input], duplicates: Duplicates) -> set[bytes]
     return {digests[number] for number in np.flatnonzero(near)} if moved <= MAX_MOVED * sum(sizes) else set()
 
 
-def _parts(inputs: list[Input], duplicates: Duplicates, name: Literal["train", "validation"]) -> Iterator[Part]:
-    for entries in _divided(inputs, duplicates):
+def _parts(inputs: list[Input], duplicates: Duplicates, name: Split) -> Iterator[Part]:
+    for entries in divided(inputs, duplicates, near=frozenset()):
         yield from (part for part in entries if isinstance(part, Part) and part.split == name)
 
 

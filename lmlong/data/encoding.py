@@ -4,6 +4,7 @@ import codecs
 import re
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
+from typing import NamedTuple
 
 from lmlong.errors import UsageError
 
@@ -19,11 +20,12 @@ MARKS = {  # UTF-32 first: its little-endian mark begins with UTF-16's
 
 WESTERN = "windows-1252"
 ASCII, BEYOND_ASCII = bytes(range(128)), bytes(range(128, 256))
-CONTROLS = re.compile(rb"[\0-\x08\x0e-\x19\x1c-\x1f\x7f]")
+NOT_WESTERN = re.compile(rb"[\0-\x08\x0e-\x19\x1c-\x1f\x7f\x81\x8d\x8f\x90\x9d]")
+"""Control characters, and the bytes that windows-1252 does not define."""
 
-PLACEHOLDER = "\udc80"
-"""A lone surrogate, which valid text does not contain. It stands for each byte to replace, so that they can be
-counted."""
+PLACEHOLDER, CONTINUED = "\udc80", "\udc81"
+"""Lone surrogates, which valid text does not contain. They stand for invalid bytes, so that they can be counted:
+PLACEHOLDER becomes U+FFFD, and CONTINUED, for a further byte of the same invalid sequence, nothing."""
 
 
 class EncodingError(UsageError):
@@ -42,8 +44,14 @@ def _hold_places(error: UnicodeError) -> tuple[str, int]:
     return PLACEHOLDER * (error.end - error.start), error.end
 
 
-HOLD_PLACES = "lmlong.hold-places"
+def _hold_sequence(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeDecodeError)
+    return PLACEHOLDER + CONTINUED * (error.end - error.start - 1), error.end
+
+
+HOLD_PLACES, HOLD_SEQUENCES = "lmlong.hold-places", "lmlong.hold-sequences"
 codecs.register_error(HOLD_PLACES, _hold_places)
+codecs.register_error(HOLD_SEQUENCES, _hold_sequence)
 
 Chunks = Callable[[], Iterator[bytes]]
 
@@ -65,89 +73,68 @@ def find_encoding(chunks: Chunks, name: str, wanted: str) -> str:
         cause = error.__context__
         if wanted != "auto" or encoding != UTF8 or not isinstance(cause, UnicodeDecodeError):
             raise
-        if cause.reason != "unexpected end of data" and _is_western(chunks()):
+        is_western, remedy = _assess(chunks())
+        if is_western and cause.reason != "unexpected end of data":
             return WESTERN
-        raise EncodingError(error.what, _remedy(chunks())) from None
+        raise EncodingError(error.what, remedy) from None
 
 
-def _is_western(chunks: Iterable[bytes]) -> bool:
-    """Return whether a text that is not UTF-8 is plausibly windows-1252: all its bytes are characters, few of them are
-    beyond ASCII, as in western European languages, and few form UTF-8 sequences, which suggest damaged UTF-8."""
-    western, utf8 = codecs.getincrementaldecoder(WESTERN)(), codecs.getincrementaldecoder(UTF8)("ignore")
-    size = beyond = sequences = 0
-    for chunk in chunks:
-        try:
-            western.decode(chunk)
-        except UnicodeDecodeError:
-            return False
-        if CONTROLS.search(chunk):
-            return False
-        sequences += len(utf8.decode(chunk).encode().translate(None, ASCII))
-        size, beyond = size + len(chunk), beyond + len(chunk) - len(chunk.translate(None, BEYOND_ASCII))
-    return sequences <= beyond / 4 and beyond <= size / 10
+def _assess(chunks: Iterable[bytes]) -> tuple[bool, str]:
+    """Return whether a text that is not UTF-8 is plausibly windows-1252, and the remedy if it is not.
 
-
-def _remedy(chunks: Iterable[bytes]) -> str:
-    """Return the remedy for a text that is not UTF-8 and whose encoding was not detected."""
+    It is plausible if all bytes are characters, few of them are beyond ASCII, as in western European languages, and few
+    form UTF-8 sequences, which suggest damaged UTF-8.
+    """
     utf8 = codecs.getincrementaldecoder(UTF8)("ignore")
-    sequences = beyond = zeros = size = 0
+    size = beyond = zeros = in_sequences = 0
+    all_defined = True
     for chunk in chunks:
-        sequences += len(utf8.decode(chunk).encode().translate(None, ASCII))
+        size += len(chunk)
         beyond += len(chunk) - len(chunk.translate(None, BEYOND_ASCII))
-        zeros, size = zeros + chunk.count(0), size + len(chunk)
-    if sequences >= beyond / 2:
-        return "It is damaged UTF-8: repair it, or set text.errors=replace to replace invalid bytes by U+FFFD."
+        zeros += chunk.count(0)
+        in_sequences += len(utf8.decode(chunk).encode().translate(None, ASCII))
+        all_defined = all_defined and not NOT_WESTERN.search(chunk)
+    is_western = all_defined and in_sequences <= beyond / 4 and beyond <= size / 10
+    if in_sequences >= beyond / 2:
+        return is_western, (
+            "It is damaged UTF-8: repair it, or set text.errors=replace to replace invalid bytes by U+FFFD."
+        )
     if zeros > size / 50:
-        return "It may be UTF-16 without a byte order mark: set text.encoding=utf-16-le or utf-16-be, or leave it out."
-    return "Name its encoding, such as text.encoding=windows-1251 or shift_jis, or leave it out."
+        return is_western, (
+            "It may be UTF-16 without a byte order mark: set text.encoding=utf-16-le or utf-16-be, or leave it out."
+        )
+    return is_western, "Name its encoding, such as text.encoding=windows-1251 or shift_jis, or leave it out."
 
 
-def decode(chunks: Iterator[bytes], name: str, errors: str, encoding: str = UTF8) -> Iterator[tuple[str, int]]:
-    """Yield pieces of text, each with the number of its invalid bytes, which were replaced."""
-    if encoding in (UTF8, "utf-8-sig"):
-        yield from _decode_utf8(chunks, name, errors, encoding == "utf-8-sig")
-        return
-    decoder = codecs.getincrementaldecoder(encoding)("strict" if errors == "strict" else HOLD_PLACES)
-    offset = 0
+class Piece(NamedTuple):
+    """A piece of a text, in which invalid bytes are replaced by U+FFFD: one for each invalid sequence of UTF-8, and for
+    each invalid byte in another encoding."""
+
+    text: str
+    invalid_bytes: int
+    replacements: int
+
+
+def decode(chunks: Iterator[bytes], name: str, errors: str, encoding: str = UTF8) -> Iterator[Piece]:
+    """Yield a text in non-empty pieces. Raise EncodingError for the first invalid byte if `errors` is strict."""
+    is_utf8 = encoding in (UTF8, "utf-8-sig")
+    replace = HOLD_SEQUENCES if is_utf8 else HOLD_PLACES
+    decoder = codecs.getincrementaldecoder(UTF8 if is_utf8 else encoding)("strict" if errors == "strict" else replace)
+    offset, mark = 0, "\ufeff" if encoding == "utf-8-sig" else ""
     for chunk in chain(chunks, [b""]):  # the empty chunk marks the end
         try:
             text = decoder.decode(chunk, not chunk)
         except UnicodeDecodeError as error:
             position = max(0, offset - len(error.object) + len(chunk)) + error.start
             raise EncodingError(
-                f"{name}: byte {position} is not {encoding} ({error.reason}).",
-                "Repair the file, name another text.encoding, or set text.errors=replace to replace invalid bytes by "
+                f"{name}: byte {position} is not {'UTF-8' if is_utf8 else encoding} ({error.reason}).",
+                "Repair the file, set another text.encoding, or set text.errors=replace to replace invalid bytes by "
                 "U+FFFD.",
             ) from None
         offset += len(chunk)
         if text:
-            yield text.replace(PLACEHOLDER, "\ufffd"), text.count(PLACEHOLDER)
-
-
-def _decode_utf8(chunks: Iterator[bytes], name: str, errors: str, may_be_marked: bool) -> Iterator[tuple[str, int]]:
-    rest, offset = b"", 0
-    for chunk in chain(chunks, [b""]):
-        data = rest + chunk
-        if may_be_marked and chunk and len(data) < len(codecs.BOM_UTF8):
-            rest = data
-            continue
-        if may_be_marked and data.startswith(codecs.BOM_UTF8):
-            data, offset = data[len(codecs.BOM_UTF8) :], len(codecs.BOM_UTF8)
-        may_be_marked = False
-        try:
-            text, used = codecs.utf_8_decode(data, errors, not chunk)
-        except UnicodeDecodeError as error:
-            raise EncodingError(
-                f"{name}: byte {offset + error.start} is not UTF-8 ({error.reason}).",
-                "Repair the file, name its encoding by text.encoding, or set text.errors=replace to replace invalid "
-                "bytes by U+FFFD.",
-            ) from None
-        rest, offset = data[used:], offset + used
+            replacements, continued = text.count(PLACEHOLDER), text.count(CONTINUED)
+            text = text.removeprefix(mark).replace(PLACEHOLDER, "\ufffd").replace(CONTINUED, "")
+            mark = ""
         if text:
-            yield text, _replaced(data[:used], text)
-
-
-def _replaced(data: bytes, text: str) -> int:
-    """Return how many bytes of `data` were replaced by U+FFFD in `text`."""
-    put_in = text.count("\ufffd") - data.count("\ufffd".encode())
-    return len(data) - (len(text.encode()) - put_in * len("\ufffd".encode())) if put_in else 0
+            yield Piece(text, replacements + continued, replacements)

@@ -7,10 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from lmlong import recipe
-from lmlong.data.batches import TrainingBatches, evenly, in_batches
-from lmlong.data.cyclic_tokens import IGNORED, Row
-from lmlong.data.packing import cut
-from lmlong.data.rows import Rows
+from lmlong.data.batches import TrainingBatches, evenly, in_batches, pad
+from lmlong.data.rows import IGNORED, Row, Rows, cut
 from lmlong.data.shuffle import draw
 from lmlong.data.token_file import TokenFile
 from lmlong.data.tokenizers.base import Tokenizer
@@ -61,13 +59,8 @@ class Masker:
 
     def padded(self, rows: Sequence[MaskedRow], time: int) -> MaskedBatch:
         """Return rows as a batch, padded to `time`."""
-        tokens = np.full((len(rows), time), self.eos, dtype=np.int64)
-        targets = np.full((len(rows), time), IGNORED, dtype=np.int64)
-        padding = np.ones((len(rows), time), dtype=np.bool_)
-        for number, row in enumerate(rows):
-            filled = len(row.tokens)
-            tokens[number, :filled], targets[number, :filled], padding[number, :filled] = *row, False
-        return MaskedBatch(tokens, targets, padding)
+        unpadded = [(*row, np.zeros(len(row.tokens), np.bool_)) for row in rows]
+        return MaskedBatch(*pad(unpadded, time, (self.eos, IGNORED, True)))
 
 
 class MaskedBatches(TrainingBatches):
@@ -110,8 +103,7 @@ class ValidationPieces(NamedTuple):
         for numbers in in_batches(len(self.begins), rows, ranks):
             spans = [(int(self.begins[number]), int(self.ends[number])) for number in numbers]
             hidden = [masker.mask_row(tokens[begin:end].astype(np.int64), (VALIDATION,), begin) for begin, end in spans]
-            nothing = [MaskedRow(np.zeros(0, np.int64), np.zeros(0, np.int64))]
-            yield masker.padded(hidden or nothing, max([1, *(end - begin for begin, end in spans)]))
+            yield masker.padded(hidden, max([1, *(end - begin for begin, end in spans)]))
 
 
 def _uniform(key: tuple[int, ...], position: int, count: int) -> np.ndarray:

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from lmlong.data.document import Skipped
-from lmlong.data.overlap import NOTED, overlap_note
 
 SHOWN, NAMED = 5, 20
 """Maximum number of documents named for each reason: to the user, and in the info of token files."""
+
+NOTED_OVERLAP = 0.05
+"""Share of the windows of the held-out text from which training begins with a note."""
 
 
 def by_reason(entries: Iterable[Skipped]) -> dict[str, dict[str, Any]]:
@@ -33,8 +35,14 @@ def text_notes(info: dict[str, Any]) -> Iterator[str]:
     """Yield sentences on the text of a recipe, from the info of its token files."""
     for source in info["sources"]:
         yield from (f"{source['name']}: {note}" for note in notes(source))
-    if info["overlap"]["share"] >= NOTED:
+    if info["overlap"]["share"] >= NOTED_OVERLAP:
         yield overlap_note(info["overlap"])
+
+
+def overlap_note(found: dict[str, Any]) -> str:
+    """Return the overlap as a sentence."""
+    windows = f"{found['window_bytes']}-byte windows"
+    return f"{found['share']:.1%} of the {windows} of the held-out text occur in the training text"
 
 
 def notes(source: dict[str, Any]) -> Iterator[str]:

@@ -3,7 +3,6 @@
 import sys
 import time
 from contextlib import suppress
-from types import TracebackType
 
 from tqdm import tqdm
 
@@ -26,9 +25,7 @@ class Progress:
     def __enter__(self) -> "Progress":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         with suppress(OSError):
             self.bar.close()
 

@@ -14,13 +14,16 @@ SIZE = 16
 FEW = 20  # with fewer documents the end of each is held out, since the hash may choose none of them
 
 
+Split = Literal["train", "validation"]
+
+
 class Part(NamedTuple):
     """The part of a document that belongs to one split, from `start` to `end` in bytes of UTF-8."""
 
     document: Document
     start: int
     end: int
-    split: Literal["train", "validation"]
+    split: Split
     read: Measure  # of the whole document
     near_copy: bool = False  # whether it is trained on only since it is a near-copy of training text
 

@@ -14,15 +14,15 @@ from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from itertools import islice
+from itertools import chain, islice
 from math import ceil
 from pathlib import Path
 from queue import SimpleQueue
-from types import TracebackType
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from lmlong.data.split import Split
 from lmlong.data.token_file import token_type
 from lmlong.data.tokenizers.base import Tokenizer
 from lmlong.data.tokenizers.factory import load_tokenizer
@@ -34,9 +34,6 @@ BATCH = 1 << 18
 ALONE = 16
 """Batches that are encoded in this process before children are started. Starting them takes a second, which short texts
 are not worth."""
-
-
-Split = Literal["train", "validation"]
 
 
 class Destination(NamedTuple):
@@ -116,59 +113,38 @@ def encode_all(
     yield from (encode(batch, tokenizer) for batch in alone)
     first = next(batches, None)
     if first is not None:
-        with _Pool(file, processes) as pool:
-            yield from pool.encode(first, batches)
+        yield from _encode_in_children(chain([first], batches), file, processes)
 
 
-class _Pool:
-    """Child processes that encode, and a thread for each that waits for it."""
+def _encode_in_children(batches: Iterator[Batch], file: Path, processes: int) -> Iterator[dict[Destination, Encoded]]:
+    """Yield the tokens of batches, in order, encoded by child processes. A thread for each waits for it."""
+    threads = ThreadPoolExecutor(processes)
+    workers: list[_Worker] = []
+    idle: SimpleQueue[_Worker] = SimpleQueue()
 
-    def __init__(self, file: Path, processes: int):
-        self._threads = ThreadPoolExecutor(processes)
-        self._idle: SimpleQueue[_Worker] = SimpleQueue()
-        self._workers: list[_Worker] = []
-        self._window = 2 * processes  # batches that are encoded or queued
-        self._file, self._processes = file, processes
-
-    def __enter__(self) -> "_Pool":
-        try:
-            for _ in range(self._processes):
-                worker = _Worker(self._file)
-                self._workers.append(worker)
-                self._idle.put(worker)
-        except BaseException:
-            self._stop()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop()
-
-    def encode(self, first: Batch, batches: Iterator[Batch]) -> Iterator[dict[Destination, Encoded]]:
-        """Yield the tokens of batches, in order."""
-        waiting: deque[Future[dict[Destination, Encoded]]] = deque([self._threads.submit(self._one, first)])
-        for batch in batches:
-            waiting.append(self._threads.submit(self._one, batch))
-            if len(waiting) == self._window:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-
-    def _one(self, batch: Batch) -> dict[Destination, Encoded]:
-        worker = self._idle.get()
+    def encode_one(batch: Batch) -> dict[Destination, Encoded]:
+        worker = idle.get()
         try:
             return worker.encode(batch)
         finally:
-            self._idle.put(worker)
+            idle.put(worker)
 
-    def _stop(self) -> None:
-        """Kill all processes. A thread that waits for one then fails and ends."""
-        for worker in self._workers:
-            worker.process.kill()
-        self._threads.shutdown(cancel_futures=True)
-        for worker in self._workers:
+    try:
+        for _ in range(processes):
+            workers.append(_Worker(file))
+            idle.put(workers[-1])
+        waiting: deque[Future[dict[Destination, Encoded]]] = deque()
+        for batch in batches:
+            waiting.append(threads.submit(encode_one, batch))
+            if len(waiting) == 2 * processes:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        for worker in workers:
+            worker.process.kill()  # a thread that waits for it then fails and ends
+        threads.shutdown(cancel_futures=True)
+        for worker in workers:
             worker.close()
 
 

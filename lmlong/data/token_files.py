@@ -84,12 +84,6 @@ class TokenFiles:
         }
         files.atomic_write(self.folder / PROGRESS, files.with_checksum(progress))
 
-    def finish(self) -> None:
-        """Flush the completed files, and remove the progress."""
-        for file in self._files.values():
-            file.flush()
-        self.discard()
-
     def discard(self) -> None:
         """Remove the progress, so that later work does not resume from these files."""
         for path in (self.folder / PROGRESS, *self.folder.glob(f".{PROGRESS}.*")):

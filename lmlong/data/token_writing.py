@@ -13,15 +13,15 @@ from lmlong.data.document import Skipped
 from lmlong.data.duplicates import Duplicates, divide
 from lmlong.data.encoding import UTF8
 from lmlong.data.notes import count
-from lmlong.data.overlap import overlap
 from lmlong.data.progress import Progress, size_of
 from lmlong.data.sources import Input, check_inputs
-from lmlong.data.split import Part
-from lmlong.data.token_encoding import Batch, Cut, Destination, Split, batches_of, encode_all
+from lmlong.data.split import Part, Split
+from lmlong.data.token_encoding import Batch, Cut, Destination, batches_of, encode_all
 from lmlong.data.token_file import Count, read_tokens
 from lmlong.data.token_files import VALIDATION, TokenFiles, token_file
 from lmlong.data.tokenizers.base import Tokenizer, parts
 from lmlong.data.tokenizers.characters import CharacterTokenizer
+from lmlong.data.windows import overlap
 from lmlong.errors import LmlongError, UsageError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -58,7 +58,7 @@ def write(folder: Path, inputs: list[Input], tokenizer: Tokenizer, duplicates: D
             "sources": described,
             "overlap": overlap(train, read_tokens(folder / VALIDATION, tokenizer), tokenizer),
         }
-        files.finish()
+        files.discard()
         (folder / "info.json").write_text(json.dumps(info, indent=2) + "\n")
 
 

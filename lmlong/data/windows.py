@@ -5,8 +5,13 @@ of a window is in the sample or none.
 """
 
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
+
+from lmlong.data.token_file import TokenFile
+from lmlong.data.tokenizers.base import Tokenizer
 
 WINDOW = 50
 """Bytes: long enough that two texts share a window only if text was copied or both follow a template."""
@@ -16,6 +21,9 @@ MAX_WINDOWS = 1 << 20
 
 BLOCK = 1 << 13
 """Bytes that are hashed at once. The allocator does not reuse larger arrays, which takes three times as long."""
+
+PIECE = 1 << 15
+"""Tokens that are decoded at once."""
 
 FACTOR = 0x9E3779B97F4A7C15
 """Odd, so that it has an inverse modulo 2^64."""
@@ -69,7 +77,7 @@ def _hashes(data: bytearray, begins: list[int], numbers: list[int], step: int) -
     return hashes[begin[whole]], np.array(numbers, np.int32)[document[whole]]
 
 
-class Windows:
+class WindowSample:
     """The windows of numbered documents. `add` all documents, then `find` them in other text."""
 
     def __init__(self, most: int = MAX_WINDOWS):
@@ -130,3 +138,22 @@ class Windows:
             kept, self._kept, self._size = self._kept, [], 0
             for hashes, numbers in kept:
                 self._keep(hashes, numbers)
+
+
+def overlap(train: Iterable[TokenFile], held_out: TokenFile, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return the number of windows of the held-out text, sampled if it is large, and how many of these occur in the
+    training text, which a model may have memorized."""
+    windows = WindowSample()
+    windows.add((0, text) for text in _documents(held_out, tokenizer))
+    windows.find(text for file in train for text in _documents(file, tokenizer))
+    (kept,), (shared,) = windows.counts(1)
+    share = shared / max(kept, 1)
+    return {"window_bytes": WINDOW, "windows": int(kept), "in_training_text": int(shared), "share": share}
+
+
+def _documents(file: TokenFile, tokenizer: Tokenizer) -> Iterator[Iterator[bytes]]:
+    bounds = [*file.starts.tolist(), len(file.tokens)]
+    for begin, end in pairwise(bounds):
+        yield (
+            tokenizer.decode_bytes(file.tokens[at : min(at + PIECE, end)].tolist()) for at in range(begin, end, PIECE)
+        )

@@ -17,9 +17,10 @@ from lmlong.evaluation import spans as cut
 from lmlong.evaluation.count_cache import Counts, count_ngrams, fit, mix
 from lmlong.evaluation.document_sums import Sums
 from lmlong.evaluation.results import CACHES, AtLength, AtRecurrence, CacheGain, PerplexityReport
-from lmlong.evaluation.scorer import Predictor, Scorer
+from lmlong.evaluation.scorer import Scorer
 from lmlong.evaluation.spans import Blocks, Documents
 from lmlong.inference.loading import TrainedLanguageModel
+from lmlong.model.language_model import LanguageModel
 from lmlong.model.loss import LOGITS_CHUNK
 from lmlong.recipe.lengths import name_length
 
@@ -149,7 +150,7 @@ def _joined(parts: Sequence[dict[str, list[Counts]]]) -> dict[str, list[Counts]]
 
 
 @torch.inference_mode()
-def divergence(model: Predictor, with_text: Tensor, without: Tensor) -> np.ndarray:
+def divergence(model: LanguageModel, with_text: Tensor, without: Tensor) -> np.ndarray:
     """Return KL(p || q) of each target (N,) in nats, from hidden states (N, width) with the text before a point, which
     give p, and without it, which give q.
 

@@ -2,13 +2,18 @@
 
 Tokens of one document are not independent, so standard errors are over documents, not tokens; if documents are not
 independent either, such as those of one author, over clusters of documents.
+
+A document has the fields of its record, or for a file `file` and `folder`, its name and the folder's. `author`, if no
+record has it, is the name of the file up to its first "-", as in burroughs-tarzan-of-the-apes.txt.
 """
 
 import math
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from lmlong.errors import UsageError, nearest
 from lmlong.model.metrics import LossTotals
 from lmlong.report.json_values import json_keys
 
@@ -127,3 +132,28 @@ def error_of_ratio(above: np.ndarray, below: np.ndarray) -> float:
         return math.nan
     without = (above.sum() - above) / (below.sum() - below)
     return math.sqrt((count - 1) / count * float(((without - without.mean()) ** 2).sum()))
+
+
+class Clusters(NamedTuple):
+    """The clusters of the documents of a text."""
+
+    field: str
+    number: np.ndarray  # (documents,) of the cluster of each
+
+
+def clusters_by(field: str, documents: Sequence[Mapping[str, Any]]) -> Clusters:
+    """Return the clusters of documents with the same value of a field; one without a value is its own cluster."""
+    values = [_value(field, fields) for fields in documents]
+    keys = [index if value is None else repr(value) for index, value in enumerate(values)]
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    return Clusters(field, np.array([numbers[key] for key in keys], dtype=np.int64))
+
+
+def _value(field: str, fields: Mapping[str, Any]) -> Any:
+    if field in fields:
+        return fields[field]
+    if field == "author" and "file" in fields:
+        return fields["file"].split("-")[0].split(".")[0]
+    names = [*fields, *(["author"] if "file" in fields else [])]
+    listed = f"only {', '.join(names)}" if names else "and no other field"
+    raise UsageError(f"--cluster-by: a document has no field {field!r}, {listed}.{nearest(field, names)}")

@@ -14,10 +14,15 @@ from lmlong.inference.loading import TrainedModel
 from lmlong.model.base import count_parameters
 from lmlong.model.loss import IGNORED
 from lmlong.model.precision import Precision, autocast, evaluation_precision
-from lmlong.report.json_values import declared
+from lmlong.report.json_values import json_keys, json_values
 from lmlong.report.table import Column, format_table, with_error
 
 
+@json_keys(
+    *("name", "checkpoint", "parameters", "trained_length=length", "precision", "hidden_share=share"),
+    *("hidden_tokens=sums.totals.tokens", "nats_per_token=sums.totals.nats_per_token"),
+    *("nats_per_token_error=sums.nats_error", "perplexity=sums.totals.perplexity", "perplexity_error=error"),
+)
 class MaskedReport(NamedTuple):
     """The sums of one encoder."""
 
@@ -43,11 +48,6 @@ COLUMNS = [
     Column("errors over", 17, value=lambda report: f"{report.sums.documents:,} {report.rows}"),
     Column("  run", 0, align="<", value=lambda report: f"  {report.name}"),
 ]
-JSON = (
-    *("name", "checkpoint", "parameters", "trained_length=length", "precision", "hidden_share=share"),
-    *("hidden_tokens=sums.totals.tokens", "nats_per_token=sums.totals.nats_per_token"),
-    *("nats_per_token_error=sums.nats_error", "perplexity=sums.totals.perplexity", "perplexity_error=error"),
-)
 
 
 def measure_masked(
@@ -91,8 +91,5 @@ def table(reports: Sequence[MaskedReport]) -> str:
 
 def to_json(reports: Sequence[MaskedReport]) -> dict[str, Any]:
     """Return the sizes, the options and the ratios of each encoder."""
-    return {
-        "runs": [
-            {**declared(report, JSON), "objective": "masked", report.rows: report.sums.documents} for report in reports
-        ]
-    }
+    of_rows = [{"objective": "masked", report.rows: report.sums.documents} for report in reports]
+    return {"runs": [{**json_values(report), **rows} for report, rows in zip(reports, of_rows, strict=True)]}

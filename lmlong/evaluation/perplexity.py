@@ -19,9 +19,8 @@ from lmlong.data.token_dataset import prepare, validation_fields
 from lmlong.data.token_file import TokenFile, tokens_of
 from lmlong.errors import UsageError, nearest
 from lmlong.evaluation import spans as cut
-from lmlong.evaluation.clusters import Clusters, clusters_by
 from lmlong.evaluation.context_views import ContextViews, training_targets
-from lmlong.evaluation.document_sums import Sums
+from lmlong.evaluation.document_sums import Clusters, Sums, clusters_by
 from lmlong.evaluation.results import AtPosition, InWindows, PerplexityReport
 from lmlong.evaluation.scorer import Scorer, tokens_read
 from lmlong.evaluation.spans import Documents, Spans
@@ -117,7 +116,8 @@ def evaluate(
     else:
         paths = [files] if isinstance(files, str | Path) else files or ()
         text = validation_text(loaded, paths, tokens)
-        clusters = validation_clusters(loaded, cluster_by, paths) if cluster_by else None
+        if cluster_by:
+            clusters = clusters_by(cluster_by, validation_fields(_text_options(loaded, paths)))
     contexts = tuple(sorted(set(lengths))) if lengths is not None else None
     options = PerplexityOptions(
         tuple(views), contexts, targets, min_documents, tuple(trained_lengths), cache_baseline, precision
@@ -160,7 +160,7 @@ def measure_perplexity(
         raise UsageError(f"--by remembrance: compares lengths, and {reached} reached. Give several in --lengths.")
     scorer = Scorer(loaded.model, text.tokens, documents, loaded.tokenizer, loaded.device)
     with autocast(loaded.device, precision):
-        fill(report, scorer, lengths, options, loaded if options.cache_baseline else None)
+        _fill(report, scorer, lengths, options, loaded)
         if "state" in options.views:
             longest = int(documents.sizes.argmax())
             begin, end = documents.begins[longest], documents.ends[longest]
@@ -193,17 +193,16 @@ def _identity(text: TokenFile, documents: Documents, loaded: TrainedLanguageMode
     return key_of(bytes_of, loaded.tokenizer.decode(text.tokens[:IDENTITY])[: IDENTITY // 4])
 
 
-def fill(
+def _fill(
     report: PerplexityReport,
     scorer: Scorer,
     lengths: list[int],
     options: PerplexityOptions,
-    cached: TrainedLanguageModel | None = None,
+    loaded: TrainedLanguageModel,
 ) -> None:
-    """Read the spans of all views and fill in the report; with `cached`, also the gain by a cache of counts for that
-    model."""
+    """Read the spans of all views and fill in the report."""
     blocks = None
-    if cached or any(view in OF_CONTEXT for view in options.views):
+    if options.cache_baseline or any(view in OF_CONTEXT for view in options.views):
         size = cut.block_size(lengths[-1])
         blocks = cut.choose_blocks(scorer.documents, lengths[-1], size, options.targets, options.min_documents)
     jobs = _jobs(scorer.documents, lengths, options)
@@ -214,26 +213,14 @@ def fill(
         if blocks:
             views = ContextViews(scorer, blocks, lengths, options.views, bar)
             views.fill(report)
-            if cached:
-                views.fill_cache(report, training_targets(cached, lengths, max(1, options.targets // 2), bar))
-        _fill_whole(report, scorer, lengths, jobs, options, bar)
-
-
-def _fill_whole(
-    report: PerplexityReport,
-    scorer: Scorer,
-    lengths: list[int],
-    jobs: dict[tuple[str, int], Spans],
-    options: PerplexityOptions,
-    bar: tqdm,
-) -> None:
-    """Fill in the views of whole documents."""
-    positions: dict[int, Sums] = {}
-    sums = {}
-    begun = time.perf_counter()
-    for (kind, length), spans in jobs.items():
-        bar.set_description(f"{report.name}: {kind} {name_length(length) if length else ''}")
-        sums[kind, length] = scorer.sums(spans, bar, positions if kind == "carried" else None)
+            if options.cache_baseline:
+                views.fill_cache(report, training_targets(loaded, lengths, max(1, options.targets // 2), bar))
+        positions: dict[int, Sums] = {}
+        sums = {}
+        begun = time.perf_counter()
+        for (kind, length), spans in jobs.items():
+            bar.set_description(f"{report.name}: {kind} {name_length(length) if length else ''}")
+            sums[kind, length] = scorer.sums(spans, bar, positions if kind == "carried" else None)
     report.seconds += time.perf_counter() - begun
     report.carried = sums.get(("carried", 0))
     if "position" in options.views:
@@ -249,8 +236,8 @@ def _jobs(documents: Documents, lengths: list[int], options: PerplexityOptions) 
     if "position" in options.views or "protocol" in options.views:
         jobs["carried", 0] = cut.whole(documents)
     if "protocol" in options.views:
-        jobs |= {("reset", length): cut.windows(documents, length) for length in lengths}
-        jobs |= {("sliding", length): cut.sliding(documents, length) for length in lengths}
+        jobs |= {("reset", length): cut.windows(documents, length, length) for length in lengths}
+        jobs |= {("sliding", length): cut.windows(documents, length, max(1, length // 2)) for length in lengths}
     return jobs
 
 
@@ -266,11 +253,6 @@ def _too_short(documents: Documents, need: int, least: int) -> str:
 def validation_text(loaded: TrainedModel, files: Sequence[str | Path] = (), limit: int | None = None) -> TokenFile:
     """Return the tokens to measure on: the text held out of training, or all of some files; the first `limit`."""
     return prepare(_text_options(loaded, files), loaded.tokenizer).validation.first(limit)
-
-
-def validation_clusters(loaded: TrainedModel, field: str, files: Sequence[str | Path] = ()) -> Clusters:
-    """Return the clusters of all documents of that text by a field."""
-    return clusters_by(field, validation_fields(_text_options(loaded, files)))
 
 
 def _text_options(loaded: TrainedModel, files: Sequence[str | Path]) -> Text:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from lmlong.evaluation.document_sums import Estimate
 from lmlong.evaluation.recurrence import BUCKETS, KINDS, Kind
-from lmlong.evaluation.results import PerplexityReport
+from lmlong.evaluation.results import AtLength, AtRecurrence, PerplexityReport, gain_by
 from lmlong.recipe.lengths import name_length
 from lmlong.report.figure import Figure, Level, Line, Mark, Panel, Style, line_with_errors, style
 
@@ -64,24 +64,22 @@ def _with_trained_lengths(panel: Panel, reports: Sequence[PerplexityReport]) -> 
 def _context(report: PerplexityReport, look: Style) -> Iterator[Line]:
     """Yield bits per byte by context. All contexts have the same targets, so an error in the height of the line shifts
     all of it alike: its band is that of the change from the shortest context."""
-    points = [
-        Estimate(sums.totals.bits_per_byte, sums.bits_error_from(report.context[0].sums))
-        for _, sums, _ in report.context
-    ]
-    yield line_with_errors(report.name, [point.length for point in report.context], points, look)
+
+    def estimate(point: AtLength) -> Estimate:
+        return Estimate(point.sums.totals.bits_per_byte, point.sums.bits_error_from(report.context[0].sums))
+
+    yield line_with_errors(report.name, report.context, "length", estimate, look)
 
 
 def _position(report: PerplexityReport, look: Style) -> Iterator[Line]:
-    points = [point.sums.per_byte for point in report.position]
-    yield line_with_errors(report.name, [point.first for point in report.position], points, look)
+    yield line_with_errors(report.name, report.position, "first", "sums.per_byte", look)
 
 
 def _windows(report: PerplexityReport, look: Style) -> Iterator[Line]:
     """Yield windows that reset (filled) and that slide (hollow)."""
     for way, hollow in (("reset", False), ("sliding", True)):
-        points = [getattr(window, way).per_byte for window in report.windows]
-        lengths = [window.length for window in report.windows]
-        yield line_with_errors(f"{report.name}, {way}", lengths, points, look._replace(hollow=hollow))
+        label = f"{report.name}, {way}"
+        yield line_with_errors(label, report.windows, "length", f"{way}.per_byte", look._replace(hollow=hollow))
 
 
 def _carried(reports: Sequence[PerplexityReport]) -> Iterator[Level]:
@@ -94,25 +92,26 @@ def _carried(reports: Sequence[PerplexityReport]) -> Iterator[Level]:
 
 def _recurrence(report: PerplexityReport, kind: Kind, run: str) -> Panel:
     """Return the change of each bucket's loss from the shortest length."""
-    changes = [point.changes(kind, report.recurrence[0]) for point in report.recurrence]
-    lengths = [point.length for point in report.recurrence]
+    shortest = report.recurrence[0]
+
+    def change_of(bucket: str) -> Callable[[AtRecurrence], Estimate]:
+        return lambda point: point.changes(kind, shortest)[bucket].nats
+
     lines = [
-        line_with_errors(name, lengths, [each[name].nats for each in changes], style(number))
-        for number, name in enumerate(BUCKETS)
-        if changes[0][name].sums.totals.tokens
+        line_with_errors(name, report.recurrence, "length", change_of(name), style(number))
+        for number, (name, sums) in enumerate(zip(BUCKETS, getattr(shortest, kind), strict=True))
+        if sums.totals.tokens
     ]
     panel = _panel(lines, "tokens read before the same targets", "change in nats/token")
     return panel._replace(title=f"{run}same {kind} last seen", small=True, legend=True)
 
 
 def _divergence(report: PerplexityReport, look: Style) -> Iterator[Line]:
-    points = [point.sums.per_token for point in report.remembrance]
-    yield line_with_errors(report.name, [point.length for point in report.remembrance], points, look)
+    yield line_with_errors(report.name, report.remembrance, "length", "sums.per_token", look)
 
 
 def _cache(report: PerplexityReport, look: Style) -> Iterator[Line]:
     """Yield the gain by bigrams and trigrams, of the context (filled) and of the document (hollow)."""
     for name, hollow in (("context", False), ("document", True)):
-        points = [gain.gains[name].nats for gain in report.cache]
         label = None if hollow else report.name
-        yield line_with_errors(label, [gain.length for gain in report.cache], points, look._replace(hollow=hollow))
+        yield line_with_errors(label, report.cache, "length", gain_by(name), look._replace(hollow=hollow))

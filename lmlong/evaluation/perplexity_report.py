@@ -1,12 +1,12 @@
 """Perplexity against length as tables for an 80-column terminal and as JSON."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from lmlong.evaluation.document_sums import Estimate, Sums
 from lmlong.evaluation.recurrence import BUCKETS, KINDS, Kind
-from lmlong.evaluation.results import CACHES, CacheGain, PerplexityReport
+from lmlong.evaluation.results import CACHES, PerplexityReport, gain_by
 from lmlong.model.state_size import StateSize, binary_size
 from lmlong.recipe.lengths import name_length
 from lmlong.report.json_values import json_keys, json_values
@@ -15,11 +15,6 @@ from lmlong.report.table import Cell, Column, format_number, format_range, forma
 
 def _perplexity(value: float) -> str:
     return f"{value:,.2f}" if value < 1e8 else f"{value:.2e}"
-
-
-def _gain(cache: str) -> Callable[[CacheGain], Estimate]:
-    """Return the function that takes the gain by one cache from a row."""
-    return lambda row: row.gains[cache].nats
 
 
 CONTEXT = [
@@ -36,7 +31,7 @@ REMEMBRANCE = [
 ]
 CACHE = [Column("length", 8, name_length, value="length")]
 for _name, _title in zip(CACHES, ("context", "+unigram", "document", "+unigram"), strict=True):
-    CACHE += with_error(Column(_title, 10, "+.4f", value=_gain(_name)))
+    CACHE += with_error(Column(_title, 10, "+.4f", value=gain_by(_name)))
 POSITION = [
     Column("tokens before", 17, value=lambda row: format_range(row.first, row.last)),
     *with_error(Column("nats/token", 12, ".4f", value="sums.per_token")),

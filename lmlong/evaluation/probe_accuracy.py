@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from itertools import product
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.model.language_model import PIECE, LanguageModel
 from lmlong.recipe.lengths import name_length
 from lmlong.report.figure import Figure, Level, Panel, Style, lines_of
-from lmlong.report.json_values import json_keys, json_values
+from lmlong.report.json_values import json_keys
 from lmlong.report.table import Column, format_number, format_table, pivot_rows
 
 TEXT = 100_000
@@ -177,11 +177,6 @@ def _section(result: ProbeResult) -> str:
     rows = [*pivot_rows(distances, probes, cells), chance]
     title = f"  how often the likeliest token is the right one, in {result.scores[0].texts:,} texts each"
     return "\n".join([result.name, title, *format_table(columns, rows)])
-
-
-def to_json(results: Sequence[ProbeResult]) -> dict[str, Any]:
-    """Return counts, and the ratios made of them."""
-    return {"runs": json_values(results)}
 
 
 def figure(results: Sequence[ProbeResult]) -> Figure:

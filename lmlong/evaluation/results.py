@@ -1,5 +1,6 @@
 """Results of a perplexity measurement, as sums for each document; ratios and errors follow from them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -101,6 +102,11 @@ class CacheGain(NamedTuple):
     def gains(self) -> dict[str, Gain]:
         more = {name: sums.above(self.model) for name, sums in self.mixed.items()}
         return {name: Gain(self.mixed[name], Estimate(-value, error)) for name, (value, error) in more.items()}
+
+
+def gain_by(cache: str) -> Callable[[CacheGain], Estimate]:
+    """Return the function that takes the gain by one cache from the gains at a length."""
+    return lambda gain: gain.gains[cache].nats
 
 
 class InWindows(NamedTuple):

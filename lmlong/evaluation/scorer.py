@@ -1,7 +1,7 @@
 """The loss on spans of a text, in memory that does not depend on their length."""
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -11,24 +11,11 @@ from tqdm import tqdm
 from lmlong.data.tokenizers.base import Tokenizer
 from lmlong.evaluation.document_sums import Sums
 from lmlong.evaluation.spans import Documents, Spans
-from lmlong.model.language_model import PIECE
+from lmlong.model.language_model import PIECE, LanguageModel
 from lmlong.model.loss import IGNORED
 
 TOKENS_AT_ONCE = 16_384
 """Approximate number of tokens in a batch of short spans."""
-
-
-class Predictor(Protocol):
-    """A `LanguageModel`, or an oracle in tests."""
-
-    def hidden_states(self, tokens: Tensor, state: Any = None) -> tuple[Tensor, Any]:
-        """Return the last hidden states (B, T, width), and the state after."""
-
-    def target_nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """Return -log p of targets (N,) from the hidden states (N, width) before them."""
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Return logits (N, V) of hidden states (N, width)."""
 
 
 class Scored(NamedTuple):
@@ -51,7 +38,7 @@ class Scorer:
     """Reads spans of one text with one model."""
 
     def __init__(
-        self, model: Predictor, text: np.ndarray, documents: Documents, tokenizer: Tokenizer, device: torch.device
+        self, model: LanguageModel, text: np.ndarray, documents: Documents, tokenizer: Tokenizer, device: torch.device
     ):
         self.model, self.text, self.documents = model, text, documents
         self.tokenizer, self.device = tokenizer, device

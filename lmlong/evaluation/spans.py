@@ -131,18 +131,8 @@ def whole(documents: Documents) -> Spans:
     return Spans(np.arange(len(documents.begins)), documents.begins, documents.begins + 1, documents.ends)
 
 
-def windows(documents: Documents, length: int) -> Spans:
-    """Return adjacent windows, each read from an empty state."""
-    return _tiled(documents, step=length, length=length)
-
-
-def sliding(documents: Documents, length: int) -> Spans:
-    """Return windows that overlap by half, so that a target has between half a window and a window before it."""
-    return _tiled(documents, step=max(1, length // 2), length=length)
-
-
-def _tiled(documents: Documents, step: int, length: int) -> Spans:
-    """Return all tokens except the first of each document, in groups of `step` targets at the end of a window."""
+def windows(documents: Documents, length: int, step: int) -> Spans:
+    """Return windows of `length` tokens, each read from an empty state, of which the last `step` tokens are targets."""
     counts = -(-(documents.sizes - 1) // step)
     document = np.repeat(np.arange(len(counts)), counts)
     within = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)

@@ -5,7 +5,6 @@ sum (figure 1 of its paper). H heads, L layers, T tokens, or blocks of tokens in
 """
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +17,7 @@ from lmlong.attention.encoder.base import EncoderAttention
 from lmlong.data.token_file import TokenFile
 from lmlong.errors import UsageError
 from lmlong.evaluation import spans as cut
+from lmlong.evaluation.state_health import watched
 from lmlong.inference.loading import TrainedModel
 from lmlong.model.base import TextModel
 from lmlong.recipe import Recipe
@@ -39,10 +39,17 @@ class LayerSpectrum(NamedTuple):
 
     number: int  # of the layer, from 1
     attention: str
-    values: int
-    needed: np.ndarray  # (H,)
-    quarter: np.ndarray  # (H,)
-    cumulative: np.ndarray  # (H, T)
+    cumulative: np.ndarray  # (H, T): share of the sum held by the largest, mean over texts
+    needed: np.ndarray  # (H,) how many values hold MOST of the sum, mean over texts
+
+    @property
+    def values(self) -> int:
+        return self.cumulative.shape[-1]
+
+    @property
+    def quarter(self) -> np.ndarray:
+        """The share that the largest quarter of them holds, (H,)."""
+        return self.cumulative[:, quarter_of(self.values) - 1]
 
 
 @json_keys("length", "texts", "layers")
@@ -50,28 +57,9 @@ class Spectrum(NamedTuple):
     """The singular values of one model's attention matrices on texts of one length."""
 
     name: str
-    kinds: list[str]  # of attention, by layer
     length: int
     texts: int
-    cumulative: list[np.ndarray]  # by layer (H, T): share of the sum held by the largest, mean over texts
-    needed: np.ndarray  # (L, H) how many values hold MOST of the sum, mean over texts
-
-    @property
-    def layers(self) -> list[LayerSpectrum]:
-        rows = zip(self.kinds, self.sizes, self.needed, self.quarter, self.cumulative, strict=True)
-        return [LayerSpectrum(number, *row) for number, row in enumerate(rows, 1)]
-
-    @property
-    def sizes(self) -> list[int]:
-        """The number of singular values of each layer's matrices."""
-        return [curves.shape[-1] for curves in self.cumulative]
-
-    @property
-    def quarter(self) -> np.ndarray:
-        """The share that the largest quarter of them holds, (L, H)."""
-        return np.stack(
-            [curves[:, quarter_of(size) - 1] for curves, size in zip(self.cumulative, self.sizes, strict=True)]
-        )
+    layers: list[LayerSpectrum]
 
 
 def measure_spectra(
@@ -96,11 +84,12 @@ def measure_spectra(
                 tokens = text.tokens[first : first + length].astype(np.int64)
                 curves.append(cumulative(attention_matrices(loaded.model, tokens)))
                 bar.update()
-            by_layer = [np.stack(of_texts) for of_texts in zip(*curves, strict=True)]
-            needed = np.stack([count_needed(of_texts).mean(axis=0) for of_texts in by_layer])
-            kinds = [*map(str, loaded.recipe.model.kinds)]
-            means = [of_texts.mean(axis=0) for of_texts in by_layer]
-            spectra.append(Spectrum(name, kinds, length, len(curves), means, needed))
+            by_layer = zip(loaded.recipe.model.kinds, map(np.stack, zip(*curves, strict=True)), strict=True)
+            layers = [
+                LayerSpectrum(number, str(kind), of_texts.mean(axis=0), count_needed(of_texts).mean(axis=0))
+                for number, (kind, of_texts) in enumerate(by_layer, 1)
+            ]
+            spectra.append(Spectrum(name, length, len(curves), layers))
     return spectra
 
 
@@ -137,10 +126,8 @@ def attention_matrices(model: TextModel, tokens: np.ndarray) -> list[Tensor]:
             del rest[0]  # the state, which is empty
         matrices.append(matrix(attention, q, k, *rest)[0])
 
-    with ExitStack() as hooks:
-        for module in model.modules():
-            if isinstance(module, CausalAttention | EncoderAttention):
-                hooks.callback(module.register_forward_pre_hook(look).remove)
+    attentions = [module for module in model.modules() if isinstance(module, CausalAttention | EncoderAttention)]
+    with watched(attentions, look):
         model.hidden_states(torch.from_numpy(tokens)[None].to(model.embedding.weight.device))
     return matrices
 

@@ -41,22 +41,23 @@ def _section(spectrum: Spectrum) -> str:
 
 def _block_layers(spectrum: Spectrum) -> list[str]:
     """Return a line about the layers that read blocks of tokens, if there are any."""
-    shorter = [number for number, size in enumerate(spectrum.sizes, 1) if size < spectrum.length]
+    shorter = [layer for layer in spectrum.layers if layer.values < spectrum.length]
     if not shorter:
         return []
-    layers = f"layers {shorter[0]} to {shorter[-1]} read" if len(shorter) > 1 else f"layer {shorter[0]} reads"
-    return [f"{layers} blocks of them: n = {min(spectrum.sizes):,} there"]
+    first, last = shorter[0].number, shorter[-1].number
+    layers = f"layers {first} to {last} read" if first < last else f"layer {first} reads"
+    return [f"{layers} blocks of them: n = {shorter[0].values:,} there"]
 
 
 def to_json(spectra: Sequence[Spectrum]) -> dict[str, Any]:
     """Return the singular values of each head by run, length and layer, and how many hold most of their sum."""
     by_run = groupby(spectra, key=lambda spectrum: spectrum.name)
-    return {"share": MOST, "runs": [{"run": name, "spectra": json_values([*same])} for name, same in by_run]}
+    return json_values({"share": MOST, "runs": [{"run": name, "spectra": [*same]} for name, same in by_run]})
 
 
 def figure(spectra: Sequence[Spectrum]) -> Figure:
     """Return a row for each run and length: curves by layer, and the share of the largest by layer and head."""
-    depths = [len(spectrum.cumulative) for spectrum in spectra]
+    depths = [len(spectrum.layers) for spectrum in spectra]
     return Figure(
         [[_curves(spectrum), _heat_map(spectrum)] for spectrum in spectra],
         size=(10.0, 3.6 * len(spectra) + 0.6),
@@ -64,6 +65,11 @@ def figure(spectra: Sequence[Spectrum]) -> Figure:
         legend_columns=7,
         legend_row=depths.index(max(depths)),  # the deepest run has all layers of the legend
     )
+
+
+def _sizes(spectrum: Spectrum) -> list[int]:
+    """Return the numbers of singular values of the layers, the largest first."""
+    return sorted({layer.values for layer in spectrum.layers}, reverse=True)
 
 
 def _curves(spectrum: Spectrum) -> Panel:
@@ -74,7 +80,7 @@ def _curves(spectrum: Spectrum) -> Panel:
         curves = layer.cumulative
         mean, low, high = curves.mean(axis=0), curves.min(axis=0), curves.max(axis=0)
         lines.append(Line(f"layer {layer.number}", np.arange(1, layer.values + 1), mean, looks, low, high))
-    sizes = sorted({*spectrum.sizes}, reverse=True)
+    sizes = _sizes(spectrum)
     for size in sizes:
         numbers = np.arange(1, size + 1)
         lines.append(Line("all alike" if size == sizes[0] else None, numbers, numbers / size, Style("0.6", ":")))
@@ -91,9 +97,9 @@ def _curves(spectrum: Spectrum) -> Panel:
 
 def _heat_map(spectrum: Spectrum) -> HeatMap:
     """Return the share held by the largest quarter, layers downwards and heads to the right."""
-    largest = " or ".join(f"{quarter_of(size):,}" for size in dict.fromkeys(spectrum.sizes))
+    largest = " or ".join(f"{quarter_of(size):,}" for size in _sizes(spectrum))
     return HeatMap(
-        spectrum.quarter,
+        np.stack([layer.quarter for layer in spectrum.layers]),
         title=f"share of the largest {largest}",
         x_label="head",
         y_label="layer",

@@ -1,12 +1,12 @@
 """The health of a linear attention's state while it reads: denominators near 0, growing sums, unused features."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lmlong.attention.linear.layer import LinearAttention
 from lmlong.attention.linear.naive import LinearState
@@ -32,7 +32,7 @@ def denominators(model: LanguageModel, tokens: Tensor, document_starts: Tensor) 
     if not linear:
         return []
     seen: list[Tensor] = []
-    with _watched(linear, lambda attention, inputs: seen.append(attention.denominators(*inputs))):
+    with watched(linear, lambda attention, inputs: seen.append(attention.denominators(*inputs))):
         model.hidden_states(tokens, None, document_starts)
     positions = _positions(model, tokens, document_starts)
     # other shapes come from a layer that reads the blocks of one row a second time
@@ -50,11 +50,11 @@ def denominators(model: LanguageModel, tokens: Tensor, document_starts: Tensor) 
 
 
 @contextmanager
-def _watched(attentions: Sequence[LinearAttention], hook: Callable[..., None]) -> Iterator[None]:
-    """While this lasts, call the hook with each attention and its inputs before its forward pass."""
+def watched(modules: Iterable[nn.Module], hook: Callable[[Any, tuple[Any, ...]], None]) -> Iterator[None]:
+    """Return a context in which a hook is called with each module and its inputs before its forward pass."""
     with ExitStack() as hooks:
-        for attention in attentions:
-            hooks.callback(attention.register_forward_pre_hook(hook).remove)
+        for module in modules:
+            hooks.callback(module.register_forward_pre_hook(hook).remove)
         yield
 
 
@@ -101,7 +101,7 @@ def health(model: LanguageModel, text: np.ndarray) -> list[Health]:
         smallest.append(float(attention.denominators(*inputs).min()))
 
     state, read = model.init_state(1), 0
-    with _watched(linear, watch):
+    with watched(linear, watch):
         while linear and (end := min(2 * read or 1, len(text))) > read:
             for begin in range(read, end, PIECE):
                 piece = torch.from_numpy(text[begin : min(begin + PIECE, end)].astype(np.int64))

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from lmlong.attention.base import causal_mask
 from lmlong.attention.favor import Norms, draw_projection
 from lmlong.attention.linear.naive import quadratic
-from lmlong.attention.softmax.layer import causal_mask
 from lmlong.report.figure import COLORS, MARKERS, Figure, Line, Panel, Style
 from lmlong.report.json_values import json_keys
 from lmlong.report.table import Column, format_table

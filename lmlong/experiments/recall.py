@@ -1,9 +1,8 @@
 """Attentions trained on associative recall: how many pairs fit into a state of which width."""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,12 +34,12 @@ class RecallResult(NamedTuple):
     seed: int
     parameters: int
     state_bytes: int  # after the longest row
-    scores: dict[int, RecallScore]  # by number of pairs
+    scores: list[RecallScore]  # by number of pairs
 
     @property
     def mean(self) -> float:
         """The mean of the accuracies over the numbers of pairs."""
-        return sum(score.accuracy for score in self.scores.values()) / len(self.scores)
+        return sum(score.accuracy for score in self.scores) / len(self.scores)
 
 
 @one_thread()
@@ -53,19 +52,14 @@ def study_recall(
         recall_options(name, width)  # raises for a model that cannot be built, before any is trained
     best, runs = [], []
     for name, width in models:
-        tried = list(search(grid, name, width, seed, out))
+        tried: list[RecallResult] = []
+        for rate in grid.rates:
+            tried.append(trained_recall(grid, name, width, rate, seed, out))
+            if tried[-1].mean == 1:
+                break  # it answers every query
         best.append(max(tried, key=lambda run: run.mean))
         runs += tried
     return best, runs
-
-
-def search(grid: RecallGrid, name: str, width: int, seed: int, out: Path) -> Iterator[RecallResult]:
-    """Yield a model for each learning rate, and stop after one that answers every query."""
-    for rate in grid.rates:
-        run = trained_recall(grid, name, width, rate, seed, out)
-        yield run
-        if run.mean == 1:
-            return
 
 
 def trained_recall(grid: RecallGrid, name: str, width: int, rate: float, seed: int, out: Path) -> RecallResult:
@@ -84,37 +78,25 @@ def trained_recall(grid: RecallGrid, name: str, width: int, rate: float, seed: i
         state = state_size(model)
         size = state.empty.bytes + grid.tokens_per_pair * max(grid.pairs) * state.per_token.bytes
         scores = recall_scores(partial(answers_of, model), grid, seed)
-        recalled = ", ".join(f"{score.accuracy:.3f} of {pairs}" for pairs, score in scores.items())
+        recalled = ", ".join(f"{score.accuracy:.3f} of {score.pairs}" for score in scores)
         print(f"{name}, width {width}, learning rate {rate:g}: recalls {recalled} pairs", file=sys.stderr)
-        return to_json(RecallResult(name, width, rate, seed, count_parameters(model), size, scores))
+        return json_values(RecallResult(name, width, rate, seed, count_parameters(model), size, scores))
 
-    return _from_json(KeptResult(out, f"{name}-{width}-{rate:g}-{seed}", settings).get(train_and_score))
-
-
-def to_json(result: RecallResult) -> dict[str, Any]:
-    """Return the result of a model, its scores as a list."""
-    scores = [{"pairs": pairs, **score._asdict()} for pairs, score in result.scores.items()]
-    return json_values({**result._asdict(), "scores": scores})
-
-
-def _from_json(values: dict[str, Any]) -> RecallResult:
-    scores = {line["pairs"]: RecallScore(line["right"], line["asked"]) for line in values["scores"]}
-    return RecallResult(**{**values, "scores": scores})
+    values = KeptResult(out, f"{name}-{width}-{rate:g}-{seed}", settings).get(train_and_score)
+    return RecallResult(**{**values, "scores": [RecallScore(**score) for score in values["scores"]]})
 
 
 def table(best: Sequence[RecallResult]) -> str:
     """Return the share of queries answered by candidate and width, for an 80-column terminal."""
-    numbers = list(best[0].scores)
     columns = [
         Column("attention", 18, align="<"),
         Column("width", 5),
         Column("state", 11, binary_size),
         Column("rate", 8, "g"),
-        *(Column(str(pairs), 6, ".3f") for pairs in numbers),
+        *(Column(str(score.pairs), 6, ".3f") for score in best[0].scores),
     ]
     rows = [
-        [run.candidate, run.width, run.state_bytes, run.rate, *(run.scores[pairs].accuracy for pairs in numbers)]
-        for run in best
+        [run.candidate, run.width, run.state_bytes, run.rate, *(score.accuracy for score in run.scores)] for run in best
     ]
     return "\n".join([f"{'':<42}share of queries answered, by pairs", *format_table(columns, rows)])
 
@@ -126,20 +108,17 @@ def figure(best: Sequence[RecallResult]) -> Figure:
     for width in sorted({result.width for result in best}):
         groups = {
             name: [
-                (pairs, score.accuracy)
-                for result in best
-                if (result.candidate, result.width) == (name, width)
-                for pairs, score in result.scores.items()
+                score for result in best if (result.candidate, result.width) == (name, width) for score in result.scores
             ]
             for name in names
         }
         panels.append(
             Panel(
-                [line for line in lines_of(groups, itemgetter(0), itemgetter(1)) if len(line.x)],
+                [line for line in lines_of(groups, "pairs", "accuracy") if len(line.x)],
                 title=f"width {width}",
                 x_label="pairs",
                 y_label="share of queries answered",
-                ticks=list(best[0].scores),
+                ticks=[score.pairs for score in best[0].scores],
                 y_range=(0, 1.03),
             )
         )

@@ -81,23 +81,15 @@ def _spread(draw: np.random.Generator, rows: int, count: int, positions: int) ->
 
 
 class RecallScore(NamedTuple):
-    """The number of queries, and of right answers."""
+    """The number of queries in rows of some pairs, and of right answers."""
 
+    pairs: int
     right: int
     asked: int
 
     @property
     def accuracy(self) -> float:
         return self.right / self.asked
-
-    def __add__(self, other: "RecallScore") -> "RecallScore":  # type: ignore[override]  # sums, not a longer tuple
-        return RecallScore(self.right + other.right, self.asked + other.asked)
-
-
-def score_answers(answers: Tensor, targets: Tensor) -> RecallScore:
-    """Score answers (R, T) at the queries; answers elsewhere do not count."""
-    asked = targets != IGNORED
-    return RecallScore(int((answers == targets)[asked].sum()), int(asked.sum()))
 
 
 def recall_options(name: str, width: int) -> recipe.Model:
@@ -133,18 +125,17 @@ def train_recall(grid: RecallGrid, options: recipe.Model, learning_rate: float, 
     return model
 
 
-def recall_scores(answer: Callable[[Tensor], Tensor], grid: RecallGrid, seed: int) -> dict[int, RecallScore]:
-    """Return by number of pairs how many queries `answer` (tokens -> tokens) gets right on rows of the test."""
-    return {
-        pairs: sum(
-            (
-                score_answers(answer(batch.tokens), batch.targets)
-                for batch in (pairs_batch(grid, pairs, seed, grid.steps + test) for test in range(TESTS))
-            ),
-            RecallScore(0, 0),
-        )
-        for pairs in grid.pairs
-    }
+def recall_scores(answer: Callable[[Tensor], Tensor], grid: RecallGrid, seed: int) -> list[RecallScore]:
+    """Return for each number of pairs how many queries `answer` (tokens -> tokens) gets right on rows of the test."""
+    scores = []
+    for pairs in grid.pairs:
+        right = asked = 0
+        for test in range(TESTS):
+            tokens, targets = pairs_batch(grid, pairs, seed, grid.steps + test)
+            right += int((answer(tokens) == targets)[targets != IGNORED].sum())
+            asked += int((targets != IGNORED).sum())
+        scores.append(RecallScore(pairs, right, asked))
+    return scores
 
 
 def pairs_batch(grid: RecallGrid, pairs: int, seed: int, step: int) -> RecallBatch:

@@ -4,6 +4,7 @@ R rows, T tokens.
 """
 
 from collections.abc import Callable
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from lmlong import recipe
 from lmlong.data.masking import Masker
-from lmlong.data.token_dataset import prepare
+from lmlong.data.token_dataset import TokenDataset, prepare
 from lmlong.experiments.slots_grid import AT_ONCE, EncoderSetting
 from lmlong.model.loss import IGNORED
 from lmlong.recipe import file as recipe_file
@@ -67,9 +68,14 @@ def copies(length: int, seed: int) -> MaskedTask:
     )
 
 
+@cache
+def _dataset() -> TokenDataset:
+    return prepare(recipe_file.load("compare").text)
+
+
 def words(length: int, seed: int) -> MaskedTask:
     """Return windows of the text of the recipe `compare`; the test hides the same tokens at every length."""
-    tokens = prepare(recipe_file.load("compare").text)
+    tokens = _dataset()
     (train,), test, vocabulary = tokens.train, tokens.validation.tokens, tokens.tokenizer.vocabulary
     masker = Masker(Masking(kind="plain"), tokens.tokenizer)
 

@@ -235,7 +235,7 @@ def _read(checkpoint: Path) -> TrainedModel:
     recipe, tokenizer = read_recipe(checkpoint), read_tokenizer(checkpoint)
     check_size(checkpoint, recipe, lambda recipe: build(recipe, tokenizer.vocabulary))
     model = build(recipe, tokenizer.vocabulary)
-    load_weights(model, checkpoint)
+    load_weights(model, checkpoint, verify=False)  # check_size has verified them
     saved = manifest.read(checkpoint)
     tokens = trained_tokens(checkpoint)
     return TrainedModel(model, tokenizer, recipe, checkpoint, saved.step, tokens, saved.files[WEIGHTS]["sha256"])

@@ -9,7 +9,6 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -42,8 +41,6 @@ TAIL = 200
 ABOUT = {"run": str, "tokens": int, "tail": str, "tokenizer": str, "features": str, "model": str, "sha256": str}
 """The types of a file's metadata, beside its format."""
 
-NO_METADATA: Mapping[str, Any] = MappingProxyType({})
-
 OWNERS = {"tokenizer": "tokenizer", "features": "draw of random features", "model": "weights"}
 """The hashes that a state is bound to, with their meanings, the most informative first."""
 
@@ -62,7 +59,7 @@ def save(
     belongs: dict[str, str],
     tokenizer: Tokenizer,
     run: str,
-    more: Mapping[str, Any] = NO_METADATA,
+    more: Mapping[str, Any] | None = None,
     durable: bool = True,
 ) -> None:
     """Write the session of one text so that the file is complete or absent, with `durable` also after a power failure.
@@ -75,8 +72,8 @@ def save(
         )
     if path.exists() and not path.is_file():
         raise UsageError(f"{path}: not a regular file, so it cannot be replaced. Choose another name.")
-    about = {"format": FORMAT, "run": run, "tokens": int(session.total), "tail": tail_of(session, tokenizer), **belongs}
-    about |= more
+    about = {"format": FORMAT, "run": run, "tokens": int(session.total), "tail": tail_of(session, tokenizer)}
+    about |= {**belongs, **(more or {})}
     session = session._replace(state=model.settle(session.state))
     kept = {name: tensor.detach().cpu().contiguous() for name, tensor in _named(session)}
     kept = sparse.pack(kept, dict(_named(_empty(model))))

@@ -41,8 +41,8 @@ def read_evaluation(file: Path) -> dict[str, Any]:
     """Return the result of one run in a file written by `lmlong eval --json`."""
     try:
         (result,) = parse_json(file.read_bytes())["runs"]
-        for at in result["context"]:
-            float(at["bits_per_byte"]), int(at["length"])
+        for entry in result["context"]:
+            float(entry["bits_per_byte"]), int(entry["length"])
     except (ValueError, TypeError, KeyError, OSError):
         raise UsageError(
             f"{file}: not the result of `lmlong eval RUN --json` for one run. Measure it again, or leave it out."
@@ -66,8 +66,8 @@ def _facts(source: RunSource) -> str:
 
 
 def _lengths(evaluation: dict[str, Any]) -> Iterator[str]:
-    yield "## How well it reads\n\nBits per byte of the same targets by how much of the text before them is read:\n"
+    yield "## Evaluation\n\nBits per byte of the same targets, by the tokens of context before them:\n"
     yield "| tokens of context | bits per byte |\n|---|---|"
-    for at in evaluation["context"]:
-        yield f"| {name_length(at['length'])} | {at['bits_per_byte']:.3f} |"
+    for entry in evaluation["context"]:
+        yield f"| {name_length(entry['length'])} | {entry['bits_per_byte']:.3f} |"
     yield ""

@@ -24,7 +24,7 @@ from lmlong.model.build import build, without_memory
 from lmlong.recipe import file as recipe_file
 
 GGUF = b"GGUF"
-WHAT = "Name a folder that transformers wrote, a GGUF file, or a .bin of llama2.c."
+SUPPORTED = "Name a folder that transformers wrote, a GGUF file, or a .bin of llama2.c."
 
 
 class Imported(NamedTuple):
@@ -43,7 +43,7 @@ def import_model(path: Path, run: Path) -> Imported:
     check_layers(source)
     tokenizer = _tokenizer(source)
     context = source.config.max_position_embeddings
-    own = recipe.Recipe(
+    run_recipe = recipe.Recipe(
         name=run.name,
         text=recipe.Text(
             tokenizer=recipe.Tokenizer(
@@ -56,9 +56,11 @@ def import_model(path: Path, run: Path) -> Imported:
         model=options,
     )
     with without_memory():
-        shapes = {name: tuple(weight.shape) for name, weight in build(own, tokenizer.vocabulary).state_dict().items()}
+        shapes = {
+            name: tuple(weight.shape) for name, weight in build(run_recipe, tokenizer.vocabulary).state_dict().items()
+        }
     check_weights(source, shapes)
-    _write(run, own, tokenizer.file, Shapes(shapes, source.dtype), weights(source, shapes))
+    _write(run, run_recipe, tokenizer.file, Shapes(shapes, source.dtype), weights(source, shapes))
     count = sum(torch.Size(shape).numel() for shape in shapes.values())
     return Imported(run, count, context, tokenizer.lost)
 
@@ -93,9 +95,11 @@ def open_source(path: Path) -> LlamaSource:
         if is_llama2c(path):
             return open_llama2c(path)
     except OSError as error:
-        raise UsageError(f"{path}: cannot be read ({error.strerror}). {WHAT}") from None
+        raise UsageError(f"{path}: cannot be read ({error.strerror}). {SUPPORTED}") from None
     pickled = begin[:2] == b"PK" or begin[:1] == b"\x80"
-    raise UsageError(f"{path}: {'may run code, and is not read' if pickled else 'not a known model format'}. {WHAT}")
+    raise UsageError(
+        f"{path}: {'may run code, and is not read' if pickled else 'not a known model format'}. {SUPPORTED}"
+    )
 
 
 def weights(source: LlamaSource, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Tensor]:
@@ -109,15 +113,15 @@ def weights(source: LlamaSource, shapes: Mapping[str, tuple[int, ...]]) -> Itera
         yield weight
 
 
-def _write(run: Path, own: recipe.Recipe, tokenizer: bytes, shapes: Shapes, each: Iterator[Tensor]) -> None:
+def _write(run: Path, run_recipe: recipe.Recipe, tokenizer: bytes, shapes: Shapes, weights: Iterator[Tensor]) -> None:
     """Write the run folder atomically."""
     if run.exists():
         raise UsageError(f"{run}: exists. Choose another --out.")
-    text = recipe_file.dump(own)
+    text = recipe_file.dump(run_recipe)
     with staged_folder(run, "Nothing was imported.") as staged:
         checkpoint = staged / "checkpoints" / "step-00000000"
         checkpoint.parent.mkdir()
-        write_imported(checkpoint, shapes, each, text, tokenizer)
+        write_imported(checkpoint, shapes, weights, text, tokenizer)
         for link in (LATEST, BEST):
             point(checkpoint.parent / link, checkpoint)
         (staged / manifest.RECIPE).write_bytes(text.encode())

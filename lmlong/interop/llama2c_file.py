@@ -2,7 +2,6 @@
 
 import math
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,8 @@ SIZES = (
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
     *("num_key_value_heads", "vocab_size", "max_position_embeddings"),
 )
-MAX_SIZE = 2**24
-"""Maximum of a size. The vocabulary size is negative if the output has its own weights."""
+MAX_SIZE, MAX_LAYERS = 2**24, 10_000
+"""Maxima of all sizes and of the layers. The vocabulary size is negative if the output has its own weights."""
 ENDS = ("<unk>", "<s>", "</s>")
 BEGIN = ENDS.index("<s>")
 """In training this token preceded each text, so the models also write it after a text. They have never seen </s>."""
@@ -41,18 +40,17 @@ def open_llama2c(path: Path) -> LlamaSource:
     """Return the model of a file."""
     with path.open("rb") as file:
         sizes = _config(file.read(HEADER.size)) or {}
-    if (size := path.stat().st_size) != (expected := _size(sizes)):
+    weights, expected = _layout(sizes)
+    if (size := path.stat().st_size) != expected:
         raise CheckpointError(f"{path}: has {size:,} bytes, not {expected:,}. Fetch it again.")
     config = llama_config(path, sizes)
-    offsets, shapes = {}, {}
-    for name, shape, offset in _layout(sizes):
-        offsets[name], shapes[name] = offset, shape
+    shapes = {name: shape for name, (shape, _) in weights.items()}
     numbers = np.memmap(path, np.dtype("<f4"), "r")
 
     def read(name: str) -> Tensor:
-        begin = offsets[name] // 4
-        values = numbers[begin : begin + math.prod(shapes[name])]
-        weight = torch.from_numpy(values.astype(np.float32)).reshape(shapes[name])
+        shape, offset = weights[name]
+        values = numbers[offset // 4 : offset // 4 + math.prod(shape)]
+        weight = torch.from_numpy(values.astype(np.float32)).reshape(shape)
         return neighbours_to_halves(name, weight, config)
 
     def tokenizer() -> bytes:
@@ -71,19 +69,20 @@ def _config(header: bytes) -> dict[str, Any] | None:
     sizes = dict(zip(SIZES, HEADER.unpack(header), strict=True))
     tied, sizes["vocab_size"] = sizes["vocab_size"] > 0, abs(sizes["vocab_size"])
     heads, shared = sizes["num_attention_heads"], sizes["num_key_value_heads"]
-    if not all(0 < size <= MAX_SIZE for size in sizes.values()) or sizes["hidden_size"] % heads or heads % shared:
+    if not all(0 < size <= MAX_SIZE for size in sizes.values()) or sizes["num_hidden_layers"] > MAX_LAYERS:
+        return None
+    if sizes["hidden_size"] % heads or heads % shared:
         return None
     return {**sizes, "tie_word_embeddings": tied, "rms_norm_eps": 1e-5, "rope_theta": 10_000.0}
 
 
-def _layout(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...], int]]:
-    """Yield transformers' name, the shape and the offset in bytes of each weight. The weights of one kind are stored
-    together for all layers."""
+def _layout(config: dict[str, Any]) -> tuple[dict[str, tuple[tuple[int, ...], int]], int]:
+    """Return the shape and the offset in bytes of each weight by transformers' name, and the size of the file. The
+    weights of one kind are stored together for all layers."""
     width, inner, vocabulary = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
     head = width // config["num_attention_heads"]
     keys = head * config["num_key_value_heads"]
-    layers = range(config["num_hidden_layers"])
-    each: tuple[tuple[str, tuple[int, ...]], ...] = (
+    layer_weights: tuple[tuple[str, tuple[int, ...]], ...] = (
         ("input_layernorm", (width,)),
         ("self_attn.q_proj", (width, width)),
         ("self_attn.k_proj", (keys, width)),
@@ -94,29 +93,18 @@ def _layout(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...], int]
         ("mlp.down_proj", (width, inner)),
         ("mlp.up_proj", (inner, width)),
     )
-    order: list[tuple[str, tuple[int, ...]]] = [("model.embed_tokens", (vocabulary, width))]
-    order += [(f"model.layers.{layer}.{name}", shape) for name, shape in each for layer in layers]
-    order += [("model.norm", (width,))]
-    offset = HEADER.size
-    for name, shape in order:
-        yield f"{name}.weight", shape, offset
-        offset += 4 * math.prod(shape)
+    layers = range(config["num_hidden_layers"])
+    stored: list[tuple[str, tuple[int, ...]]] = [("model.embed_tokens", (vocabulary, width))]
+    stored += [(f"model.layers.{layer}.{name}", shape) for name, shape in layer_weights for layer in layers]
+    stored += [("model.norm", (width,)), ("cosines and sines", (config["max_position_embeddings"], head))]
     if not config["tie_word_embeddings"]:
-        yield "lm_head.weight", (vocabulary, width), offset + _table(config)
-
-
-def _table(config: dict[str, Any]) -> int:
-    """Return the size in bytes of the table of cosines and sines, stored before the output weights and not used."""
-    return 4 * config["max_position_embeddings"] * (config["hidden_size"] // config["num_attention_heads"])
-
-
-def _size(config: dict[str, Any]) -> int:
-    """Return the size of the file in bytes."""
-    width, vocabulary = config["hidden_size"], config["vocab_size"]
-    keys = width // config["num_attention_heads"] * config["num_key_value_heads"]
-    layer = 2 * width + 2 * width * width + 2 * width * keys + 3 * width * config["intermediate_size"]
-    embeddings = vocabulary * width * (1 if config["tie_word_embeddings"] else 2)
-    return HEADER.size + 4 * (embeddings + config["num_hidden_layers"] * layer + width) + _table(config)
+        stored.append(("lm_head", (vocabulary, width)))
+    weights, offset = {}, HEADER.size
+    for name, shape in stored:
+        weights[f"{name}.weight"] = shape, offset
+        offset += 4 * math.prod(shape)
+    del weights["cosines and sines.weight"]  # which the model computes
+    return weights, offset
 
 
 def _tokenizer(path: Path, vocabulary: int) -> bytes:

@@ -16,6 +16,12 @@ def signals_named(*names: str) -> tuple[int, ...]:
 
 USER_DEFINED = signals_named("SIGUSR1", "SIGUSR2")
 
+BY_A_PERSON = signals_named("SIGINT", "SIGTERM", "SIGQUIT")
+"""Signals that end training at once when sent a third time."""
+
+STOPPING = (*BY_A_PERSON, *signals_named("SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU"))
+"""Signals that stop training. The kernel repeats SIGXCPU each second, and a terminal may repeat SIGHUP."""
+
 
 class Handlers:
     """Handle signals with a function within a `with` block.

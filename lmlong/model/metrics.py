@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -54,6 +55,14 @@ METRICS = {"causal": Metric("bits_per_byte", "bits/byte"), "masked": Metric("per
 def count_bytes(targets: Tensor, token_bytes: Tensor) -> int:
     """Return the number of UTF-8 bytes of the scored targets, given the bytes of each token of the vocabulary."""
     return int(token_bytes[targets[targets != IGNORED]].sum())
+
+
+def batch_tensors(
+    batch: tuple[np.ndarray, np.ndarray, np.ndarray], device: torch.device | str = "cpu"
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return tokens, targets and mask as tensors, which share the arrays' memory on a CPU."""
+    tokens, targets, mask = (torch.from_numpy(part).to(device) for part in batch)
+    return tokens, targets, mask
 
 
 def loss_totals(

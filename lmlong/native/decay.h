@@ -13,15 +13,15 @@ struct Decay {  // the letters are chunk.py's names
     bool none = false;                                 // nothing decays and no document starts
 };
 
-void decay_masks(const Line& line, Int begin, Decay& decay) {
-    const ScanJob& job = line.job;
+void decay_masks(const BatchHead& batch_head, Int begin, Decay& decay) {
+    const ScanJob& job = batch_head.job;
     const bool by_head = job.log_decay.data && !job.channel_decay;
     alignas(64) float total[TILE], document[TILE];
     float log2_decay = 0, documents = 0;
     for (Int t = 0; t < TILE; t++) {
-        const bool valid = t < line.tokens(begin);
-        if (valid && job.document_starts.data) documents += *line.pointer<bool>(job.document_starts, begin + t);
-        if (valid && by_head) log2_decay += *line.pointer(job.log_decay, begin + t) * LOG2_E;
+        const bool valid = t < batch_head.tokens(begin);
+        if (valid && job.document_starts.data) documents += *batch_head.pointer<bool>(job.document_starts, begin + t);
+        if (valid && by_head) log2_decay += *batch_head.pointer(job.log_decay, begin + t) * LOG2_E;
         total[t] = log2_decay, document[t] = documents;
     }
     const bool none = !by_head && documents == 0;
@@ -47,10 +47,10 @@ void decay_masks(const Line& line, Int begin, Decay& decay) {
 }
 
 // The gradients of the log decays by head: sums of `pairs` from the last token on, beginning with `sum`
-void store_log_decay_grads(const Line& line, Int begin, const float* pairs, float sum) {
+void store_log_decay_grads(const BatchHead& batch_head, Int begin, const float* pairs, float sum) {
     for (Int t = TILE - 1; t >= 0; t--) {
         sum += pairs[t];
-        if (t < line.tokens(begin)) *line.pointer(line.job.dlog_decay, begin + t) = sum;
+        if (t < batch_head.tokens(begin)) *batch_head.pointer(batch_head.job.dlog_decay, begin + t) = sum;
     }
 }
 

@@ -21,25 +21,25 @@ struct StridedTensor {  // (B, H, T, ...), the last dimension contiguous; `data`
 };
 
 struct ScanJob {
-    Int lines, heads, time, head_dim, features, value_dim, feature_map;  // a line is one head of one row
+    Int batch_heads, heads, time, head_dim, features, value_dim, feature_map;  // a batch head is one head of one row
     Int channel_decay;                                                   // log decays are (B, H, T, F)
     StridedTensor q, k, v, document_starts, log_decay, beta, y, denominators, dy, dq, dk, dv, dlog_decay, dbeta;
     // contiguous: `state_after` is an output of the forward pass, `dstate_before` of the backward
     float *state_before, *state_after;
     float *dstate_before, *dstate_after;
-    // FAVOR+ only, padded: (H, F, K), (H, K, F), (H, 3); dscale (lines,) is the gradient of the first constant
+    // FAVOR+ only, padded: (H, F, K), (H, K, F), (H, 3); dscale (batch_heads,) is the gradient of the first constant
     const float *projection, *projection_T, *favor_constants;
     float* dscale;
     float* scratch;    // for all workers
     Int scratch_size;  // for one worker
-    Int workers_begun, lines_begun;
+    Int workers_begun, batch_heads_begun;
 };
 
-struct Line {  // one head of one row
+struct BatchHead {  // one head of one row
     const ScanJob& job;
     const Int index, row, head, F, V;  // F and V padded
 
-    Line(const ScanJob& job, Int index)
+    BatchHead(const ScanJob& job, Int index)
         : job(job), index(index), row(index / job.heads), head(index % job.heads), F(padded(job.features)),
           V(padded(job.value_dim)) {}
 
@@ -59,7 +59,7 @@ void prefetch(const T* from, Int width) {
     for (Int i = 0; i < width; i += 64 / sizeof(T)) __builtin_prefetch(from + i, 0, 2);
 }
 
-void Line::load(const StridedTensor& x, Int begin, Int width, float* rows, Int ahead) const {
+void BatchHead::load(const StridedTensor& x, Int begin, Int width, float* rows, Int ahead) const {
     for (Int t = 0; t < TILE; t++, rows += padded(width)) {
         const Int valid = t < tokens(begin) ? width : 0;
         if (x.bfloat16) {
@@ -75,7 +75,7 @@ void Line::load(const StridedTensor& x, Int begin, Int width, float* rows, Int a
     }
 }
 
-void Line::store(const StridedTensor& x, Int begin, Int width, const float* rows) const {
+void BatchHead::store(const StridedTensor& x, Int begin, Int width, const float* rows) const {
     for (Int t = 0; t < tokens(begin); t++, rows += padded(width)) {
         if (x.bfloat16) {
             uint16_t* into = pointer<uint16_t>(x, begin + t);
@@ -91,34 +91,34 @@ void Line::store(const StridedTensor& x, Int begin, Int width, const float* rows
 }
 
 // The floats of a state: S (F, V), followed by z (F) if `columns` is 1
-Int state_size(const Line& line, Int columns) { return line.F * (line.V + columns); }
+Int state_size(const BatchHead& batch_head, Int columns) { return batch_head.F * (batch_head.V + columns); }
 
 // From (features, value_dim + columns)
-void load_state(const Line& line, Int columns, const float* from, float* state) {
-    const Int features = line.job.features, value_dim = line.job.value_dim, width = value_dim + columns;
-    std::fill_n(state, state_size(line, columns), 0.0f);
-    from += line.index * features * width;
+void load_state(const BatchHead& batch_head, Int columns, const float* from, float* state) {
+    const Int features = batch_head.job.features, value_dim = batch_head.job.value_dim, width = value_dim + columns;
+    std::fill_n(state, state_size(batch_head, columns), 0.0f);
+    from += batch_head.index * features * width;
     for (Int f = 0; f < features; f++, from += width) {
-        std::copy_n(from, value_dim, state + f * line.V);
-        if (columns) state[line.F * line.V + f] = from[value_dim];
+        std::copy_n(from, value_dim, state + f * batch_head.V);
+        if (columns) state[batch_head.F * batch_head.V + f] = from[value_dim];
     }
 }
 
-void store_state(const Line& line, Int columns, const float* state, float* into) {
-    const Int features = line.job.features, value_dim = line.job.value_dim, width = value_dim + columns;
-    into += line.index * features * width;
+void store_state(const BatchHead& batch_head, Int columns, const float* state, float* into) {
+    const Int features = batch_head.job.features, value_dim = batch_head.job.value_dim, width = value_dim + columns;
+    into += batch_head.index * features * width;
     for (Int f = 0; f < features; f++, into += width) {
-        std::copy_n(state + f * line.V, value_dim, into);
-        if (columns) into[value_dim] = state[line.F * line.V + f];
+        std::copy_n(state + f * batch_head.V, value_dim, into);
+        if (columns) into[value_dim] = state[batch_head.F * batch_head.V + f];
     }
 }
 
 template <typename Pass>
-void run_lines(ScanJob* job) {
+void run_batch_heads(ScanJob* job) {
     const Int worker = __atomic_fetch_add(&job->workers_begun, 1, __ATOMIC_RELAXED);
-    each_line(job, [&](Int index) {
-        const Line line(*job, index);
-        Pass(line, Scratch{job->scratch + worker * job->scratch_size}).run();
+    each_batch_head(job, [&](Int index) {
+        const BatchHead batch_head(*job, index);
+        Pass(batch_head, Scratch{job->scratch + worker * job->scratch_size}).run();
     });
 }
 

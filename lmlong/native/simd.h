@@ -127,12 +127,12 @@ void scale_columns(float* xT, Int width, const float* factors) {
         for (Int t = 0; t < TILE; t++) xT[i * TILE + t] *= factors[t];
 }
 
-// Run by several workers at once: each takes the next line that is left
+// Run by several workers at once: each takes the next head of a row that is left
 template <typename Job, typename Run>
-void each_line(Job* job, Run run) {
+void each_batch_head(Job* job, Run run) {
     while (true) {
-        const Int index = __atomic_fetch_add(&job->lines_begun, 1, __ATOMIC_RELAXED);
-        if (index >= job->lines) return;
+        const Int index = __atomic_fetch_add(&job->batch_heads_begun, 1, __ATOMIC_RELAXED);
+        if (index >= job->batch_heads) return;
         run(index);
     }
 }

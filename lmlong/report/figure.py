@@ -75,12 +75,11 @@ def lines_of(
     return lines
 
 
-def line_with_errors(
-    label: str | None, x: Sequence[float], estimates: Sequence[tuple[float, float]], style: Style
-) -> Line:
-    """Return a line through values, each with its standard error, and a band of two errors."""
+def line_with_errors(label: str | None, rows: Sequence[Any], x: Value, estimate: Value, style: Style) -> Line:
+    """Return a line through rows with a band of two errors; `estimate` gives a value and its standard error."""
+    estimates = [getter(estimate)(row) for row in rows]
     low, high = ([value + 2 * sign * error for value, error in estimates] for sign in (-1, 1))
-    return Line(label, x, [value for value, _ in estimates], style, low, high)
+    return Line(label, [getter(x)(row) for row in rows], [value for value, _ in estimates], style, low, high)
 
 
 class Level(NamedTuple):
@@ -119,8 +118,8 @@ class Panel(NamedTuple):
     """Where a shade begins that reaches to the last tick."""
     x_range: tuple[float | None, float | None] | None = None
     y_range: tuple[float | None, float | None] | None = None
-    y_scale: Literal["linear", "log", "log 1-2-5", "log 1-2-5 minor"] = "linear"
-    """With 1-2-5, the ticks 1, 2 and 5 of each decade are named in full; with minor, 2 and 5 are minor ticks."""
+    y_scale: Literal["linear", "log", "log 1-2-5"] = "linear"
+    """With 1-2-5, the ticks 1, 2 and 5 of each decade are named in full."""
     y_names: Sequence[str] = ()
     """The labels of 0, 1, 2 and so on of the y axis, from the top down; with none, the axis has numbers."""
     legend: bool = False
@@ -135,8 +134,6 @@ class HeatMap(NamedTuple):
     x_label: str = ""
     y_label: str = ""
     color_range: tuple[float, float] = (0, 1)
-    most_numbered: int = 64
-    """The largest number of fields that show their numbers, which are illegible in smaller fields."""
 
 
 class Figure(NamedTuple):

@@ -1,5 +1,6 @@
 """Figures drawn by matplotlib into image files and images."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,9 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from matplotlib.text import Annotation
+from matplotlib.ticker import LogLocator, NullLocator
+from matplotlib.transforms import Bbox
 
 from lmlong.errors import UsageError
 from lmlong.report.figure import Figure, HeatMap, Level, Line, Mark, Panel, Style
@@ -18,6 +21,8 @@ GUIDE = (0, (4, 3))
 """The dashes of vertical marks."""
 DPI = 160
 SMALL: dict[str, Any] = {"fontsize": "small"}
+MOST_NUMBERED = 64
+"""The largest number of fields of a heat map that show their numbers, which are illegible in smaller fields."""
 
 
 def check_format(path: Path) -> None:
@@ -54,6 +59,7 @@ def draw(figure: Figure) -> matplotlib.figure.Figure:
         width_ratios=figure.column_widths,
     )
     drawn_panels: list[tuple[Axes, Panel | HeatMap]] = []
+    above: list[list[Annotation]] = []
     for row, panels in zip(grid, figure.rows, strict=True):
         drawn_panels += zip(row, panels, strict=False)
         for axes in row[len(panels) :]:
@@ -62,11 +68,15 @@ def draw(figure: Figure) -> matplotlib.figure.Figure:
         if isinstance(panel, HeatMap):
             _draw_heat_map(axes, panel)
         else:
-            _draw_panel(axes, panel)
+            above.append(_draw_panel(axes, panel))
     for axes, panel in drawn_panels:
         if isinstance(panel, Panel):
             _set_ranges(axes, panel)  # last, as an open end of a shared axis takes all panels into account
             _label_outer(axes, figure)
+    if any(len(texts) > 1 for texts in above):
+        drawn.draw_without_rendering()  # places the panels
+    for texts in above:
+        _stack(texts)
     if figure.legend_columns:
         named = [axes for axes, panel in drawn_panels if isinstance(panel, HeatMap) or not panel.legend]
         named = named if figure.legend_row is None else [grid[figure.legend_row, 0]]
@@ -79,7 +89,8 @@ def draw(figure: Figure) -> matplotlib.figure.Figure:
     return drawn
 
 
-def _draw_panel(axes: Axes, panel: Panel) -> None:
+def _draw_panel(axes: Axes, panel: Panel) -> list[Annotation]:
+    """Draw a panel, and return the texts of marks above it."""
     for line in panel.lines:
         _draw_line(axes, line)
     for level in panel.levels:
@@ -94,10 +105,10 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
     axes.grid(axis="y", color="0.9")
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_axisbelow(True)
-    for mark in panel.marks:
-        _draw_mark(axes, mark)
     if panel.shade_from is not None:
         axes.axvspan(panel.shade_from, panel.ticks[-1], color="0.95", zorder=-1)
+    texts = [_draw_mark(axes, mark) for mark in panel.marks]
+    return [text for text, mark in zip(texts, panel.marks, strict=True) if mark.at == "above"]
 
 
 def _draw_line(axes: Axes, line: Line) -> None:
@@ -122,6 +133,15 @@ def _marker(style: Style) -> dict[str, Any]:
     return {"markersize": style.marker_size, "markerfacecolor": face, "markeredgecolor": edge}
 
 
+def _stack(texts: Sequence[Annotation]) -> None:
+    """Raise each text above a panel until it overlaps none of those before."""
+    boxes: list[Bbox] = []
+    for text in texts:
+        while any(text.get_window_extent().overlaps(box) for box in boxes):
+            text.xyann = (0, text.xyann[1] + 1)
+        boxes.append(text.get_window_extent())
+
+
 def _draw_level(axes: Axes, level: Level) -> None:
     color = _color(level.style)
     axes.axhline(level.y, color=color, linewidth=level.width, linestyle=level.style.dashes, label=level.label)
@@ -129,18 +149,19 @@ def _draw_level(axes: Axes, level: Level) -> None:
         _annotate(axes, level.text, (0, level.y), ("axes fraction", "data"), (2, 2), color)
 
 
-def _draw_mark(axes: Axes, mark: Mark) -> None:
+def _draw_mark(axes: Axes, mark: Mark) -> Annotation:
     axes.axvline(mark.x, color="0.6", linewidth=1, linestyle=GUIDE, zorder=0)
     if mark.at == "above":
         centered: dict[str, Any] = {"ha": "center", "va": "bottom"}
-        _annotate(axes, mark.text, (mark.x, 1), ("data", "axes fraction"), (0, 4), "0.35", **centered)
-    else:
-        _annotate(axes, mark.text, (mark.x, 0), "data", (3, 3), "0.35")
+        return _annotate(axes, mark.text, (mark.x, 1), ("data", "axes fraction"), (0, 4), "0.35", **centered)
+    return _annotate(axes, mark.text, (mark.x, 0), "data", (3, 3), "0.35")
 
 
-def _annotate(axes: Axes, text: str, at: tuple, coordinates: Any, offset: tuple, color: Any, **align: Any) -> None:
+def _annotate(
+    axes: Axes, text: str, at: tuple, coordinates: Any, offset: tuple, color: Any, **align: Any
+) -> Annotation:
     offsets: dict[str, Any] = {"xytext": offset, "textcoords": "offset points"}
-    axes.annotate(text, at, xycoords=coordinates, **offsets, fontsize="small", color=color, **align)
+    return axes.annotate(text, at, xycoords=coordinates, **offsets, fontsize="small", color=color, **align)
 
 
 def _set_scales(axes: Axes, panel: Panel) -> None:
@@ -159,9 +180,6 @@ def _set_scales(axes: Axes, panel: Panel) -> None:
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter("{x:,.0f}")
         axes.yaxis.set_minor_locator(NullLocator())
-    if panel.y_scale == "log 1-2-5 minor":
-        axes.yaxis.set_major_formatter(FuncFormatter(_in_full))
-        axes.yaxis.set_minor_formatter(FuncFormatter(_in_full))
 
 
 def _set_ranges(axes: Axes, panel: Panel) -> None:
@@ -181,12 +199,6 @@ def _label_outer(axes: Axes, figure: Figure) -> None:
         axes.set_ylabel("")
 
 
-def _in_full(value: float, _: int) -> str:
-    """Return the label of a tick on a log scale: 1, 2 and 5 of each decade in full, nothing for other digits."""
-    digits = f"{value:.0f}"
-    return f"{value:,.0f}" if digits[0] in "125" and not digits[1:].strip("0") else ""
-
-
 def _draw_heat_map(axes: Axes, heat: HeatMap) -> None:
     values = np.asarray(heat.values)
     low, high = heat.color_range
@@ -196,7 +208,7 @@ def _draw_heat_map(axes: Axes, heat: HeatMap) -> None:
     axes.set_xlabel(heat.x_label)
     axes.set_ylabel(heat.y_label)
     axes.set_title(heat.title)
-    if values.size <= heat.most_numbered:
+    if values.size <= MOST_NUMBERED:
         for (row, column), value in np.ndenumerate(values):
             color = "black" if value > low + 0.6 * (high - low) else "white"
             axes.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize="small", color=color)

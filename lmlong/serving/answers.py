@@ -185,25 +185,29 @@ class Envelope:
 
     def __init__(self, response_format: ResponseFormat, model: str, fingerprint: str):
         self.format = response_format
-        self._own = {
+        self._fields = {
             "id": f"{response_format.prefix}-{secrets.token_hex(12)}",
             "created": int(time.time()),
             "model": model,
+            "system_fingerprint": f"fp_{fingerprint[:12]}",
         }
-        self._fingerprint = {"system_fingerprint": f"fp_{fingerprint[:12]}"}
 
     def whole(self, texts: dict[int, Piece], usage: Usage, session: SessionInfo | None) -> dict[str, Any]:
         choices = [self.format.choice(number, texts[number]) for number in sorted(texts)]
-        rest = {"session": session_body(session)} if session else {}
-        return {**self._of(self.format.kind), "choices": choices, "usage": usage.body(), **rest}
+        return self._body(self.format.kind, choices, usage, session)
 
-    def chunk(
-        self, choice: dict[str, Any] | None, usage: Usage | None = None, session: SessionInfo | None = None
-    ) -> dict[str, Any]:
-        """Return one chunk of a stream; the last one has no choice, but the usage and the session."""
-        rest = {"usage": usage.body()} if usage else {}
-        rest |= {"session": session_body(session)} if session else {}
-        return {**self._of(self.format.chunk_kind), "choices": [choice] if choice else [], **rest}
+    def chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
+        """Return one chunk of a stream."""
+        return self._body(self.format.chunk_kind, [choice], None, None)
 
-    def _of(self, kind: str) -> dict[str, Any]:
-        return {**self._own, "object": kind, **self._fingerprint}
+    def last_chunk(self, usage: Usage | None, session: SessionInfo | None) -> dict[str, Any]:
+        """Return the last chunk of a stream, which has no text."""
+        return self._body(self.format.chunk_kind, [], usage, session)
+
+    def _body(self, kind: str, choices: list, usage: Usage | None, session: SessionInfo | None) -> dict[str, Any]:
+        body = {**self._fields, "object": kind, "choices": choices}
+        if usage:
+            body["usage"] = usage.body()
+        if session:
+            body["session"] = session_body(session)
+        return body

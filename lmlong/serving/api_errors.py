@@ -1,14 +1,16 @@
 """Errors of the HTTP interface, in the shape of OpenAI's."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from starlette.responses import JSONResponse
 
 from lmlong.data.tokenizers.base import CannotEncode
 from lmlong.data.tokenizers.characters import UnknownCharacter
+from lmlong.errors import CheckpointError
 from lmlong.serving.engine import Busy, Closed, EngineFailed, UnusableSession
+from lmlong.serving.sessions import NoState, QuotaReached, UnknownSession
 
 LOG = logging.getLogger("lmlong.serving")
 
@@ -67,23 +69,28 @@ def timed_out(seconds: float) -> ApiError:
     return ApiError(504, f"The request took more than {seconds:g} seconds. Ask for fewer tokens.", code="timeout")
 
 
+RESPONSES: dict[type[Exception], Callable[[Any], ApiError]] = {
+    Busy: lambda error: busy(str(error)),
+    Closed: lambda error: shutting_down(),
+    EngineFailed: lambda error: not_ready(str(error)),
+    CannotEncode: lambda error: ApiError(400, str(error)),
+    UnknownCharacter: lambda error: ApiError(400, error.to_client),
+    UnusableSession: lambda error: ApiError(400, str(error), "session", "invalid_value"),
+    UnknownSession: lambda error: ApiError(404, str(error), "session", "session_not_found"),
+    QuotaReached: lambda error: ApiError(429, str(error), "session", "insufficient_quota"),
+    NoState: lambda error: ApiError(400, str(error), code="invalid_state"),
+    CheckpointError: lambda error: ApiError(410, "The file of this session is damaged.", "session", "session_damaged"),
+}
+
+
 def api_error(error: BaseException) -> ApiError:
     """Return an exception as an error response. The message of an unexpected exception is neither sent nor logged,
     since it may contain text of a request, or paths."""
     if isinstance(error, ApiError):
         return error
-    if isinstance(error, Busy):
-        return busy(str(error))
-    if isinstance(error, Closed):
-        return shutting_down()
-    if isinstance(error, EngineFailed):
-        return not_ready(str(error))
-    if isinstance(error, CannotEncode):
-        return ApiError(400, str(error))
-    if isinstance(error, UnusableSession):
-        return ApiError(400, str(error), "session", "invalid_value")
-    if isinstance(error, UnknownCharacter):
-        return ApiError(400, error.to_client)
+    for kind, response in RESPONSES.items():
+        if isinstance(error, kind):
+            return response(error)
     error = error.__cause__ or error
     frame, where = error.__traceback__, "unknown"
     while frame is not None:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from functools import partial
 from typing import Any
 
@@ -18,48 +18,37 @@ from lmlong.errors import UsageError
 from lmlong.inference import chat
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.model.sampling_options import MAX_TOKENS
-from lmlong.serving import aside, page
+from lmlong.serving import page
 from lmlong.serving.answers import ChatFormat, CompletionFormat, Envelope, ResponseFormat, Usage
 from lmlong.serving.api_errors import ApiError, api_error, not_ready, shutting_down
-from lmlong.serving.bodies import ChatBody, CompletionBody, ScoreBody, WritingBody
+from lmlong.serving.bodies import ChatBody, CompletionBody, ScoreBody, WritingBody, check_length
+from lmlong.serving.body_reader import BodyReader
 from lmlong.serving.engine import Engine, EngineFailed
 from lmlong.serving.guard import BODY, OWNER, Guard, Hosts
 from lmlong.serving.inbox import Texts
-from lmlong.serving.limits import Limits, check_prompt
 from lmlong.serving.metrics import Metrics
-from lmlong.serving.parser import Parser
 from lmlong.serving.request import Request
 from lmlong.serving.session_api import SessionApi
 from lmlong.serving.session_change import Change, Sessions
 from lmlong.serving.sessions import SessionStore
-from lmlong.serving.streaming import Deadline, EventStream, while_connected, written
-from lmlong.serving.uploads import Uploads
+from lmlong.serving.settings import Settings
+from lmlong.serving.streaming import Deadline, Disconnected, EventStream, while_connected, written
+from lmlong.serving.worker import Worker, chat_tokens, score
 
 
 class ModelServer:
     """A served model, with the engine and workers that handle its requests."""
 
-    def __init__(
-        self,
-        trained: TrainedLanguageModel,
-        name: str,
-        store: SessionStore,
-        rows: int,
-        waiting: int,
-        cache: int,
-        limits: Limits,
-        owners: int,
-    ):
-        self.trained, self.name, self.limits = trained, name, limits
-        self.engine = Engine(trained, rows, waiting, cache, owners)
+    def __init__(self, trained: TrainedLanguageModel, name: str, store: SessionStore, settings: Settings, owners: int):
+        self.trained, self.name, self.settings = trained, name, settings
+        self.engine = Engine(trained, settings, owners)
         self.metrics = Metrics(self.engine, store)
-        self.sessions = Sessions(store, waiting, owners)
-        self.parser = Parser(waiting, owners)
-        self.uploads = Uploads(limits, owners)
-        self.session_api = SessionApi(self.sessions, self.engine, self.parser, self.uploads, limits, self.metrics)
-        self.scorer = aside.Worker("lmlong-scorer", limits.aside, owners)
-        self.renderer = aside.Worker("lmlong-renderer", limits.aside, owners)
-        self.workers = (self.scorer, self.renderer, self.parser.worker, self.uploads.worker, self.sessions.worker)
+        self.sessions = Sessions(store, settings.waiting, owners)
+        self.reader = BodyReader(settings, owners)
+        self.session_api = SessionApi(self.sessions, self.engine, self.reader, settings, self.metrics)
+        self.scorer = Worker("lmlong-scorer", settings.jobs, owners)
+        self.renderer = Worker("lmlong-renderer", settings.jobs, owners)
+        self.workers = (self.scorer, self.renderer, self.reader.parser, self.reader.converter, self.sessions.worker)
         self.closing = False
         self.created = int(time.time())
 
@@ -69,7 +58,7 @@ class ModelServer:
         for worker in self.workers:
             worker.close()
         chat.RENDERER.close()  # a template may loop
-        self.uploads.process.close()
+        self.reader.process.close()
         self.engine.close()
 
     async def models(self, request: HttpRequest) -> Response:
@@ -97,10 +86,10 @@ class ModelServer:
 
     async def completions(self, request: HttpRequest) -> ASGIApp:
         owner = request.scope[OWNER]
-        body = await self.parser.parse(CompletionBody, request.scope[BODY], owner)
+        body = await self.reader.parse(CompletionBody, request.scope[BODY], owner)
         for number, prompt in enumerate(body.prompt):
-            check_prompt(self.limits, prompt, "prompt" if len(body.prompt) == 1 else f"prompt.{number}")
-        deadline = Deadline(self.limits.timeout)
+            self._check_length(prompt, "prompt" if len(body.prompt) == 1 else f"prompt.{number}")
+        deadline = Deadline(self.settings.timeout)
         make = self._maker(body, len(body.prompt), owner)
         response_format = CompletionFormat(self.trained.tokenizer, body.alternatives)
         if body.session is None:
@@ -115,45 +104,41 @@ class ModelServer:
             raise
 
     async def chat(self, request: HttpRequest) -> ASGIApp:
-        deadline, owner = Deadline(self.limits.timeout), request.scope[OWNER]
-        body = await self.parser.parse(ChatBody, request.scope[BODY], owner)
+        deadline, owner = Deadline(self.settings.timeout), request.scope[OWNER]
+        body = await self.reader.parse(ChatBody, request.scope[BODY], owner)
         if self.trained.tokenizer.chat_template is None:
             raise ApiError(
                 400, "This model has no chat template. Use /v1/completions, or a model made for chat.", "messages"
             )
         messages = [message.rendered() for message in body.messages]
-        check_prompt(self.limits, "".join(message["content"] for message in messages), "messages")
+        self._check_length("".join(message["content"] for message in messages), "messages")
         make = self._maker(body, 1, owner)
-        rendering = self.renderer.run(partial(aside.chat_tokens, self.trained, messages), owner)
+        rendering = self.renderer.run(partial(chat_tokens, self.trained, messages), owner)
         try:
             tokens = await while_connected(request.receive, rendering, deadline)
         except UsageError as error:
             raise ApiError(400, str(error), "messages") from None
-        if tokens is None:
-            return Response()
         response_format = ChatFormat(self.trained.tokenizer, body.alternatives)
         return await self._answer(request, body, make(prompt=tokens), response_format, deadline)
 
     async def score(self, request: HttpRequest) -> Response:
         owner = request.scope[OWNER]
-        body = await self.parser.parse(ScoreBody, request.scope[BODY], owner)
+        body = await self.reader.parse(ScoreBody, request.scope[BODY], owner)
         self._check_model(body.model)
-        check_prompt(self.limits, body.text, "text")
-        scoring = self.scorer.run(partial(aside.score, self.trained, body.text), owner)
-        score = await while_connected(request.receive, scoring, Deadline(self.limits.timeout))
-        if score is None:
-            return Response()
-        per_byte = score.bits / score.bytes if score.bytes else None
-        return JSONResponse({"object": "score", "model": self.name, **score._asdict(), "bits_per_byte": per_byte})
+        self._check_length(body.text, "text")
+        scoring = self.scorer.run(partial(score, self.trained, body.text), owner)
+        sums = await while_connected(request.receive, scoring, Deadline(self.settings.timeout))
+        per_byte = sums.bits / sums.bytes if sums.bytes else None
+        return JSONResponse({"object": "score", "model": self.name, **sums._asdict(), "bits_per_byte": per_byte})
 
     def _maker(self, body: WritingBody, prompts: int, owner: str) -> Callable[..., list[Request]]:
         """Return a function that creates the engine requests of a prompt."""
         self._check_model(body.model)
-        if prompts * body.n > self.limits.choices:
-            raise ApiError(400, f"n: a request may ask for at most {self.limits.choices} texts.", "n")
-        most = min(MAX_TOKENS, self.limits.max_tokens) if body.max_tokens is None else body.max_tokens
-        if most > self.limits.max_tokens:
-            raise ApiError(400, f"max_tokens: {most:,} is above {self.limits.max_tokens:,}.", "max_tokens")
+        if prompts * body.n > self.settings.max_choices:
+            raise ApiError(400, f"n: a request may ask for at most {self.settings.max_choices} texts.", "n")
+        most = min(MAX_TOKENS, self.settings.max_tokens) if body.max_tokens is None else body.max_tokens
+        if most > self.settings.max_tokens:
+            raise ApiError(400, f"max_tokens: {most:,} is above {self.settings.max_tokens:,}.", "max_tokens")
 
         def make(**what: Any) -> list[Request]:
             what |= {"max_tokens": most, "stop": tuple(body.stop), "alternatives": body.alternatives, "owner": owner}
@@ -172,62 +157,54 @@ class ModelServer:
         change: Change | None = None,
     ) -> ASGIApp:
         """Return the texts of requests, whole or as a stream; `change` is the session that they continue."""
-        texts = Texts(self.engine, requests, self.limits.lag, self.metrics, change)
+        texts = Texts(self.engine, requests, self.settings.lag, self.metrics, change)
         envelope = Envelope(response_format, self.name, self.trained.weights_hash)
         usage = Usage(body.n)
         if body.stream:
             return EventStream(texts, envelope, usage, range(len(requests)), body.include_usage, deadline)
-        try:
+        with closing(texts):
             result = await while_connected(request.receive, written(texts, usage), deadline)
-        finally:
-            texts.close()
-        return Response() if result is None else JSONResponse(envelope.whole(result.pieces, usage, result.session))
+        return JSONResponse(envelope.whole(result.pieces, usage, result.session))
 
     def _model(self) -> dict[str, Any]:
         return {"id": self.name, "object": "model", "created": self.created, "owned_by": "lmlong"}
+
+    def _check_length(self, text: str, name: str) -> None:
+        check_length(text, self.settings.max_prompt, name)
 
     def _check_model(self, name: str | None) -> None:
         if name is not None and name != self.name:
             raise ApiError(404, f"model: not found. This server serves {self.name!r}.", "model", "model_not_found")
 
 
-Handler = Callable[[HttpRequest], Awaitable[ASGIApp]]
-
-
 def make_app(
     trained: TrainedLanguageModel,
     name: str,
     store: SessionStore,
-    *,
-    rows: int = 64,
-    waiting: int = 1024,
-    cache: int = 0,
-    limits: Limits | None = None,
-    hosts: Hosts | None = None,
-    keys: Sequence[str] = (),
+    settings: Settings,
+    hosts: Hosts,
+    keys: Sequence[str],
 ) -> Starlette:
-    """Return the application that serves a model, under a name, and the sessions of `store`; while it runs,
-    `app.state.service` is its `ModelServer`. Requests must call it by a name of `hosts`, and bring one of `keys`, if
-    any. `cache` bytes of states are kept, so that the beginnings of texts that come again are not read again."""
-    limits, hosts = limits or Limits(), hosts or Hosts("localhost")
+    """Return the application that serves a model under a name, with the sessions of `store`; `app.state.service` is its
+    `ModelServer`, which ends with it. Requests must use a host name of `hosts`, and one of `keys` if there are any."""
+    service = ModelServer(trained, name, store, settings, owners=max(1, len(set(keys))))
+    sessions = service.session_api
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        app.state.service = service = ModelServer(
-            trained, name, store, rows, waiting, cache, limits, owners=max(1, len(set(keys)))
-        )
         try:
             yield
         finally:
             service.end()
 
-    def route(path: str, method: str, handler: Callable[[ModelServer, HttpRequest], Awaitable[ASGIApp]]) -> Route:
+    def route(path: str, method: str, handler: Callable[[HttpRequest], Awaitable[ASGIApp]]) -> Route:
         async def endpoint(request: HttpRequest) -> ASGIApp:
-            service: ModelServer = request.app.state.service
             try:
                 if service.closing and method in ("POST", "DELETE"):
                     raise shutting_down()
-                return await handler(service, request)
+                return await handler(request)
+            except Disconnected:
+                return Response()
             except Exception as error:
                 raise api_error(error) from None
 
@@ -240,32 +217,30 @@ def make_app(
         assert isinstance(error, ApiError)
         return error.response()
 
-    def of_sessions(path: str, method: str, handler: Callable[[SessionApi, HttpRequest], Awaitable[Response]]) -> Route:
-        return route(f"/v1/sessions{path}", method, lambda service, request: handler(service.session_api, request))
-
     routes = [
-        route("/v1/models", "GET", ModelServer.models),
-        route("/v1/models/{name:path}", "GET", ModelServer.model),
-        route("/v1/completions", "POST", ModelServer.completions),
-        route("/v1/chat/completions", "POST", ModelServer.chat),
-        route("/v1/score", "POST", ModelServer.score),
-        of_sessions("", "GET", SessionApi.list),
-        of_sessions("", "POST", SessionApi.create),
-        of_sessions("/{name}", "GET", SessionApi.info),
-        of_sessions("/{name}", "DELETE", SessionApi.delete),
-        of_sessions("/{name}/append", "POST", SessionApi.append),
-        of_sessions("/{name}/fork", "POST", SessionApi.fork),
-        of_sessions("/{name}/state", "GET", SessionApi.download),
-        route("/health", "GET", ModelServer.health),
-        route("/ready", "GET", ModelServer.ready),
-        route("/metrics", "GET", ModelServer.metrics_text),
+        route("/v1/models", "GET", service.models),
+        route("/v1/models/{name:path}", "GET", service.model),
+        route("/v1/completions", "POST", service.completions),
+        route("/v1/chat/completions", "POST", service.chat),
+        route("/v1/score", "POST", service.score),
+        route("/v1/sessions", "GET", sessions.list),
+        route("/v1/sessions", "POST", sessions.create),
+        route("/v1/sessions/{name}", "GET", sessions.info),
+        route("/v1/sessions/{name}", "DELETE", sessions.delete),
+        route("/v1/sessions/{name}/append", "POST", sessions.append),
+        route("/v1/sessions/{name}/fork", "POST", sessions.fork),
+        route("/v1/sessions/{name}/state", "GET", sessions.download),
+        route("/health", "GET", service.health),
+        route("/ready", "GET", service.ready),
+        route("/metrics", "GET", service.metrics_text),
         *page.routes(),
     ]
     app = Starlette(
         routes=routes,
         lifespan=lifespan,
-        middleware=[Middleware(Guard, hosts, keys, limits, [route.path for route in routes])],
+        middleware=[Middleware(Guard, hosts, keys, settings, service.metrics, [route.path for route in routes])],
         exception_handlers={HTTPException: error_response, ApiError: error_response},
     )
     app.router.redirect_slashes = False
+    app.state.service = service
     return app

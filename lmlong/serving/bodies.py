@@ -21,7 +21,16 @@ from lmlong.errors import nearest
 from lmlong.model.sampling_options import DEFAULTS, RECENT, Sampling, random_seed
 from lmlong.serving.api_errors import ApiError
 from lmlong.serving.json_text import read_json
-from lmlong.serving.limits import LONGEST_LIST, LONGEST_STOP, MOST_ALTERNATIVES, MOST_STOPS
+
+MOST_STOPS = 16
+LONGEST_STOP = 100
+"""Stop strings of a request, and characters of one: they are searched for after each token."""
+
+LONGEST_LIST = 4096
+"""Prompts or messages of a request, which are validated while no other request is answered."""
+
+MOST_ALTERNATIVES = 20
+"""The most alternatives of a token whose log-probabilities are returned."""
 
 MEANINGLESS = frozenset(
     {
@@ -205,6 +214,14 @@ class NoBody(Body):
 class ScoreBody(Body):
     text: Annotated[Text, Field(min_length=1)]
     model: Text | None = None
+
+
+def check_length(text: str, most: int, name: str) -> None:
+    """Refuse a text of more bytes than a prompt may have."""
+    size = len(text.encode())
+    if size > most:
+        message = f"{name}: {size:,} bytes are more than the {most:,} of this server."
+        raise ApiError(400, message, name, "context_length_exceeded")
 
 
 def text_of_file(data: bytes) -> str:

@@ -14,13 +14,13 @@ from typing import Any
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 MOST = 8192
-"""Connections at a time, where the process may open as many files."""
+"""Simultaneous connections, if the process may open that many files."""
 
 OTHER_FILES = 64
-"""Open files that are left for sessions, libraries and pipes."""
+"""Open files reserved for sessions, libraries and pipes."""
 
 LONGEST_HEAD = 32 << 10
-"""Bytes of the head of a request."""
+"""Maximum bytes of the head of a request."""
 
 REFUSAL = b'{"error":{"message":"All connections are in use. Try again later.","type":"server_error"}}'
 REFUSED = b"\r\n".join(
@@ -44,15 +44,15 @@ class ConnectionLimits:
     backlog: int = 2048
     """Connections that the system accepts before the event loop sees them."""
     head: float = 20.0
-    """From a connection, or the last answer, to the end of the head of the next request."""
+    """From the connection, or the last response, to the end of the head of the next request."""
     body: float = 30.0
     """Between two pieces of a body."""
     unread: float = 300.0
-    """In which a client takes nothing of an answer; the system's own buffers hold some of it."""
+    """In which a client reads nothing of a response, beyond what the system buffers."""
 
     @classmethod
     def of_process(cls) -> "ConnectionLimits":
-        """Return limits that leave some of the files that this process may open."""
+        """Return limits that reserve some of the files that this process may open."""
         files = open_files()
         backlog = max(16, min(cls.backlog, files // 4))
         return cls(most=max(16, min(MOST, files - backlog - OTHER_FILES)), backlog=backlog)
@@ -74,11 +74,7 @@ class Connections:
     def __init__(self, limits: ConnectionLimits):
         self.limits = limits
         self._all: set[Connection] = set()
-        self._idle: dict[Connection, float] = {}  # since when no request goes on, in this order
-
-    def protocol(self, **options: Any) -> "Connection":
-        """Return the protocol of a new connection, for uvicorn."""
-        return Connection(self, **options)
+        self._idle: dict[Connection, float] = {}  # since when no request runs, oldest first
 
     def add(self, connection: "Connection") -> bool:
         """Count a new connection, and return whether it may stay: at the limit, the one that has been idle the longest
@@ -105,7 +101,7 @@ class Connections:
             self._idle.setdefault(connection, time.monotonic())
 
     def close_stalled(self) -> None:
-        """Close those that take longer than they may."""
+        """Close the connections that exceed their limits."""
         now = time.monotonic()
         for connection in [*self._too_long_idle(now), *(one for one in self._all if one.is_stalled(now, self.limits))]:
             connection.transport.abort()
@@ -129,11 +125,11 @@ class Connection(H11Protocol):
 
     @property
     def is_busy(self) -> bool:
-        """Whether the head of a request has arrived, whose answer has not ended."""
+        """Whether a request runs: its head has arrived, and its response has not ended."""
         return self.cycle is not None and not self.cycle.response_complete
 
     def is_stalled(self, now: float, limits: ConnectionLimits) -> bool:
-        """Return whether a body does not arrive, or an answer is not taken; called every second or so."""
+        """Return whether a body does not arrive, or a response is not read; called about once a second."""
         unsent = self.transport.get_write_buffer_size()
         if unsent == 0 or unsent < self._unsent:
             self._taken = now

@@ -26,6 +26,7 @@ from lmlong.serving.fair_queue import FairQueue
 from lmlong.serving.free_memory import FreeMemory
 from lmlong.serving.prefix_cache import PrefixCache
 from lmlong.serving.request import Request
+from lmlong.serving.settings import DEFAULT_SETTINGS, Settings
 from lmlong.serving.writer import Deliver, Writer
 
 LOG = logging.getLogger("lmlong.serving")
@@ -75,24 +76,21 @@ class EngineCounts:
 class Engine:
     """Writes the texts of many requests at a time, with one model."""
 
-    def __init__(
-        self, trained: TrainedLanguageModel, rows: int = 64, waiting: int = 1024, cache: int = 0, owners: int = 1
-    ):
-        """Up to `rows` requests are processed at a time, and `waiting` more are queued; `cache` is the number of bytes
-        for states of prompt prefixes. With several `owners`, one row is reserved for each but one of them, up to half
-        of the rows, and each can always queue its share of `waiting`."""
-        self.trained, self.rows, self.most_waiting = trained, rows, waiting
-        self._spare_rows = min(owners - 1, rows // 2)
-        self._share_of_waiting = max(1, waiting // owners)
+    def __init__(self, trained: TrainedLanguageModel, settings: Settings = DEFAULT_SETTINGS, owners: int = 1):
+        """With several `owners`, one row is reserved for each but one of them, up to half of the rows, and each can
+        always queue its share of `settings.waiting`."""
+        self.trained, self.rows, self.most_waiting = trained, settings.rows, settings.waiting
+        self._spare_rows = min(owners - 1, self.rows // 2)
+        self._share_of_waiting = max(1, self.most_waiting // owners)
         self.counts = EngineCounts()
-        self.cache = PrefixCache(cache) if cache else None
+        self.cache = PrefixCache(settings.prefix_cache) if settings.prefix_cache else None
         self._steps = make_row_step(trained.model)
         self._waiting = FairQueue[Writer]()
         self._reading = FairQueue[tuple[Writer, Iterator[None]]]()
         self._writing: list[Writer] = []
         self._free_memory = FreeMemory()
         self._changed = Condition()
-        self._some_cancelled = self._closing = self._stopped = self._failed = False
+        self._some_cancelled = self._closed = self._failed = False
         self._thread = Thread(target=self._run, name="lmlong-engine", daemon=True)
         self._thread.start()
 
@@ -102,7 +100,7 @@ class Engine:
         with self._changed:
             if self._failed:
                 raise EngineFailed
-            if self._closing:
+            if self._closed:
                 raise Closed("The server is shutting down.")
             if len(self._waiting) >= self.most_waiting and self._waiting.of(request.owner) >= self._share_of_waiting:
                 raise Busy(f"{self.most_waiting} requests are queued. Try again later.")
@@ -117,13 +115,11 @@ class Engine:
             writer.cancelled = self._some_cancelled = True
             self._changed.notify()
 
-    def close(self, grace: float = 0.0) -> None:
-        """Refuse new requests, give those in progress `grace` seconds to finish, and end the rest with Closed."""
+    def close(self) -> None:
+        """End all requests with Closed, and refuse new ones."""
         with self._changed:
-            self._closing = True
+            self._closed = True
             self._changed.notify()
-        self._thread.join(grace)
-        self._stopped = True
         self._thread.join()
 
     @property
@@ -165,12 +161,12 @@ class Engine:
             self._free_memory.give_back()
             self._comes()
         self._free_memory.tidy()
-        return not self._stopped and (self._has_work or not self._closing)
+        return not self._closed
 
     def _comes(self, seconds: float | None = None) -> bool:
         """Wait up to `seconds` for work or the end, and return whether either has come."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._has_work or self._closing, seconds)
+            return self._changed.wait_for(lambda: self._has_work or self._closed, seconds)
 
     @property
     def _has_work(self) -> bool:

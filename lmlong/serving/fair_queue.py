@@ -1,4 +1,4 @@
-"""A queue in which owners take turns: one who puts in many items does not make the others wait for all of them."""
+"""A queue in which owners take turns: an owner with many items does not delay the others by all of them."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -8,7 +8,7 @@ Item = TypeVar("Item")
 
 
 class FairQueue(Generic[Item]):
-    """Items of owners. Those of one owner keep their order."""
+    """Items of owners; those of one owner keep their order."""
 
     def __init__(self) -> None:
         self._items: dict[str, deque[Item]] = {}  # the owner whose turn is next first; none is empty

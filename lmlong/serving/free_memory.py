@@ -1,7 +1,7 @@
-"""Memory that is free in this process, given back to the system, where the C library can do that, as on Linux.
+"""Free memory of this process, returned to the system where the C library supports that, as on Linux.
 
-malloc would keep gigabytes of it for later: what has ended leaves holes between what goes on, into which new blocks of
-the same size do not always fit.
+malloc may keep gigabytes of it: finished requests leave holes between running ones, into which new blocks of the same
+size do not always fit.
 """
 
 import ctypes
@@ -14,21 +14,21 @@ STATM = Path("/proc/self/statm")
 PAGE = mmap.PAGESIZE
 
 SLACK = 128 << 20
-"""Bytes that a process may grow by until it is seen whether they are free."""
+"""Bytes by which the process may grow before free memory is returned."""
 
 EVERY, AT_LATEST = 0.25, 30.0
-"""Seconds between two looks at how large it is, and after which free memory is given back though it has not grown."""
+"""Seconds between two checks of the size, and after which free memory is returned even if the process did not grow."""
 
 
 class FreeMemory:
-    """Gives free memory back before there is too much of it."""
+    """Returns free memory to the system before there is too much of it."""
 
     def __init__(self) -> None:
         self._looked = self._given = time.monotonic()
         self._level = resident()
 
     def tidy(self) -> None:
-        """Give it back if it is time to; called as often as one likes."""
+        """Return free memory if it is due; cheap, so it may be called at every step."""
         moment = time.monotonic()
         if moment < self._looked + EVERY:
             return
@@ -38,14 +38,14 @@ class FreeMemory:
             self.give_back()
 
     def give_back(self) -> None:
-        """Give it back now, which takes up to a tenth of a second."""
+        """Return free memory now, which takes up to a tenth of a second."""
         with suppress(AttributeError, OSError, TypeError):  # where there is no such function
             ctypes.CDLL(None).malloc_trim(0)
         self._given, self._level = time.monotonic(), resident()
 
 
 def resident() -> int:
-    """Return the bytes of this process that are in memory; 0 where the system does not tell."""
+    """Return the resident bytes of this process; 0 where the system does not report them."""
     try:
         return PAGE * int(STATM.read_text().split()[1])
     except OSError:

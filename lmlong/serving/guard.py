@@ -15,22 +15,23 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from lmlong.data.formats.table import SUFFIXES
 from lmlong.serving import page
 from lmlong.serving.api_errors import ApiError, busy, shutting_down
-from lmlong.serving.limits import Limits
+from lmlong.serving.metrics import Metrics
 from lmlong.serving.sessions import owner_of
+from lmlong.serving.settings import Settings
 
 OPEN = frozenset({"/health", "/ready", *page.FILES})
-"""Paths that need no key: they tell nothing but that the server is there, or are the page, which everybody has."""
+"""Paths that need no key: health checks, and the page, which is public."""
 
 BODY, OWNER = "lmlong.body", "lmlong.owner"
-"""The keys of a request's scope that hold its body, and who its key stands for."""
+"""Keys of a request's scope: its body, and the owner of its API key."""
 
 STATE = "application/vnd.lmlong.state"
 FILES = frozenset({"application/octet-stream", STATE, *SUFFIXES})
-"""Types of bodies that are files. A page of another site can send none of them, nor JSON, without a preflight, which
-this server does not answer; it can send text/plain, which is therefore refused."""
+"""Media types of files. A page of another site cannot send them, or JSON, without a preflight, which this server does
+not answer. It can send text/plain, which is therefore refused."""
 
 OF_FILES = re.compile(r"/v1/sessions(/[^/]+/append)?")
-"""Paths that take files."""
+"""Paths that accept files."""
 
 A_SESSION = re.compile(r"(?<=^/v1/sessions/)[^/]+")
 
@@ -42,8 +43,8 @@ def media_type(headers: Headers) -> str:
 
 
 class Hosts:
-    """The names that a request may call this server by. A page of another site, whose name leads here (DNS rebinding),
-    calls it by that name, and is refused."""
+    """The host names that requests may use. A page of another site whose name resolves to this server (DNS rebinding)
+    uses that name, and is refused."""
 
     def __init__(self, bound: str, additional: Collection[str] = ()):
         address = _address(bound)
@@ -71,8 +72,16 @@ def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 class Guard:
     """Passes on only valid requests, with their bodies read."""
 
-    def __init__(self, app: ASGIApp, hosts: Hosts, keys: Sequence[str], limits: Limits, paths: Collection[str]):
-        self._app, self._hosts, self._limits, self._paths = app, hosts, limits, paths
+    def __init__(
+        self,
+        app: ASGIApp,
+        hosts: Hosts,
+        keys: Sequence[str],
+        settings: Settings,
+        metrics: Metrics,
+        paths: Collection[str],
+    ):
+        self._app, self._hosts, self._settings, self._metrics, self._paths = app, hosts, settings, metrics, paths
         self._owners = {b"Bearer " + key.encode(): owner_of(key) for key in keys}
         self._held = Counter[str]()  # bytes of bodies, by owner
 
@@ -86,13 +95,13 @@ class Guard:
             if message["type"] == "http.response.start":
                 path = A_SESSION.sub("{name}", scope["path"])
                 path = path if path in self._paths else "other"
-                scope["app"].state.service.metrics.responses.labels(path, message["status"]).inc()
+                self._metrics.responses.labels(path, message["status"]).inc()
             await send(message)
 
         try:
             self._check(scope)
             try:
-                await asyncio.wait_for(self._read(scope, receive, parts), self._limits.timeout)
+                await asyncio.wait_for(self._read(scope, receive, parts), self._settings.timeout)
             except asyncio.TimeoutError:
                 raise ApiError(408, "The body took too long to arrive.", code="timeout") from None
             scope[BODY] = b"".join(parts)
@@ -101,7 +110,7 @@ class Guard:
             with suppress(Exception):
                 await shutting_down().response()(scope, receive, counted)
         except ApiError as error:
-            await asyncio.sleep(0)  # for uvicorn to notice that it has turned away the body, which is no HTTP, itself
+            await asyncio.sleep(0)  # lets uvicorn notice that it has already refused a body that is not HTTP
             await error.response()(scope, receive, counted)
         finally:
             self._held[scope.get(OWNER) or ""] -= sum(map(len, parts))
@@ -123,24 +132,24 @@ class Guard:
             types = "application/json or application/octet-stream" if takes_files else "application/json"
             raise ApiError(415, f"A body must be {types}, not compressed.", code="unsupported_media_type")
         size = headers.get("content-length", "0")
-        if size.isdecimal() and int(size[:20]) > self._limits.body:
+        if size.isdecimal() and int(size[:20]) > self._settings.max_body:
             raise self._too_large()
 
     def _owner(self, given: bytes) -> str | None:
-        """Return who a key stands for, and compare all, so that the time tells nothing."""
+        """Return the owner of a key. All keys are compared, so that the time reveals nothing."""
         if not self._owners:
             return owner_of(None)
         owners = [owner for key, owner in self._owners.items() if hmac.compare_digest(given, key)]
         return owners[0] if owners else None
 
     async def _read(self, scope: Scope, receive: Receive, parts: list[bytes]) -> None:
-        """Read the body, if all bodies together are not too large, or those of its owner are within their share."""
+        """Read the body, unless all bodies together exceed the limit and those of its owner exceed their share."""
         owner, size, more = scope[OWNER] or "", 0, True
         takes_body = scope["method"] == "POST" and scope["path"] not in OPEN
         while more:
             message: Message = await receive()
             if message["type"] == "http.disconnect":
-                raise ApiError(400, "The body is not whole.")  # which nobody reads
+                raise ApiError(400, "The body is not whole.")  # nobody reads it
             part = message.get("body", b"")
             parts.append(part)
             size += len(part)
@@ -148,14 +157,14 @@ class Guard:
             more = message.get("more_body", False)
             if size and not takes_body:
                 raise ApiError(413, "This request must not have a body.", code="body_too_large")
-            if size > self._limits.body:
+            if size > self._settings.max_body:
                 raise self._too_large()
-            share = self._limits.held // max(1, len(self._owners))
-            if self._held.total() > self._limits.held and self._held[owner] > share:
+            share = self._settings.held // max(1, len(self._owners))
+            if self._held.total() > self._settings.held and self._held[owner] > share:
                 raise busy("The request bodies exceed the memory limit of the server. Try again later.")
 
     def _too_large(self) -> ApiError:
-        return ApiError(413, f"The body has more than {self._limits.body:,} bytes.", code="body_too_large")
+        return ApiError(413, f"The body has more than {self._settings.max_body:,} bytes.", code="body_too_large")
 
 
 def warning(hosts: Hosts, bound: str, keys: Sequence[str]) -> Sequence[str]:

@@ -127,7 +127,6 @@ class Texts:
                 raise api_error(event.error) from None
             self._left -= event.is_last
             self._session = event.session or self._session
-            self._metrics.prompt_tokens.inc(event.prompt_tokens)
         if batch and self.ended:
             self._metrics.whole.observe(time.perf_counter() - self._begun)
         return batch

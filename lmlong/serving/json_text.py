@@ -1,7 +1,7 @@
 """JSON of clients, read in bounded memory.
 
-A value of two bytes, such as `{}`, takes 64 bytes or more once it is read, so a limit of bytes does not bound memory.
-The values of a text are counted before any of them is made.
+A value of two bytes, such as `{}`, takes 64 bytes or more once parsed, so a limit of bytes does not bound memory. The
+values of a text are counted before it is parsed.
 """
 
 import json
@@ -11,11 +11,11 @@ from typing import Any, NoReturn
 from lmlong.serving.api_errors import ApiError
 
 MOST_VALUES = 1 << 16
-"""Values of a body; 4,096 messages in parts have about 40,000."""
+"""Maximum values of a body; 4,096 messages in parts have about 40,000."""
 
 MOST_DEPTH = 64
 MOST_KEYS = 256
-"""Levels of a body, and keys of one of its objects."""
+"""Maximum levels of a body, and keys of one of its objects."""
 
 BRACKETS = b"[]{}"
 OTHER_BYTES = bytes(byte for byte in range(256) if byte not in BRACKETS)
@@ -23,7 +23,7 @@ STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 
 
 def read_json(data: bytes) -> Any:
-    """Return the value of a JSON text in UTF-8; a 400 if it is not JSON, or larger than any body needs to be."""
+    """Return the value of a JSON text in UTF-8; raise a 400 if it is not JSON, or exceeds the limits."""
     check_structure(data)
     try:
         return json.loads(data.decode("utf-8"), parse_constant=_refuse_constant, object_pairs_hook=_object)
@@ -32,8 +32,8 @@ def read_json(data: bytes) -> Any:
 
 
 def check_structure(data: bytes) -> None:
-    """Refuse JSON of too many values or levels, without reading it. What is not JSON may pass, up to its first error
-    with no more values than these."""
+    """Refuse JSON of too many values or levels, without parsing it. Text that is not JSON may pass, if it has no more
+    values than the limit up to its first error."""
     without_escapes = data.replace(b"\\\\", b"").replace(b'\\"', b"")
     if without_escapes.count(b'"') > 4 * MOST_VALUES:  # two for each string: a value, or its key
         raise _too_many()

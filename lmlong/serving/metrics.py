@@ -13,7 +13,7 @@ SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100,
 
 
 class Metrics:
-    """The counters of one server, and those of its engine."""
+    """The metrics of one server and its engine."""
 
     def __init__(self, engine: Engine, store: SessionStore):
         self._engine, self._store = engine, store
@@ -34,9 +34,6 @@ class Metrics:
             buckets=SECONDS,
             registry=self._registry,
         )
-        self.prompt_tokens = Counter(
-            "lmlong_prompt_tokens", "Tokens of the prompts whose texts were written.", registry=self._registry
-        )
         self._registry.register(self)  # type: ignore[arg-type]
 
     def collect(self) -> Iterator[Metric]:
@@ -55,6 +52,7 @@ class Metrics:
         }
         counters = {
             "lmlong_texts": ("Texts that were asked for.", counts.requests),
+            "lmlong_prompt_tokens": ("Tokens of prompts.", counts.prompt_tokens),
             "lmlong_cached_tokens": ("Tokens of prompts that were read before.", counts.cached_tokens),
             "lmlong_written_tokens": ("Tokens that were written.", counts.written_tokens),
             "lmlong_steps": ("Steps of all rows together.", counts.steps),

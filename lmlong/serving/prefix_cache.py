@@ -1,23 +1,23 @@
-"""States after the beginnings of texts, so that what was read once is not read again.
+"""A cache of the states after prompt prefixes, so that the same tokens are not read twice.
 
-A state of constant size can be kept after any token, not after whole blocks alone. It is found by the tokens that it
-has read and by who asked: what one key has sent is never of use to another, not even to find out that it was sent.
+A state of constant size can be kept after any token, not only after whole blocks. It is found by the tokens that it has
+read and by the owner of the request: no key can use, or detect, what another key has sent.
 """
 
 import hashlib
 from array import array
 from bisect import insort
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
+from lmlong.inference.awake import AwakeSessions
 from lmlong.inference.session import Session
 from lmlong.model.state import state_bytes
 
 
 class Prefix(NamedTuple):
-    """The beginning of a text, by the digest of its tokens."""
+    """A prompt prefix, identified by the digest of its tokens."""
 
     owner: str
     tokens: int
@@ -25,50 +25,40 @@ class Prefix(NamedTuple):
 
 
 class PrefixCache:
-    """The latest used states, up to so many bytes."""
+    """The most recently used sessions, of up to `memory` bytes."""
 
     def __init__(self, memory: int):
-        self.memory, self.bytes = memory, 0
-        self._sessions: OrderedDict[Prefix, Session] = OrderedDict()  # the latest used last
+        self._sessions = AwakeSessions[Prefix](memory)
         self._lengths: dict[str, list[int]] = {}  # of the prefixes of each owner, sorted
 
     def longest(self, owner: str, tokens: Sequence[int]) -> Session | None:
-        """Return the session that has read the most of the beginning of these tokens."""
+        """Return the session that has read the longest prefix of these tokens."""
         lengths = takewhile(lambda length: length <= len(tokens), self._lengths.get(owner, []))
         cached = [prefix for prefix in _prefixes(owner, tokens, lengths) if prefix in self._sessions]
-        if not cached:
-            return None
-        self._sessions.move_to_end(cached[-1])
-        return self._sessions[cached[-1]]
+        return self._sessions.get(cached[-1]) if cached else None
 
     def keep(self, owner: str, tokens: Sequence[int], session: Session) -> None:
-        """Keep the session that has read these tokens, up to the last, which comes next."""
-        size = state_bytes(session.state)
+        """Cache the session after these tokens."""
         (prefix,) = _prefixes(owner, tokens, [len(tokens)])
-        if prefix in self._sessions:
-            self._sessions.move_to_end(prefix)
+        if self._sessions.get(prefix) or state_bytes(session) > self._sessions.memory:
             return
-        if size > self.memory:
-            return
-        self._sessions[prefix] = session
-        self.bytes += size
         insort(self._lengths.setdefault(owner, []), prefix.tokens)
-        while self.bytes > self.memory:
-            self._forget(next(iter(self._sessions)))
+        for evicted, _ in self._sessions.put(prefix, session):
+            lengths = self._lengths[evicted.owner]
+            lengths.remove(evicted.tokens)
+            if not lengths:
+                del self._lengths[evicted.owner]
+
+    @property
+    def bytes(self) -> int:
+        return self._sessions.bytes
 
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def _forget(self, prefix: Prefix) -> None:
-        self.bytes -= state_bytes(self._sessions.pop(prefix).state)
-        lengths = self._lengths[prefix.owner]
-        lengths.remove(prefix.tokens)
-        if not lengths:
-            del self._lengths[prefix.owner]
-
 
 def _prefixes(owner: str, tokens: Sequence[int], lengths: Sequence[int] | Iterator[int]) -> Iterator[Prefix]:
-    """Iterate over the beginnings of tokens of these lengths, from the shortest on."""
+    """Iterate over the prefixes of these lengths, which are sorted."""
     digest, done = hashlib.blake2b(digest_size=24), 0
     for length in lengths:
         digest.update(array("q", tokens[done:length]).tobytes())

@@ -1,4 +1,4 @@
-"""The server: an application of `make_app` on a socket, until a signal ends it."""
+"""The server: an application of `make_app` on a socket, until a signal stops it."""
 
 import asyncio
 import gc
@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from types import FrameType
 
 import uvicorn
@@ -15,17 +16,17 @@ from starlette.applications import Starlette
 from uvicorn.server import HANDLED_SIGNALS
 
 from lmlong.errors import UsageError
-from lmlong.serving.connections import LONGEST_HEAD, ConnectionLimits, Connections
+from lmlong.serving.connections import LONGEST_HEAD, Connection, ConnectionLimits, Connections
 
 TICKS_A_SECOND = 10
 """How often uvicorn calls `on_tick`."""
 
 SPARE = 5.0
-"""Seconds after the grace, for answers that tell of the end, until connections are cut."""
+"""Seconds after the grace in which clients get an error response, before connections are closed."""
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a socket of this address, which nobody is connected to yet."""
+    """Return a socket bound to this address, which does not listen yet."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         bound = socket.socket(family, kind, protocol)
@@ -47,8 +48,8 @@ def _not_had(error: OSError, host: str, port: int) -> UsageError:
 
 
 def prepare_process() -> None:
-    """Make a process, in which all is loaded that it serves, one that does little else."""
-    gc.freeze()  # libraries and weights stay: to look for garbage among them stops all streams for 0.1 s at a time
+    """Tune this process for serving, once everything is loaded."""
+    gc.freeze()  # libraries and weights stay: a garbage collection of them would stop all streams for 0.1 s
     with suppress(ImportError, OSError, ValueError):
         import resource
 
@@ -57,8 +58,8 @@ def prepare_process() -> None:
 
 
 class Server(uvicorn.Server):
-    """A server that ends by SIGINT or SIGTERM: it takes nothing more, lets what goes on be finished for `grace`
-    seconds, and ends the rest. The second signal ends it at once."""
+    """A server that stops on SIGINT or SIGTERM: it refuses new requests, gives running ones `grace` seconds to finish,
+    and ends the rest. A second signal stops it immediately."""
 
     def __init__(
         self,
@@ -68,11 +69,11 @@ class Server(uvicorn.Server):
         on_start: Callable[[], None],
         limits: ConnectionLimits | None = None,
     ):
-        """`on_start` is called once it listens; `limits` of connections follow from those of the process."""
+        """`on_start` is called once the server listens; by default, `limits` follow from those of the process."""
         self._connections = Connections(limits or ConnectionLimits.of_process())
         config = uvicorn.Config(
             app,
-            http=self._connections.protocol,  # type: ignore[arg-type]
+            http=partial(Connection, self._connections),  # type: ignore[arg-type]
             backlog=self._connections.limits.backlog,
             h11_max_incomplete_event_size=LONGEST_HEAD,
             ws="none",
@@ -87,17 +88,17 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._app, self._listening, self._grace, self._on_start = app, listening, grace, on_start
         self.received = 0
-        """The signal that ended it."""
+        """The signal that stopped it."""
 
     def serve_until_signal(self) -> int:
-        """Serve, and return the signal that ended it; 0 where `should_exit` was set."""
+        """Serve, and return the signal that stopped it; 0 if `should_exit` was set."""
         self.run([self._listening])
         return self.received
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         try:
             await super().startup(sockets)
-        except OSError as error:  # another program was quicker
+        except OSError as error:  # another program took the port
             raise _not_had(error, *self._listening.getsockname()[:2]) from None
         self._on_start()
 

@@ -1,24 +1,23 @@
 """The sessions API: create, append to, fork, list, download and delete sessions."""
 
 from collections.abc import Callable
+from contextlib import closing
 from typing import TypeVar
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
-from lmlong.data.formats.table import SUFFIXES, suffix_of_bytes
 from lmlong.serving.answers import Usage, session_body
-from lmlong.serving.bodies import NoBody, TextBody
+from lmlong.serving.bodies import NoBody, check_length
+from lmlong.serving.body_reader import BodyReader
 from lmlong.serving.engine import Engine
 from lmlong.serving.guard import BODY, OWNER, STATE, media_type
 from lmlong.serving.inbox import Texts
-from lmlong.serving.limits import Limits, check_prompt
 from lmlong.serving.metrics import Metrics
-from lmlong.serving.parser import Parser
 from lmlong.serving.request import Request
 from lmlong.serving.session_change import Sessions
+from lmlong.serving.settings import Settings
 from lmlong.serving.streaming import Deadline, while_connected, written
-from lmlong.serving.uploads import Uploads
 
 Result = TypeVar("Result")
 
@@ -26,11 +25,9 @@ Result = TypeVar("Result")
 class SessionApi:
     """The handlers of /v1/sessions."""
 
-    def __init__(
-        self, sessions: Sessions, engine: Engine, parser: Parser, uploads: Uploads, limits: Limits, metrics: Metrics
-    ):
-        self._sessions, self._engine, self._parser, self._uploads = sessions, engine, parser, uploads
-        self._limits, self._metrics = limits, metrics
+    def __init__(self, sessions: Sessions, engine: Engine, reader: BodyReader, settings: Settings, metrics: Metrics):
+        self._sessions, self._engine, self._reader = sessions, engine, reader
+        self._settings, self._metrics = settings, metrics
 
     async def create(self, request: HttpRequest) -> Response:
         if media_type(request.headers) == STATE:
@@ -43,7 +40,7 @@ class SessionApi:
         return await self._read(request, request.path_params["name"], 200)
 
     async def fork(self, request: HttpRequest) -> Response:
-        await self._parser.parse(NoBody, request.scope[BODY], request.scope[OWNER])
+        await self._reader.parse(NoBody, request.scope[BODY], request.scope[OWNER])
         return JSONResponse(session_body(await self._run(self._sessions.store.fork, request)), 201)
 
     async def list(self, request: HttpRequest) -> Response:
@@ -54,8 +51,8 @@ class SessionApi:
         return JSONResponse(session_body(await self._run(self._sessions.store.info, request)))
 
     async def download(self, request: HttpRequest) -> Response:
-        name = request.path_params["name"]
         data = await self._run(self._sessions.store.file, request)
+        name = request.path_params["name"]
         headers = {"Content-Disposition": f'attachment; filename="{name}.state"'}
         return Response(data, media_type=STATE, headers=headers)
 
@@ -72,29 +69,19 @@ class SessionApi:
         return await self._sessions.run(call, request.scope[OWNER], request.path_params["name"])
 
     async def _read(self, request: HttpRequest, name: str | None, status: int) -> Response:
-        """Read a text after a session, or as a new one."""
-        deadline, owner, body = Deadline(self._limits.timeout), request.scope[OWNER], request.scope[BODY]
-        kind = media_type(request.headers)
-        if kind == "application/json":
-            text = (await self._parser.parse(TextBody, body, owner)).text
-        elif suffix := SUFFIXES.get(kind) or suffix_of_bytes(body):
-            converted = await while_connected(request.receive, self._uploads.text(body, suffix, owner), deadline)
-            if converted is None:
-                return Response()
-            text = converted
-        else:
-            text = await self._parser.text_of_file(body, owner)
-        check_prompt(self._limits, text, "text")
+        """Read the text in the body after a session, or as a new one."""
+        deadline, owner = Deadline(self._settings.timeout), request.scope[OWNER]
+        reading = self._reader.text(request.scope[BODY], media_type(request.headers), owner)
+        text = await while_connected(request.receive, reading, deadline)
+        check_length(text, self._settings.max_prompt, "text")
         change = self._sessions.change(owner, name)
         try:
             engine_request = Request(text, max_tokens=0, start=await change.start(), owner=owner, keep_session=True)
-            texts = Texts(self._engine, [engine_request], self._limits.lag, self._metrics, change)
+            texts = Texts(self._engine, [engine_request], self._settings.lag, self._metrics, change)
         except BaseException:
             change.release()
             raise
-        try:
+        with closing(texts):
             result = await while_connected(request.receive, written(texts, Usage(1)), deadline)
-        finally:
-            texts.close()
-        session = result and result.session
-        return JSONResponse(session_body(session), status) if session else Response()
+        assert result.session is not None
+        return JSONResponse(session_body(result.session), status)

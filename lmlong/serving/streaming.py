@@ -43,9 +43,13 @@ class Deadline:
         return max(0.0, self._end - time.monotonic())
 
 
-async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result], deadline: Deadline) -> Result | None:
-    """Return the result of `work`, or None if the client disconnects, which cancels it. Raises an ApiError on
-    timeout."""
+class Disconnected(Exception):
+    """The client has disconnected, so it gets no response."""
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result], deadline: Deadline) -> Result:
+    """Return the result of `work`, which is cancelled if the client disconnects or the deadline passes. Raises
+    Disconnected or an ApiError."""
     working = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_gone(receive))
     try:
@@ -53,7 +57,7 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result], d
         if working.done():
             return working.result()
         if gone.done():
-            return None
+            raise Disconnected
         raise timed_out(deadline.seconds)
     finally:
         for task in (working, gone):
@@ -101,6 +105,8 @@ class EventStream:
         try:
             await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
             await while_connected(receive, self._stream(send), self._deadline)
+        except Disconnected:
+            pass
         except asyncio.CancelledError:
             await self._end_by(shutting_down(), send)
             raise
@@ -126,7 +132,7 @@ class EventStream:
             await send(_body(map(self._envelope.chunk, chunks), b"" if batch else b": waiting\n\n"))
             until = time.monotonic() + TOGETHER
         session, usage = await texts.saved(), self._usage if self._include_usage else None
-        last = [self._envelope.chunk(None, usage, session)] if session or usage else []
+        last = [self._envelope.last_chunk(usage, session)] if session or usage else []
         await send({**_body(last, b"data: [DONE]\n\n"), "more_body": False})
 
     async def _end_by(self, error: ApiError, send: Send) -> None:

@@ -1,4 +1,4 @@
-"""The program that makes text of uploaded files, for a `LimitedProcess`: a small file may stand for gigabytes."""
+"""The program that converts uploaded files to text in a `LimitedProcess`: a small file may expand to gigabytes."""
 
 from io import BytesIO
 from typing import Any
@@ -14,12 +14,12 @@ MEMORY = 2 << 30
 """Bytes of address space."""
 
 MARKUP = 4
-"""Most bytes of markup that are unpacked for a byte of the longest text."""
+"""Maximum bytes of unpacked markup for each byte of the longest text."""
 
 
 def text_of(request: dict[str, Any]) -> bytes:
-    """Return the text of a file with a `suffix`, of up to `longest` bytes: that of a document in UTF-8, that of a
-    compressed file in its own encoding."""
+    """Return the text of a file with a `suffix`, of up to `longest` bytes: of a document in UTF-8, of a compressed file
+    in its own encoding."""
     data, suffix, longest = request["data"], request["suffix"], request["longest"]
     if suffix in COMPRESSED:
         return _decompressed(data, suffix, longest)

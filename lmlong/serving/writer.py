@@ -1,4 +1,4 @@
-"""One request in the engine: its prompt is read piece by piece, then its text is written token by token."""
+"""One request in the engine: its prompt is read in pieces, then its text is generated token by token."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,11 +22,11 @@ from lmlong.serving.request import Event, Request, TokenLikelihood, WrittenToken
 Deliver = Callable[[Event], None]
 
 KEPT_EVERY, KEPT_AT_MOST = 4096, 1 << 20
-"""A state is kept each so many tokens of a long prompt, and after what was written up to so many."""
+"""Tokens of a long prompt between two cached states, and the longest text whose last state is cached."""
 
 
 class Writer:
-    """A request that is read and written; `deliver` is called with each event, from the engine's thread."""
+    """A running request; `deliver` is called with each event, in the engine's thread."""
 
     def __init__(
         self, trained: TrainedLanguageModel, request: Request, deliver: Deliver, cache: PrefixCache | None = None
@@ -34,14 +34,14 @@ class Writer:
         self.request, self.cancelled, self.ended = request, False, False
         self.sampler = Sampler(request.sampling, [request.draws])
         self.head = b""
-        """What the next token must begin with: the rest of the prompt, for the first one."""
+        """The bytes with which the next token must begin: the rest of the prompt, for the first one."""
         self.last = 0
         """The last token, which the next step reads."""
         self.row: Row
         self.cached_tokens = 0
-        """Tokens of the prompt that were read before."""
+        """Tokens of the prompt that were in the cache."""
         self._trained, self._deliver = trained, deliver
-        self._cache = None if request.start else cache  # the tokens of what was read before are not known
+        self._cache = None if request.start else cache  # the tokens of a session are not known
         self._tokens: list[int] = []  # all so far, where there is a cache
         self._text = StreamedText(trained.tokenizer, request.stop)
         self._written = self._noted = self.prompt_tokens = 0
@@ -64,7 +64,7 @@ class Writer:
                 yield
             self._session = self._cache.longest(self.request.owner, self._tokens)
             cached = int(self._session.total) if self._session else 0
-            self.cached_tokens = max(0, cached - self._begins_by_itself)
+            self.cached_tokens = max(0, cached - self._begins_with_bos)
             pieces = [self._tokens[cached:]]
         for session in prefill_pieces(self._trained.model, pieces, self._session, piece):
             self._session = session
@@ -75,14 +75,14 @@ class Writer:
         self._session = with_unread(self._session, encoding.unread)
 
     def _keep(self, every: int = 1, new: int = 1) -> None:
-        """Let others use what was read, where one of the last `new` tokens is one of `every`."""
+        """Cache the state if one of the last `new` tokens has a number divisible by `every`."""
         if self._cache is not None and self._session is not None:
             read = int(self._session.total)
             if read >= every and read % every < new:
                 self._cache.keep(self.request.owner, self._tokens[:read], self._session)
 
     def begin(self, steps: RowStep) -> None:
-        """Read what the prompt left unread, and join the rows that are written."""
+        """Read the rest of the prompt, and join the batch."""
         session, tokenizer = self._session, self._trained.tokenizer
         assert session is not None
         if self.request.max_tokens == 0:
@@ -103,23 +103,23 @@ class Writer:
 
     def _count_prompt(self, session: Session) -> None:
         before = int(self.request.start.total) if self.request.start else 0
-        self.prompt_tokens = int(session.total) - before - self._begins_by_itself
+        self.prompt_tokens = int(session.total) - before - self._begins_with_bos
 
     @property
-    def _begins_by_itself(self) -> bool:
-        """Whether the token that begins documents was read before the prompt."""
+    def _begins_with_bos(self) -> bool:
+        """Whether bos was read before the prompt."""
         return self.request.start is None and isinstance(self.request.prompt, str)
 
     @property
     def recent(self) -> Tensor | None:
-        """The last tokens (1, RECENT), where the sampler needs them."""
+        """The last tokens (1, RECENT), if the sampler needs them."""
         return torch.tensor([self._last_tokens()]) if self.sampler.needs_recent else None
 
     def take(self, token: int, log_probabilities: Tensor | None) -> None:
-        """Append a token that was sampled for this row, and deliver the text that is final."""
+        """Append a sampled token, and deliver the text that is final."""
         likelihoods = None if log_probabilities is None else self._likelihoods(token, log_probabilities)
         if token == self._trained.tokenizer.eos:
-            self._note(token)  # as a conversation may go on after it
+            self._note(token)  # a conversation may continue after it
             self._end("eos", self._text.finish(), likelihoods)
             return
         piece = self._text.feed(token, len(self.head))
@@ -135,7 +135,7 @@ class Writer:
             self._deliver(Event(piece, likelihoods))
 
     def _note(self, token: int) -> None:
-        """Take a token for the last one, which the row has not read."""
+        """Note a token as the last one, which the row has not read."""
         self.head, self.last = b"", token
         self._noted += 1
         self._recent.append(token)

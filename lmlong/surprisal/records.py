@@ -11,7 +11,7 @@ from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.session import Session
 from lmlong.io.files import parse_json
 from lmlong.model.precision import Precision
-from lmlong.surprisal.records_file import SavedRecords
+from lmlong.surprisal.saved import SavedRecords
 from lmlong.surprisal.token_bits import TextReader
 from lmlong.surprisal.units import Surprise, Totals, compared
 
@@ -86,7 +86,7 @@ class States:
         saved: SavedRecords | None = None,
     ):
         self._trained, self._folder, self._most, self._saved = trained, folder, most, saved
-        self._awake = AwakeSessions(memory)
+        self._awake = AwakeSessions[str](memory)
         # the least recently used first; None for a state that is still in the saved score
         self._asleep: OrderedDict[str, Path | None] = OrderedDict.fromkeys(saved.names if saved else ())
         self._files = 0

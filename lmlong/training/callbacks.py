@@ -15,12 +15,12 @@ from lmlong.attention.favor import Favor
 from lmlong.checkpoint.write import Contents
 from lmlong.model.base import TextModel
 from lmlong.model.language_model import LanguageModel
-from lmlong.model.metrics import METRICS, LossTotals, loss_totals
+from lmlong.model.metrics import METRICS, LossTotals, batch_tensors, loss_totals
 from lmlong.recipe import file as recipe_file
 from lmlong.training.checkpoint_store import CheckpointStore
 from lmlong.training.distributed import all_reduce_sum, is_main_process
 from lmlong.training.metrics_log import METRICS_FILE, MetricsLog
-from lmlong.training.module import TrainingModule, as_tensors
+from lmlong.training.module import TrainingModule
 from lmlong.training.prepare import PreparedRun
 from lmlong.training.progress import Progress
 from lmlong.training.run_folder import check_exists
@@ -156,7 +156,7 @@ class TrainingCallback(Callback):
         """Return the loss on the validation text, or on an even sample of it, in sequences of the training length."""
         trainer, carry_state = module.trainer, module.recipe.training.carry_state
         share = self.data.validation(limit, trainer.global_rank, trainer.world_size)
-        batches = (to_device(as_tensors(batch), module.device) for batch in share)
+        batches = (batch_tensors(batch, module.device) for batch in share)
         with evaluating(module):
             own = loss_totals(module.model, batches, module.token_bytes, carry_state)
         return all_reduce_sum(trainer, own)
@@ -199,10 +199,6 @@ def evaluating(module: TrainingModule) -> Iterator[None]:
     with module.trainer.precision_plugin.forward_context():
         yield
     module.train()
-
-
-def to_device(tensors: tuple[Any, ...], device: Any) -> tuple[Any, ...]:
-    return tuple(tensor.to(device) for tensor in tensors)
 
 
 class ResampleFeatures(Callback):

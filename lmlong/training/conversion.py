@@ -15,12 +15,11 @@ from lmlong.checkpoint import read
 from lmlong.data.data_module import CausalDataModule
 from lmlong.data.token_dataset import prepare
 from lmlong.errors import LmlongError, UsageError
-from lmlong.io.signal_handlers import Handlers
+from lmlong.io.signal_handlers import STOPPING, Handlers
 from lmlong.recipe import Conversion, Recipe, Stage
 from lmlong.recipe import file as recipe_file
 from lmlong.training.plan import make_plan
 from lmlong.training.run_folder import check_folder
-from lmlong.training.signals import STOPPING
 
 SHARED_OPTIONS = ("width", "layers", "heads", "kv_heads", "head_dim", "value_dim", "tied_output", "embedding_scale")
 """Options of `model` that must be the same in both models, since their weights are copied."""

@@ -18,12 +18,11 @@ from lmlong.data.token_dataset import TokenDataset, prepare
 from lmlong.model.block import Mixer
 from lmlong.model.build import build
 from lmlong.model.language_model import LanguageModel
-from lmlong.model.metrics import LossTotals, loss_totals
+from lmlong.model.metrics import LossTotals, batch_tensors, loss_totals
 from lmlong.recipe import Recipe
 from lmlong.report.table import Column, format_table
 from lmlong.training.conversion import StageRun
 from lmlong.training.distillation import layer_errors
-from lmlong.training.module import as_tensors
 
 EXACT = ("window", "softmax")
 """Exact attentions, which may do all the work so that the recurrences beside them learn nothing."""
@@ -62,7 +61,7 @@ def measure(teacher: str, planned: list[StageRun]) -> list[Point]:
     tokens = prepare(first.text, read.reading(teacher, read.read_tokenizer))
     old = _model(read.reading(teacher, read.read_recipe), teacher, tokens)
     text = CausalDataModule(first, tokens).validation(first.training.validation_tokens)
-    batches = [as_tensors(batch) for batch in text]
+    batches = [batch_tensors(batch) for batch in text]
     torch.manual_seed(first.seed)
     models = chain(
         [("swapped", _model(first, teacher, tokens, new_attention=True))],

@@ -15,11 +15,11 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
-from lmlong.data.batches import Arrays, TrainingBatches
+from lmlong.data.batches import TrainingBatches
 from lmlong.data.shuffle import draw
 from lmlong.errors import DivergedError
 from lmlong.model.loss import IGNORED
-from lmlong.model.metrics import LossTotals, count_bytes
+from lmlong.model.metrics import LossTotals, batch_tensors, count_bytes
 from lmlong.model.state import detach_state, where_state
 from lmlong.training.distillation import taught_loss
 from lmlong.training.optimizer import learning_rate_factor, make_optimizer
@@ -170,10 +170,4 @@ class Loader:
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         for number in self.numbers:
-            yield as_tensors(self.batches.batch(number, self.rank, self.ranks))
-
-
-def as_tensors(batch: Arrays) -> tuple[Tensor, Tensor, Tensor]:
-    """Return tokens, targets and mask as tensors that share the arrays' memory."""
-    tokens, targets, mask = map(torch.from_numpy, batch)
-    return tokens, targets, mask
+            yield batch_tensors(self.batches.batch(number, self.rank, self.ranks))

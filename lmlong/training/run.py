@@ -85,8 +85,8 @@ def train(
 
     `resume` is "auto", to resume from the newest checkpoint of the run, or a checkpoint; `overwrite` replaces a run.
     Progress is printed on stderr. Ctrl-C, or the stop button of a notebook, finishes the step, saves, and raises
-    KeyboardInterrupt; the third one raises it at once. The other signals that `lmlong.training.signals` lists save too,
-    and raise SystemExit. In a thread other than the main one, none of them stops training.
+    KeyboardInterrupt; the third one raises it at once. SIGTERM, SIGQUIT, SIGHUP, SIGUSR1,
+    SIGUSR2 and SIGXCPU save too, and raise SystemExit. In a thread other than the main one, no signal stops training.
     """
     if recipe.processes > 1 and launcher() is None:
         raise UsageError(

@@ -10,18 +10,12 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from types import FrameType, TracebackType
+from types import FrameType
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lmlong.io.signal_handlers import HANGUP, Handlers, signals_named
+from lmlong.io.signal_handlers import BY_A_PERSON, HANGUP, STOPPING, Handlers
 from lmlong.training.distributed import all_reduce_max, is_main_process
-
-BY_A_PERSON = signals_named("SIGINT", "SIGTERM", "SIGQUIT")
-"""Signals that end training at once when sent a third time."""
-
-STOPPING = (*BY_A_PERSON, *signals_named("SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU"))
-"""Signals that stop training. The kernel repeats SIGXCPU each second, and a terminal may repeat SIGHUP."""
 
 
 class StopAtOnce(BaseException):
@@ -33,31 +27,22 @@ class StopAtOnce(BaseException):
         self.signal_number = signal_number
 
 
-class StopOnSignal(Callback):
+class StopOnSignal(Callback, Handlers):
     """A callback that stops all ranks together at the end of a step, after a signal received within its `with` block.
 
     Only the main thread receives signals, so in another thread no signal stops a run.
     """
 
     def __init__(self, processes: int = 1) -> None:
+        super().__init__(STOPPING, self._receive)
         self.processes = processes
         self.received = 0  # the first signal that this process received
         self.agreed: int | None = None  # the signal that all ranks stop for
         self._counts: Counter[int] = Counter()
         self._is_saving = False
-        self._handlers = Handlers(STOPPING, self._receive)
-
-    def __enter__(self) -> "StopOnSignal":
-        self._handlers.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._handlers.__exit__(kind, error, trace)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._handlers.install()  # Lightning has replaced some of them
+        self.install()  # Lightning has replaced some of them
 
     def agree(self, trainer: Trainer) -> bool:
         """Return, on all ranks, whether any rank received a signal; all ranks call this together.

@@ -1,17 +1,13 @@
-"""Every causal attention, in every form a recipe can give it, and random inputs for it."""
+"""Every causal attention, in every form that a recipe can give it."""
 
-from collections.abc import Mapping, Sequence
 from typing import get_args
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lmlong import recipe
-from lmlong.attention import laws
-from lmlong.attention.base import CausalAttention, at_least_float32
-from lmlong.attention.inputs import draw_inputs
-from lmlong.attention.laws import Text
+from lmlong.attention.base import CausalAttention
 from lmlong.attention.ngram.layer import NgramAttention
 from lmlong.attention.registry import CAUSAL, FEATURE_MAPS
 from lmlong.recipe.kinds import FEATURE_MAP_KINDS
@@ -85,52 +81,3 @@ def build(form: recipe.Attention) -> CausalAttention:
         for weight in attention.parameters():
             nn.init.normal_(weight)  # they begin at 0
     return attention
-
-
-def inputs(
-    attention: CausalAttention,
-    time: int,
-    dtype: torch.dtype,
-    batch: int = 2,
-    seed: int = 0,
-    starts: bool | Tensor = True,
-) -> Text:
-    """(q, k, v, document_starts, what the attention declares) of a random text; about every 30th token starts a
-    document, unless `starts` says which do."""
-    draw = torch.Generator().manual_seed(seed)
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=draw, dtype=torch.float64).to(dtype)
-
-    q, k, v = (normal(batch, HEADS, time, size) for size in (HEAD_DIM, HEAD_DIM, VALUE_DIM))
-    if not attention.has_keys:
-        q, k = q[..., :0], k[..., :0]
-    drawn_starts = torch.rand(batch, time, generator=draw) < 1 / 30 if starts is True else None
-    begun = starts if isinstance(starts, Tensor) else drawn_starts
-    drawn = draw_inputs(attention.inputs, batch, time, draw, at_least_float32(dtype), begun)
-    return q, k, v, begun, *drawn.values()
-
-
-def assert_same_gradients(
-    x: Mapping[str, Tensor | None], measured: Sequence[Tensor], truth: Sequence[Tensor], draw: torch.Generator
-) -> None:
-    """Outputs and the state after, made of x in float64, are the same, and so are all gradients: through the outputs,
-    through the state, and through both."""
-    leaves = {name: t for name, t in x.items() if t is not None and t.requires_grad}
-    slopes = [torch.randn(t.shape, generator=draw, dtype=t.dtype) for t in truth]
-    for mine, exact in zip(measured, truth, strict=True):
-        assert laws.error(mine, exact) < 1e-12
-    states = range(1, len(truth))
-    for chosen in ([0], [*states], [0, *states]):
-        found, wanted = (
-            torch.autograd.grad(
-                [of[n] for n in chosen],
-                list(leaves.values()),
-                [slopes[n] for n in chosen],
-                retain_graph=True,
-                materialize_grads=True,
-            )
-            for of in (measured, truth)
-        )
-        for name, mine, exact in zip(leaves, found, wanted, strict=True):
-            assert (mine - exact).norm() < 1e-11 * (exact.norm() + 1), name

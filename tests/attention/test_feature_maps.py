@@ -3,6 +3,7 @@
 import pytest
 import torch
 from attention.cases import HEAD_DIM, HEADS
+from grids import thinned
 from torch import Tensor
 
 from lmlong import recipe
@@ -92,8 +93,10 @@ def test_taylor_is_the_exponential_to_second_order(projected: int | None) -> Non
     assert features.features == features.query(Q).shape[-1] == 1 + size + size * (size + 1) // 2
 
 
-@pytest.mark.parametrize("name", FEATURE_MAPS)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@thinned(
+    pytest.mark.parametrize("name", FEATURE_MAPS),
+    pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str),
+)
 def test_no_similarity_dies_or_bursts_at_head_width_128(name: str, dtype: torch.dtype) -> None:
     features = build(name, 128)
     for scale in (1e-4, 1.0, 5.0, 100.0):

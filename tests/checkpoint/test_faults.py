@@ -98,17 +98,6 @@ def end_at_each_operation(folder: Path) -> None:
     assert code == 0 and passed > 15
 
 
-def program(code: str, folder: Path) -> "subprocess.CompletedProcess[str]":
-    """Run code that imports from the tests and is given a folder."""
-    return subprocess.run(
-        [sys.executable, "-c", code, folder],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
-        timeout=200,
-    )
-
-
 CUT = """
 import sys
 from pathlib import Path
@@ -118,7 +107,10 @@ end_at_each_operation(Path(sys.argv[1]))
 
 
 def test_any_operation_may_be_the_last(tmp_path: Path) -> None:
-    done = program(CUT, tmp_path)
+    """In a process of its own: one that is forked has one thread."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    command = [sys.executable, "-c", CUT, tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=200)
     assert done.returncode == 0, done.stderr
     assert len(list(tmp_path.iterdir())) > 15
 
@@ -168,33 +160,6 @@ def test_the_size_of_a_checkpoint_is_known_before_it_is_written(tmp_path: Path) 
     assert there <= write.size(contents(1)) < there + 100_000
 
 
-FILLED = """
-import errno, sys
-from pathlib import Path
-from lmlong.checkpoint import write
-from lmlong.errors import LmlongError
-from checkpoint.test_faults import contents, save
-folder = Path(sys.argv[1])
-save(folder, 1)
-real = write._check_space
-# the disk fills up after the first look at it
-write._check_space = lambda staged, contents, cause=None: cause and real(staged, contents, cause)
-(folder / "ballast").write_bytes(bytes(290_000))
-if not folder.is_mount():  # a stand-in for the disk that could not be mounted
-
-    def half(tensors, path):
-        Path(path).write_bytes(bytes(20_000))
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    write.save_file = half
-try:
-    save(folder, 2)
-except LmlongError as error:
-    print(error)
-    sys.exit(error.exit_code)
-"""
-
-
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 400 kB, or where mounting is refused an ordinary folder."""
@@ -211,10 +176,22 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", folder], check=True)
 
 
-def test_a_disk_that_fills_up_while_saving(small_disk: Path) -> None:
-    done = program(FILLED, small_disk)
-    assert done.returncode == 1, done.stderr
-    assert "a checkpoint needs" in done.stdout
-    assert ("more than are free" if small_disk.is_mount() else "the disk or a quota is full") in done.stdout
+def test_a_disk_that_fills_up_while_saving(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(small_disk, 1)
+    check_space = write._check_space
+    # the disk fills up after the first look at it
+    monkeypatch.setattr(write, "_check_space", lambda folder, of, cause=None: cause and check_space(folder, of, cause))
+    (small_disk / "ballast").write_bytes(bytes(290_000))
+    if not small_disk.is_mount():  # a stand-in for the disk that could not be mounted
+
+        def half(tensors: dict, path: Path, about: None) -> None:
+            path.write_bytes(bytes(20_000))
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(write, "save_file", half)
+    reason = "more than are free" if small_disk.is_mount() else "the disk or a quota is full"
+    with pytest.raises(LmlongError, match=f"a checkpoint needs .*{reason}") as failed:
+        save(small_disk, 2)
+    assert failed.value.exit_code == 1
     assert sorted(path.name for path in small_disk.iterdir()) == ["ballast", "latest", "step-00000001"]
     manifest.verify(small_disk / "step-00000001")

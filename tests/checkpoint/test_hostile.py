@@ -1,14 +1,12 @@
 """Checkpoints from strangers: damaged ones are found, crafted ones are refused, and nothing in them is ever run."""
 
-import os
 import random
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 import torch
+from commands import lmlong
 from safetensors.torch import save_file
 
 from lmlong.checkpoint import manifest, read, write
@@ -119,7 +117,10 @@ BOTH = [write.WEIGHTS, write.TRAINING]
 
 
 @pytest.mark.parametrize(("name", "where"), [*((name, BOTH) for name in COMMANDS), ("resume", [write.TRAINING])])
-def test_no_command_runs_what_a_checkpoint_holds(checkpoint: Path, tmp_path: Path, name: str, where: list[str]) -> None:
+def test_no_command_runs_what_a_checkpoint_holds(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, where: list[str]
+) -> None:
+    monkeypatch.setenv("LMLONG_CACHE", str(tmp_path / "cache"))
     witness, book, recipe = tmp_path / "witness", tmp_path / "book.txt", tmp_path / "run.yaml"
     book.write_text("words and more words " * 300)
     recipe.write_text(
@@ -131,17 +132,9 @@ def test_no_command_runs_what_a_checkpoint_holds(checkpoint: Path, tmp_path: Pat
         torch.save({"global_step": Payload(witness), "state_dict": Payload(witness)}, checkpoint / file)
     sign(checkpoint)
 
-    words = " ".join(COMMANDS[name])
-    for word, path in {"CHECKPOINT": checkpoint, "RECIPE": recipe, "BOOK": book, "RUN": tmp_path / "new"}.items():
-        words = words.replace(word, str(path))
-    done = subprocess.run(
-        [sys.executable, "-m", "lmlong", *words.split()],
-        capture_output=True,
-        text=True,
-        check=False,
-        stdin=subprocess.DEVNULL,
-        env={**os.environ, "LMLONG_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"},
-    )
+    named = {"CHECKPOINT": checkpoint, "RECIPE": recipe, "BOOK": book, "RUN": tmp_path / "new"}
+    words = [word.replace("CHECKPOINT", str(checkpoint)) for word in COMMANDS[name]]
+    done = lmlong(*(named.get(word, word) for word in words))
     assert not witness.exists()
     assert done.returncode == 4, done.stderr
     assert where[0] in done.stderr and "Traceback" not in done.stderr

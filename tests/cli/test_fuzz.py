@@ -1,6 +1,6 @@
 """Recipes and overrides drawn at random: never a traceback, the documented exit codes, a message that names the key.
 
-What a number stands for, and many more of them: `tools/fuzz_overrides.py --recipes 1 --seed NUMBER`.
+What a number stands for, and many more of them: `tools/fuzz.py overrides --cases 1 --seed NUMBER`.
 """
 
 from collections import Counter

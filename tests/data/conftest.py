@@ -48,20 +48,22 @@ def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
     return train_tokenizer(sentences(20), recipe.Tokenizer(vocabulary=400, algorithm=request.param))
 
 
+def text_over(*paths: Path, **options: object) -> recipe.Text:
+    """The text section of a recipe over files, by default in bytes."""
+    source = {"kind": "files", "paths": list(map(str, paths))}
+    settings: dict[str, object] = {"sources": [source], "tokenizer": {"kind": "bytes"}, "sequence_length": 16}
+    return recipe.Text.model_validate(settings | options)
+
+
 @pytest.fixture
 def text_of(tmp_path: Path) -> Callable[..., recipe.Text]:
-    """The text section of a recipe, in bytes, over a folder filled with these documents."""
+    """The text section of a recipe over a folder that is filled with these documents."""
 
     def make(documents: list[str], **options: object) -> recipe.Text:
         folder = tmp_path / "documents"
         folder.mkdir(exist_ok=True)
         for number, document in enumerate(documents):
             (folder / f"{number:03}.txt").write_bytes(document.encode())
-        settings: dict[str, object] = {
-            "sources": [recipe.Files(kind="files", paths=[str(folder)])],
-            "tokenizer": recipe.Tokenizer(kind="bytes"),
-            "sequence_length": 16,
-        }
-        return recipe.Text.model_validate(settings | options)
+        return text_over(folder, **options)
 
     return make

@@ -8,7 +8,6 @@ from click.testing import CliRunner
 
 from lmlong.cli.data import data
 from lmlong.cli.tokenizer import tokenizer
-from lmlong.data.tokenizers.base import Tokenizer
 from lmlong.data.tokenizers.factory import load_tokenizer
 
 from .conftest import sentences
@@ -56,6 +55,14 @@ def test_info_is_a_table_of_80_columns(recipe_file: str) -> None:
     assert "paper.rar" in run(data, "info", recipe_file)
 
 
+def test_prepare_and_info_print_the_overlap(recipe_file: str) -> None:
+    held_out = "text.validation.sources=[{kind: files, paths: [documents/0.txt]}]"
+    line = "100.0% of the 50-byte windows of the held-out text occur in the training text\n"
+    assert f"\n{line}" in run(data, "info", recipe_file, held_out)
+    assert CliRunner().invoke(data, ["prepare", recipe_file, held_out]).stderr == line
+    assert json.loads(run(data, "info", recipe_file, held_out, "--json"))["overlap"]["share"] == 1
+
+
 def test_tokenizer_train_and_info(recipe_file: str) -> None:
     options = ["text.tokenizer.kind=sentencepiece", "text.tokenizer.vocabulary=400"]
     assert run(tokenizer, "train", recipe_file, *options, "--out", "tokenizer.model") == "tokenizer.model\n"
@@ -63,13 +70,8 @@ def test_tokenizer_train_and_info(recipe_file: str) -> None:
     assert found["vocabulary"] == 400
     assert load_tokenizer("tokenizer.model").decode(found["tokens"]) == "def  ▁é\n"
     assert found["bytes"] == len("def  ▁é\n".encode())
-
-
-def test_tokenizer_info_as_text(subwords: Tokenizer, tmp_path: Path) -> None:
-    subwords.save(tmp_path / "a.model")
-    shown = run(tokenizer, "info", str(tmp_path / "a.model"), "--text", "return")
-    assert "vocabulary  400" in shown
-    assert subwords.hash in shown
+    shown = run(tokenizer, "info", "tokenizer.model", "--text", "return")
+    assert "vocabulary  400" in shown and load_tokenizer("tokenizer.model").hash in shown
 
 
 def test_show_prints_what_documents_became(tmp_path: Path, recipe_file: str) -> None:
@@ -80,18 +82,11 @@ def test_show_prints_what_documents_became(tmp_path: Path, recipe_file: str) -> 
     (folder / "c.mobi").touch()
     shown = CliRunner().invoke(data, ["show", str(folder)], catch_exceptions=False)
     assert shown.stdout == "A dark night.\n\nCold.\nACGT\nTT\n"
-    assert [line.split(":")[0].rpartition("/")[2] for line in shown.stderr.splitlines()] == [
-        "c.mobi",
-        "a.html",
-        "b.fa",
-        "b.fa",
-    ]
-    lines = [
-        json.loads(line) for line in run(data, "show", str(folder / "b.fa"), "--json", "--characters", "2").splitlines()
-    ]
+    names = [line.split(":")[0].rpartition("/")[2] for line in shown.stderr.splitlines()]
+    assert names == ["c.mobi", "a.html", "b.fa", "b.fa"]
+    as_json = run(data, "show", str(folder / "b.fa"), "--json", "--characters", "2")
+    lines = list(map(json.loads, as_json.splitlines()))
     assert [(line["header"], line["bytes"], line["text"]) for line in lines] == [("one", 4, "AC"), ("two", 2, "TT")]
-    few = CliRunner().invoke(
-        data, ["show", str(folder), "--documents", "1", "--characters", "6"], catch_exceptions=False
-    )
+    few = CliRunner().invoke(data, ["show", str(folder), "--documents", "1", "--characters", "6"])
     assert few.stdout == "A dark\n" and few.stderr.endswith("more documents follow: use --documents or --all\n")
     assert len(run(data, "show", recipe_file, "--all", "--json").splitlines()) == 30

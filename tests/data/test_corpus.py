@@ -92,18 +92,18 @@ def test_records(tmp_path: Path, suffix: str) -> None:
     assert [entry.name for entry in source.documents()][3] == f"{path}:3"
 
 
-def test_a_missing_column_names_those_there_are(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text('{"texts": "x", "n": 1}\n')
-    with pytest.raises(UsageError, match=r"no column 'text', only texts, n.*Did you mean 'texts'"):
-        texts(files(tmp_path / "a.jsonl"))
-    with pytest.raises(UsageError, match="column 'n' holds int"):
-        texts(files(tmp_path / "a.jsonl", column="n"))
-
-
-def test_damaged_records_name_the_file(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text('{"text": "x"\n')
-    with pytest.raises(UsageError, match=r"a.jsonl: `datasets` cannot read it"):
-        texts(files(tmp_path / "a.jsonl"))
+@pytest.mark.parametrize(
+    ("line", "column", "message"),
+    [
+        ('{"texts": "x", "n": 1}', "text", "no column 'text', only texts, n.*Did you mean 'texts'"),
+        ('{"texts": "x", "n": 1}', "n", "column 'n' holds int"),
+        ('{"text": "x"', "text", "`datasets` cannot read it"),
+    ],
+)
+def test_damaged_records_and_wrong_columns_are_errors(tmp_path: Path, line: str, column: str, message: str) -> None:
+    (tmp_path / "a.jsonl").write_text(line + "\n")
+    with pytest.raises(UsageError, match=rf"a\.jsonl.*{message}"):
+        texts(files(tmp_path / "a.jsonl", column=column))
 
 
 @pytest.mark.parametrize("streaming", [True, False])

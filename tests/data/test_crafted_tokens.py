@@ -1,6 +1,6 @@
 """Token files with changed numbers and a manifest that is right: read or refused, and nothing else.
 
-What a number stands for, and many more of them: `tools/fuzz_files.py --kind tokens --files 1 --seed NUMBER`.
+What a number stands for, and many more of them: `tools/fuzz.py crafted-tokens --cases 1 --seed NUMBER`.
 """
 
 from pathlib import Path

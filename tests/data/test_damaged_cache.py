@@ -15,6 +15,8 @@ from lmlong.errors import UsageError
 from lmlong.io.files import with_checksum
 from lmlong.io.folder_manifest import NAME, seal
 
+from .conftest import text_over
+
 Change = Callable[[np.ndarray], np.ndarray]
 
 
@@ -24,14 +26,8 @@ def text(tmp_path: Path) -> recipe.Text:
     for number in range(3):
         (tmp_path / f"{number}.txt").write_text(f"document {number} " * 20)
     (tmp_path / "held-out.md").write_text("another one " * 20)
-    return recipe.Text.model_validate(
-        {
-            "sources": [{"kind": "files", "paths": [str(tmp_path / "*.txt")]}],
-            "validation": {"sources": [{"kind": "files", "paths": [str(tmp_path / "*.md")]}]},
-            "tokenizer": {"kind": "bytes"},
-            "sequence_length": 16,
-        }
-    )
+    validation = {"sources": [{"kind": "files", "paths": [str(tmp_path / "*.md")]}]}
+    return text_over(tmp_path / "*.txt", validation=validation)
 
 
 def rewritten(folder: Path, name: str, content: bytes) -> None:

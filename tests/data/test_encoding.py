@@ -1,13 +1,10 @@
 """The encoding of a file is found where that is certain enough, told where it is not UTF-8, and never guessed else."""
 
-import re
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmlong.data.encoding import decode, find_encoding
+from lmlong.data.encoding import Piece, decode, find_encoding
 from lmlong.errors import UsageError
 
 FRENCH = "Le garçon a mangé une pomme au bord du chemin, puis il est rentré chez lui. " * 40
@@ -28,7 +25,7 @@ def found(data: bytes, wanted: str = "auto", size: int = 7) -> str:
 def test_auto_finds_what_a_mark_or_strict_decoding_tells(encoding: str, told: str) -> None:
     data = FRENCH.encode(encoding)
     assert found(data, size=1000) == told
-    assert "".join(text for text, _ in decode(iter([data]), "a.txt", "strict", told)) == FRENCH
+    assert "".join(piece.text for piece in decode(iter([data]), "a.txt", "strict", told)) == FRENCH
 
 
 @pytest.mark.parametrize(
@@ -39,6 +36,7 @@ def test_auto_finds_what_a_mark_or_strict_decoding_tells(encoding: str, told: st
         (FRENCH.encode() + b"\xff" + FRENCH.encode(), "damaged UTF-8: repair it, or set text.errors=replace"),
         (RUSSIAN.encode("utf-16-le")[:-1] + b"\xd8", "text.encoding=utf-16-le"),
         (bytes(range(256)) * 4, "Name its encoding"),
+        (FRENCH.encode("cp1252") + b"\x81", "Name its encoding"),  # which windows-1252 does not define
     ],
 )
 def test_what_is_not_certain_is_refused_with_what_to_do(data: bytes, remedy: str) -> None:
@@ -55,21 +53,37 @@ def test_a_named_encoding_is_the_only_one_tried() -> None:
         found("abc".encode("utf-16-le") + b"\0\xdc\0\0", "utf-16-le")
 
 
-@given(st.binary(max_size=60), st.sampled_from(["utf-8-sig", "utf-16-le", "shift_jis", "cp1252"]), st.integers(1, 9))
-def test_pieces_may_be_cut_anywhere_and_what_is_replaced_is_counted(data: bytes, encoding: str, size: int) -> None:
-    chunks = [data[place : place + size] for place in range(0, len(data), size)]
-    whole, pieces = (list(decode(iter(cut), "name", "replace", encoding)) for cut in ([data] if data else [], chunks))
-    assert "".join(text for text, _ in pieces) == "".join(text for text, _ in whole)
-    replaced = sum(bad for _, bad in pieces)
-    assert replaced == sum(bad for _, bad in whole)
-    kept = "".join(text for text, _ in pieces)
-    if replaced and encoding != "utf-8-sig":
-        assert len(re.findall("\ufffd", kept)) >= replaced
-    if not replaced:
-        assert kept == data.decode(encoding)
+ENCODINGS = ["utf-8", "utf-8-sig", "utf-16-le", "shift_jis", "cp1252"]
 
 
-def test_the_error_names_the_byte_in_a_later_chunk(tmp_path: Path) -> None:
+def joined(data: bytes, size: int, encoding: str) -> Piece:
+    """Decode data in chunks of a size, and return all pieces as one."""
+    chunks = (data[place : place + size] for place in range(0, len(data), size))
+    pieces = list(decode(chunks, "name", "replace", encoding))
+    invalid, replacements = sum(p.invalid_bytes for p in pieces), sum(p.replacements for p in pieces)
+    return Piece("".join(p.text for p in pieces), invalid, replacements)
+
+
+@given(st.binary(max_size=60), st.sampled_from(ENCODINGS), st.integers(1, 9), st.booleans())
+def test_pieces_may_be_cut_anywhere_and_replacements_are_counted(
+    data: bytes, encoding: str, size: int, is_marked: bool
+) -> None:
+    data = b"\xef\xbb\xbf" * is_marked + data
+    found = joined(data, size, encoding)
+    assert found == joined(data, 100, encoding)
+    if encoding.startswith("utf-8"):
+        assert found.text == data.decode(encoding, "replace")
+        assert found.invalid_bytes == len(data) - len(data.decode("utf-8", "ignore").encode())
+        assert found.replacements == found.text.count("\ufffd") - data.decode("utf-8", "ignore").count("\ufffd")
+    else:
+        assert found.invalid_bytes == found.replacements <= found.text.count("\ufffd")
+        assert found.invalid_bytes or found.text == data.decode(encoding)
+
+
+def test_the_error_names_the_byte_in_a_later_chunk_and_at_the_end() -> None:
     data = "ab".encode("utf-16-le") * 10 + b"\0\xdc"
     with pytest.raises(UsageError, match="byte 40 is not utf-16-le"):
         list(decode((data[place : place + 7] for place in range(0, 42, 7)), "name", "strict", "utf-16-le"))
+    for mark, encoding, byte in ((b"", "utf-8", 2), (b"\xef\xbb\xbf", "utf-8-sig", 5)):
+        with pytest.raises(UsageError, match=f"byte {byte} is not UTF-8"):
+            list(decode(iter([mark, b"ab\xe4", b"\xb8"]), "name", "strict", encoding))

@@ -6,7 +6,7 @@ import pytest
 
 from lmlong.data.formats.base import ReadOptions
 from lmlong.data.formats.compression import COMPRESSED
-from lmlong.data.formats.table import FORMATS, MARKUP, PLAIN, UNKNOWN, format_of
+from lmlong.data.formats.table import FORMATS, UNKNOWN, format_of
 
 FINGERPRINTS = {
     "a.txt": "text .txt .txt",
@@ -41,9 +41,3 @@ def test_a_suffix_is_looked_up_in_any_case_and_with_a_compression_where_that_is_
 def test_a_compressed_document_is_refused_and_a_compressed_zip_is_unknown() -> None:
     assert format_of(Path("a.pdf.gz")).refusal == "a compressed document: unpack it"
     assert format_of(Path("a.zip.gz")) is format_of(Path("a.tar.zst")) is format_of(Path("a.log")) is UNKNOWN
-
-
-def test_a_folder_reads_plain_text_and_explains_why_it_skips_the_rest() -> None:
-    assert PLAIN.skip_reason(Path("a.txt"), "text") is None
-    assert [bool(kind.skip_reason(Path("a"), "text")) for kind in (MARKUP, UNKNOWN, FORMATS[".csv"])] == [True] * 3
-    assert FORMATS[".arrow"].skip_reason(Path("cache-1.arrow"), "text") == "a cache of `datasets`"

@@ -8,13 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from lmlong import recipe
-from lmlong.data import split as splitting
-from lmlong.data.document import Document
+from lmlong.data.document import Document, Measure
 from lmlong.data.token_dataset import TokenDataset, prepare
 from lmlong.errors import UsageError
 
-TextOf = Callable[..., recipe.Text]
+from .conftest import text_over
 
 HOSTILE = {
     "nul.txt": b"a\0b\0" * 30,
@@ -34,17 +32,7 @@ HOSTILE = {
 
 
 def read(folder: Path, **options: object) -> TokenDataset:
-    return prepare(
-        recipe.Text.model_validate(
-            {
-                "sources": [{"kind": "files", "paths": [str(folder)]}],
-                "tokenizer": {"kind": "bytes"},
-                "sequence_length": 16,
-                "errors": "replace",
-                **options,
-            }
-        )
-    )
+    return prepare(text_over(folder, **{"errors": "replace", **options}))
 
 
 def adds_up(tokens: TokenDataset, on_disk: int) -> None:
@@ -59,8 +47,7 @@ def adds_up(tokens: TokenDataset, on_disk: int) -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("LMLONG_CACHE", str(tmp_path / "cache"))
+def folder(tmp_path: Path) -> Path:
     (tmp_path / "texts").mkdir()
     return tmp_path / "texts"
 
@@ -78,24 +65,12 @@ def test_all_kinds_of_text_at_once_are_read_or_counted(folder: Path) -> None:
     utf8 = {name: data for name, data in HOSTILE.items() if name not in marked}
     bad = {name: len(data) - len(data.decode(errors="ignore").encode()) for name, data in utf8.items()}
     assert source["read"]["replaced_bytes"] == sum(bad.values()) > 10
+    texts = [data.decode(errors="replace") for data in utf8.values()]
+    assert source["read"]["put_in_bytes"] == 3 * (sum(text.count("\ufffd") for text in texts) - 7)  # 7 of marks.txt
     everything = b"".join(tokens.tokenizer.decode_bytes(file.tokens) for file in (tokens.train[0], tokens.validation))
     decoded = [data.decode(marked.get(name, "utf-8"), errors="replace").encode() for name, data in HOSTILE.items()]
     assert len(everything) == sum(map(len, decoded))
     assert all(data[:5] in everything for data in decoded)
-
-
-@pytest.mark.parametrize("name", [name for name in HOSTILE if name in (
-    "latin.txt", "surrogate.txt", "overlong.txt", "beyond.txt", "cut.txt")])  # fmt: skip
-def test_one_bad_byte_is_named_unless_it_may_be_replaced(folder: Path, name: str) -> None:
-    (folder / name).write_bytes(HOSTILE[name])
-    place = len(HOSTILE[name].decode(errors="ignore").encode()) if name == "cut.txt" else None
-    with pytest.raises(UsageError, match=rf"{name}: byte {place if place is not None else '[0-9]+'} is not UTF-8"):
-        read(folder / name, errors="strict")
-    (folder / "good.txt").write_text("good " * 100)
-    (source,) = read(folder, errors="strict").info["sources"]
-    (skipped,) = source["skipped"].items()
-    assert skipped[0].startswith("of another encoding, or damaged") and skipped[1]["names"] == [str(folder / name)]
-    assert source["read"]["documents"] == 1
 
 
 def test_white_space_alone_is_a_text_like_any_other(folder: Path) -> None:
@@ -112,34 +87,27 @@ def test_lone_surrogates_in_records_are_replaced_or_refused(folder: Path) -> Non
         read(folder, errors="strict")
 
 
-def test_thousands_of_tiny_files(folder: Path) -> None:
-    for number in range(3000):
-        (folder / f"{number}.txt").write_text(str(number))
-    tokens = read(folder)
-    adds_up(tokens, sum(len(str(number)) for number in range(3000)))
-    assert tokens.info["sources"][0]["read"]["documents"] == 3000
-
-
-@pytest.mark.parametrize("packed", [False, True])
-def test_a_file_that_shrinks_while_it_is_read_is_named(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, packed: bool
-) -> None:
-    path = folder / ("log.txt.gz" if packed else "log.txt")
-
-    def put(size: int) -> None:
-        path.write_bytes(gzip.compress(b"0123456789" * size) if packed else b"0123456789" * size)
-
-    put(50_000)
+def on_second_measure(monkeypatch: pytest.MonkeyPatch, change: Callable[[], object]) -> None:
+    """Change a file once it was measured for the second time: the first time near-copies are searched."""
     measure, measured = Document.measure, []
 
-    def measured_then_cut(self: Document) -> object:
-        found = measure(self)
-        measured.append(found)
-        if len(measured) == 2:  # the first time near-copies are searched
-            put(20_000)
-        return found
+    def measured_then_changed(self: Document) -> Measure:
+        measured.append(measure(self))
+        if len(measured) == 2:
+            change()
+        return measured[-1]
 
-    monkeypatch.setattr(Document, "measure", measured_then_cut)
+    monkeypatch.setattr(Document, "measure", measured_then_changed)
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_a_file_that_shrinks_while_it_is_read_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    compress = gzip.compress if suffix else bytes
+    path = folder / f"log.txt{suffix}"
+    path.write_bytes(compress(b"0123456789" * 50_000))
+    on_second_measure(monkeypatch, lambda: path.write_bytes(compress(b"0123456789" * 20_000)))
     with pytest.raises(UsageError, match=r"log\.txt.*: became shorter while it was read"):
         read(folder)
     assert not [path for path in Path(os.environ["LMLONG_CACHE"], "tokens").rglob("*") if path.is_file()]
@@ -150,17 +118,7 @@ def test_a_file_that_grows_while_it_is_read_gives_what_was_measured(
 ) -> None:
     path = folder / "log.txt"
     path.write_bytes(b"0123456789" * 5000)
-    measure, measured = splitting.Document.measure, []
-
-    def measured_then_grown(self: Document) -> object:
-        found = measure(self)
-        measured.append(found)
-        if len(measured) == 2:  # the first time near-copies are searched
-            with path.open("ab") as file:
-                file.write(b"late " * 1000)
-        return found
-
-    monkeypatch.setattr(Document, "measure", measured_then_grown)
+    on_second_measure(monkeypatch, lambda: path.write_bytes(b"0123456789" * 5000 + b"late " * 1000))
     tokens = read(folder)
     adds_up(tokens, 50_000)
     assert b"late" not in tokens.tokenizer.decode_bytes(tokens.validation.tokens)

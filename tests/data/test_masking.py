@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from lmlong import recipe
-from lmlong.data.cyclic_tokens import IGNORED, CyclicTokens
 from lmlong.data.masking import MaskedBatch, MaskedBatches, Masker, ValidationPieces
-from lmlong.data.rows import Documents, Windows
+from lmlong.data.rows import IGNORED, CyclicTokens, Documents, Windows
 from lmlong.data.token_file import TokenFile
 from lmlong.data.tokenizers.base import Tokenizer
 from lmlong.data.tokenizers.factory import train_tokenizer
@@ -42,8 +41,8 @@ def equal(first: MaskedBatch, second: MaskedBatch) -> bool:
     return all(np.array_equal(one, other) for one, other in zip(first, second, strict=True))
 
 
-def shown(batch: MaskedBatch) -> Iterator[list[int]]:
-    """What each row showed before it was hidden."""
+def unmasked(batch: MaskedBatch) -> Iterator[list[int]]:
+    """Yield the tokens of each row before masking."""
     whole = np.where(batch.targets == IGNORED, batch.tokens, batch.targets)
     return (row[~padding].tolist() for row, padding in zip(whole, batch.padding, strict=True))
 
@@ -121,19 +120,11 @@ def test_batches_follow_from_their_number_and_are_shared_out_among_ranks() -> No
     assert not equal(first.batch(0), first.batch(1)) and not equal(first.batch(0), other.batch(0))
 
 
-def test_an_epoch_shows_the_text_again_with_other_tokens_hidden() -> None:
-    file = text(LENGTH * 8)
-    parts = batches(file, rows=8)
-    ring = [sorted(token for row in shown(parts.batch(epoch)) for token in row) for epoch in range(2)]
-    assert ring[0] == ring[1] == sorted(file.tokens.tolist())
-    assert not np.array_equal(parts.batch(0).targets, parts.batch(1).targets)
-
-
 def test_documents_stand_alone_each_in_its_row() -> None:
     file = text(40, 5, LENGTH + 1, 9)  # the third leaves an end without text, which is not read
     rows = Documents(ring(file), LENGTH, (0, 0), 1, packed=False)
     made = MaskedBatches([rows], [1.0], masker(), 1, 0)
-    found = [next(shown(made.batch(number))) for number in range(6)]
+    found = [next(unmasked(made.batch(number))) for number in range(6)]
     ends = [*file.starts[1:], len(file.tokens)]
     pieces = [file.tokens[b:e].tolist() for b, e in zip(file.starts, ends, strict=True)]
     wanted = [piece[at : at + LENGTH] for piece in pieces for at in range(0, len(piece), LENGTH)]
@@ -151,7 +142,7 @@ def test_validation_reads_every_token_once_and_hides_the_same_at_every_length(
         made = list(ValidationPieces.of(file, length, whole).batches(file.tokens, masker(), rows, ranks))
         assert len(made) % ranks == 0
         assert all((batch.targets[batch.padding] == IGNORED).all() for batch in made)
-        tokens = sorted(token for batch in made for row in shown(batch) for token in row)
+        tokens = sorted(token for batch in made for row in unmasked(batch) for token in row)
         return tokens, Counter(int(t) for batch in made for t in batch.targets[batch.targets != IGNORED])
 
     (tokens, some), (again, others) = found(LENGTH), found(1000)
@@ -166,12 +157,3 @@ def test_a_limited_validation_reads_pieces_from_all_over_the_text(whole: bool) -
     pieces = ValidationPieces.of(file, 10, whole, limit=100)
     assert (pieces.ends - pieces.begins).tolist() == [10] * 10
     assert sorted(begin // 100 for begin in pieces.begins.tolist()) == list(range(10))
-
-
-def test_the_first_tokens_of_a_validation_text_are_hidden_alike() -> None:
-    file = text(200, 90)
-    some = file.first(64)
-    (whole,) = ValidationPieces.of(file, 64, False).batches(file.tokens, masker(), 99)
-    (part,) = ValidationPieces.of(some, 64, False).batches(some.tokens, masker(), 99)
-    assert np.array_equal(part.tokens[0], whole.tokens[0]) and np.array_equal(part.targets[0], whole.targets[0])
-    assert some.starts.tolist() == [0] and file.first(None).starts.tolist() == [0, 200]

@@ -1,16 +1,13 @@
 """A near-copy of training text is never held out, and what is left of the overlap is reported."""
 
-import json
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from lmlong import recipe
-from lmlong.cli.data import data
 from lmlong.data.duplicates import near_copies
 from lmlong.data.notes import text_notes
 from lmlong.data.sources import Input, Source, open_inputs
@@ -49,6 +46,8 @@ def test_a_near_copy_of_training_text_is_not_held_out(text_of: TextOf) -> None:
     texts.append(variant(chosen[3], False))
     found = prepared(text_of, texts)
     assert held_out(found) == [*chosen[:3], *chosen[4:]]
+    fields = validation_fields(text_of(texts, validation={"fraction": FRACTION}))
+    assert [texts[int(each["file"][:3])] for each in fields] == held_out(found)
     assert sorted(documents(found.train[0], ByteTokenizer()) + held_out(found)) == sorted(texts)
     near = found.info["sources"][0]["near_copies"]
     assert (near["documents"], near["bytes"]) == (1, len(chosen[3].encode()))
@@ -99,35 +98,6 @@ def test_text_that_is_named_for_validation_stays_and_the_overlap_is_told(tmp_pat
     found = prepare(text_of(texts, validation={"sources": [{"kind": "files", "paths": [str(tmp_path / "held.txt")]}]}))
     assert held_out(found) == [texts[4] + sentences(31)[30]]
     assert found.info["overlap"]["share"] == pytest.approx(0.5, abs=0.05)
-
-
-def test_the_command_prints_the_overlap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    texts = sentences(30)
-    Path("documents").mkdir()
-    for number, text in enumerate(texts):
-        Path("documents", f"{number}.txt").write_text(text)
-    Path("held.txt").write_text(texts[0])
-    Path("books.yaml").write_text(
-        "text:\n  sources: [{kind: files, paths: [documents]}]\n  tokenizer: {kind: bytes}\n  sequence_length: 16\n"
-        "  validation: {sources: [{kind: files, paths: [held.txt]}]}\ntraining: {steps: 1}\n"
-    )
-    told = "100.0% of the 50-byte windows of the held-out text occur in the training text"
-    info = CliRunner().invoke(data, ["info", "books.yaml"], catch_exceptions=False)
-    assert f"\n{told}\n" in info.stdout
-    prepared = CliRunner().invoke(data, ["prepare", "books.yaml"], catch_exceptions=False)
-    assert prepared.stderr == f"{told}\n"
-    as_json = json.loads(CliRunner().invoke(data, ["info", "books.yaml", "--json"], catch_exceptions=False).stdout)
-    assert as_json["overlap"]["share"] == 1
-
-
-def test_fields_are_those_of_the_documents_that_are_held_out(text_of: TextOf) -> None:
-    texts = sentences(60)
-    copied = next(text for text in texts if is_chosen(text))
-    text = text_of([*texts, variant(copied, False)], validation={"fraction": FRACTION})
-    names = [fields["file"] for fields in validation_fields(text)]
-    folder = Path(text.sources[0].paths[0])  # type: ignore[union-attr]
-    assert [(folder / name).read_bytes().decode() for name in names] == held_out(prepare(text))
 
 
 def test_they_are_searched_once_and_never_in_a_remote_source(text_of: TextOf) -> None:

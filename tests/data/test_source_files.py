@@ -1,7 +1,6 @@
 """Every file of a folder is read or named with the reason; all that is wrong is told at once."""
 
 import json
-from hashlib import sha256
 from pathlib import Path
 
 import datasets
@@ -15,6 +14,7 @@ from lmlong.data.sources import Source, open_source
 from lmlong.data.token_dataset import prepare
 from lmlong.errors import RecipeError, UsageError
 
+from .conftest import text_over
 from .test_corpus import files, texts, tree
 
 READ = ["A.TXT", "b.Md", "c.ndjson"]
@@ -36,9 +36,8 @@ LEFT_OUT = {
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path) -> Path:
     """A folder of files of all kinds."""
-    monkeypatch.setenv("LMLONG_CACHE", str(tmp_path / "cache"))
     folder = tmp_path / "texts"
     links = ("broken", "linked")
     tree(folder, *READ[:2], ".git/x.txt", *(name for name in LEFT_OUT if name not in (".git", *links)))
@@ -94,17 +93,16 @@ def test_no_text_is_refused_where_it_is_named_and_left_out_of_a_glob(folder: Pat
     assert [Path(entry.name).name for entry in found.left_out] == ["a.mobi"]
 
 
-def test_all_that_cannot_be_read_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LMLONG_CACHE", str(tmp_path / "cache"))
+def test_all_that_cannot_be_read_is_told_at_once(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as missing:
         files(tmp_path / "one.txt", tmp_path / "two.txt")
     assert [name in str(missing.value) for name in ("2 files", "one.txt", "two.txt")] == [True] * 3
     (tmp_path / "good.txt").write_text("good " * 99)
     for name, data in {"a.txt": b"\xff\xfe\xfd", "b.txt.gz": b"no gzip", "c.jsonl": b'{"other": 1}\n'}.items():
         (tmp_path / name).write_bytes(data)
-    sources = [recipe.Files(kind="files", paths=[str(tmp_path / part)]) for part in ("a.txt", "[bc].*", "good.txt")]
+    paths = [tmp_path / part for part in ("a.txt", "[bc].*", "good.txt")]
     with pytest.raises(UsageError) as caught:
-        prepare(recipe.Text(sources=sources, tokenizer=recipe.Tokenizer(vocabulary=300), sequence_length=8))
+        prepare(text_over(*paths, tokenizer={"vocabulary": 300}))
     told = str(caught.value).splitlines()
     assert told[0] == "3 files or paths cannot be read:" and len(told) == 4
     for line, name in zip(told[1:], ("a.txt", "b.txt.gz", "c.jsonl"), strict=True):
@@ -126,38 +124,23 @@ def test_files_of_another_encoding_are_left_out_of_a_folder_that_has_others(tmp_
         texts(files(tmp_path, tmp_path / "a.txt"))  # named too
 
 
-def text(folder: Path, **options: object) -> recipe.Text:
-    sources = [{"kind": "files", "paths": [str(folder)]}]
-    rest = {"tokenizer": {"kind": "bytes"}, "sequence_length": 8, **options}
-    return recipe.Text.model_validate({"sources": sources, **rest})
-
-
 def test_encodings_and_what_is_left_out_are_told_also_of_cached_tokens(folder: Path) -> None:
     (folder / "d.txt").write_bytes("sechzehn Bären ".encode("utf-16") * 9)
     for _ in range(2):
-        (source,) = prepare(text(folder)).info["sources"]
+        (source,) = prepare(text_over(folder)).info["sources"]
         assert f"read as utf-16: {folder / 'd.txt'}" in list(notes(source))
         assert f"left out, hidden: {folder / '.git'}, {folder / '.hidden'}" in list(notes(source))
         (folder / ".git" / "y.txt").write_text("nothing of it is read")
     (folder / "new.mobi").touch()
-    assert any("new.mobi" in line for line in notes(prepare(text(folder)).info["sources"][0]))
+    assert any("new.mobi" in line for line in notes(prepare(text_over(folder)).info["sources"][0]))
 
 
-def test_tokens_of_another_encoding_are_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LMLONG_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "texts").mkdir()
-    (tmp_path / "texts" / "a.txt").write_bytes(("é" * 9 + "e" * 300).encode("cp1252"))
-    found = {name: prepare(text(tmp_path / "texts", encoding=name)) for name in ("auto", "cp1252", "cp1251")}
+def test_tokens_of_another_encoding_are_made_again(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(("é" * 9 + "e" * 300).encode("cp1252"))
+    found = {name: prepare(text_over(tmp_path / "a.txt", encoding=name)) for name in ("auto", "cp1252", "cp1251")}
     assert found["auto"].identity == found["cp1252"].identity != found["cp1251"].identity
     with pytest.raises(UsageError, match="is not UTF-8"):
-        prepare(text(tmp_path / "texts", encoding="utf-8"))
-
-
-def test_tokens_of_utf8_are_those_of_earlier_caches() -> None:
-    """The fingerprint of a plain file is what it was before files had encodings."""
-    source = open_source(recipe.Files(kind="files", paths=[__file__]), "strict")
-    digest = sha256(Path(__file__).read_bytes()).digest()
-    assert source.fingerprint == sha256(b"12 text .py .py " + digest).hexdigest()
+        prepare(text_over(tmp_path / "a.txt", encoding="utf-8"))
 
 
 def test_an_encoding_that_there_is_not() -> None:
@@ -165,19 +148,15 @@ def test_an_encoding_that_there_is_not() -> None:
         recipe.Text(encoding="utf-9")
 
 
-def saved(folder: Path) -> None:
-    rows = datasets.Dataset.from_list([{"text": "one"}, {"text": "two"}])
-    datasets.disable_progress_bars()
-    rows.save_to_disk(folder / "set")
-    datasets.DatasetDict(train=rows, test=rows.select([1])).save_to_disk(folder / "dict")
-
-
 def hub(folder: Path, split: str = "train") -> Source:
     return open_source(recipe.Hub(kind="hub", dataset=str(folder), split=split), "strict")
 
 
 def test_what_save_to_disk_wrote_is_read(tmp_path: Path) -> None:
-    saved(tmp_path)
+    datasets.disable_progress_bars()
+    rows = datasets.Dataset.from_list([{"text": "one"}, {"text": "two"}])
+    rows.save_to_disk(tmp_path / "set")
+    datasets.DatasetDict(train=rows, test=rows.select([1])).save_to_disk(tmp_path / "dict")
     assert texts(hub(tmp_path / "set")) == texts(files(tmp_path / "set")) == ["one", "two"]
     assert texts(hub(tmp_path / "dict", "test")) == ["two"]
     with pytest.raises(UsageError, match=r"no split 'valid', only train, test"):

@@ -1,7 +1,5 @@
 """What is known of the tokens at the end of a text holds for whatever follows."""
 
-import random
-
 import pytest
 
 from lmlong import recipe
@@ -17,27 +15,6 @@ TEXT = sentences(21)[20][:1500]
 @pytest.fixture(params=["bpe", "unigram"], scope="module")
 def subwords(request: pytest.FixtureRequest) -> Tokenizer:
     return train_tokenizer(sentences(20), recipe.Tokenizer(vocabulary=600, algorithm=request.param))
-
-
-def cuts(count: int, size: int) -> list[int]:
-    return random.Random(0).sample(range(1, size), count)
-
-
-@pytest.mark.parametrize("cut", cuts(20, 400))
-def test_the_tokens_of_a_text_that_goes_on_are_one_of_its_covers(subwords: Tokenizer, cut: int) -> None:
-    """However it goes on: the tokens before the piece across the end, and what that begins with, are foretold."""
-    text, begin = TEXT[:cut], TEXT.encode()[: len(TEXT[:cut].encode())]
-    covers = subwords.boundaries.covers(text)
-    stays = covers[0].tokens[: settled(covers)]
-    for following in (TEXT[cut:], " ", "\n", "é", "xyz", "self", "eturn", TEXT[cut : cut + 1]):
-        whole, inside, size = subwords.encode(text + following), [], 0
-        for token in whole:
-            if size + int(subwords.token_bytes[token]) > len(begin):
-                break
-            inside.append(token)
-            size += int(subwords.token_bytes[token])
-        assert whole[: len(stays)] == stays
-        assert (inside, begin[size:]) in covers
 
 
 def test_few_tokens_are_left_open(subwords: Tokenizer) -> None:

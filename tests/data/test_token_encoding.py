@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,8 @@ from lmlong.data.duplicates import divide
 from lmlong.data.sources import open_inputs
 from lmlong.data.split import Part
 from lmlong.data.token_dataset import TokenDataset, prepare
+from lmlong.data.tokenizers.base import ByteTokenizer, Tokenizer
+from lmlong.data.tokenizers.factory import train_tokenizer
 from lmlong.errors import LmlongError
 
 from .conftest import sentences
@@ -32,6 +35,7 @@ def corpus(folder: Path) -> None:
     """Many small documents, some of them empty or of records, and large ones, with and without lines, and with bytes
     that are no text."""
     big = "".join(sentences(60))
+    folder.mkdir()
     (folder / "a-big.txt").write_text(big)
     (folder / "b-line.txt").write_text(big[:70_000].replace("\n", "\0"))
     (folder / "c-bad.txt").write_bytes(b"\xff".join(big[:40_000].encode().split(b"d")))
@@ -53,14 +57,15 @@ def byte_level(path: Path) -> str:
 
 @pytest.fixture(params=["bytes", "bpe", "unigram", "huggingface"])
 def text(request: pytest.FixtureRequest, text_of: TextOf, tmp_path: Path) -> recipe.Text:
-    options: dict[str, object] = {"kind": "sentencepiece", "algorithm": request.param, "vocabulary": 400}
-    if request.param == "bytes":
-        options = {"kind": "bytes"}
+    options: dict[str, object] = {"kind": request.param}
     if request.param == "huggingface":
-        options = {"kind": "huggingface", "path": byte_level(tmp_path)}
-    made = text_of(sentences(30), tokenizer=options, errors="replace", validation={"fraction": 0.3})
+        options["path"] = byte_level(tmp_path)
+    elif request.param != "bytes":
+        made = train_tokenizer(sentences(20), recipe.Tokenizer(vocabulary=400, algorithm=request.param))
+        made.save(tmp_path / "trained.model")
+        options = {"kind": "sentencepiece", "path": str(tmp_path / "trained.model")}
     corpus(tmp_path / "documents")
-    return made
+    return text_of(sentences(30), tokenizer=options, errors="replace", validation={"fraction": 0.3})
 
 
 def made_by(text: recipe.Text, processes: int, cache: Path, monkeypatch: pytest.MonkeyPatch) -> TokenDataset:
@@ -70,8 +75,10 @@ def made_by(text: recipe.Text, processes: int, cache: Path, monkeypatch: pytest.
         return prepare(text, processes=processes)
 
 
-def test_tokens_are_those_of_each_document(text: recipe.Text, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = made_by(text, 2, tmp_path / "cache", monkeypatch)
+def test_any_number_of_processes_makes_the_tokens_of_each_document(
+    text: recipe.Text, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = made_by(text, 2, tmp_path / "two", monkeypatch)
     expected: dict[str, list[int]] = {"train": [], "validation": []}
     starts: dict[str, list[int]] = {"train": [], "validation": []}
     for _, part in divide(open_inputs(text), "keep"):
@@ -81,32 +88,28 @@ def test_tokens_are_those_of_each_document(text: recipe.Text, tmp_path: Path, mo
             expected[part.split] += [tokenizer.bos, *tokenizer.encode("".join(part.pieces())), tokenizer.eos]
     for split, file in (("train", found.train[0]), ("validation", found.validation)):
         assert file.tokens.tolist() == expected[split] and file.starts.tolist() == starts[split]
-    assert {reason: count["documents"] for reason, count in found.info["sources"][0]["skipped"].items()} == {
-        "no text": 4,
-        "empty": 5,
-    }
-
-
-def test_any_number_of_processes_makes_the_same_files(
-    text: recipe.Text, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one, two, three = (
-        content(made_by(text, count, tmp_path / f"cache-{count}", monkeypatch).folder) for count in (1, 2, 3)
-    )
-    assert one == two == three
+    skipped = found.info["sources"][0]["skipped"]
+    assert {reason: count["documents"] for reason, count in skipped.items()} == {"no text": 4, "empty": 5}
+    assert content(made_by(text, 1, tmp_path / "one", monkeypatch).folder) == content(found.folder)
     monkeypatch.setenv("LMLONG_CACHE", str(tmp_path / "usual"))
-    assert content(prepare(text).folder) == one, "by batches and shards of the usual size"
+    assert content(prepare(text).folder) == content(found.folder), "by batches of the usual size"
 
 
-@pytest.mark.parametrize("kills", [4, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.fixture
+def subword_text(text_of: TextOf, tmp_path: Path, subwords: Tokenizer) -> TextOf:
+    """The text of documents, with a tokenizer that is trained already."""
+    subwords.save(tmp_path / "subwords.model")
+    tokenizer = {"kind": "sentencepiece", "path": str(tmp_path / "subwords.model")}
+    return partial(text_of, tokenizer=tokenizer)
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.slow)])
 def test_killed_and_begun_again_it_makes_the_same_files(
-    text_of: TextOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: int
+    subword_text: TextOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: int
 ) -> None:
-    text = text_of(sentences(600), tokenizer={"vocabulary": 400, "algorithm": "unigram"}, validation={"fraction": 0.3})
+    text = subword_text(sentences(600), validation={"fraction": 0.3})
     whole = content(made_by(text, 1, tmp_path / "whole", monkeypatch).folder)
     cache = tmp_path / "killed"
-    cache.mkdir()
-    (tmp_path / "whole" / "tokenizers").rename(cache / "tokenizers")
     draw, done = np.random.default_rng(0), [0]
     for number in range(kills):
         child = start_preparing(text, cache, processes=1 + number % 2)
@@ -148,14 +151,13 @@ def cut_off(text: recipe.Text, cache: Path, monkeypatch: pytest.MonkeyPatch, aft
     return left
 
 
-def test_what_is_written_is_not_encoded_again(
-    text: recipe.Text, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_written_is_not_encoded_again(text_of: TextOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = text_of(sentences(60), validation={"fraction": 0.3})
     whole = made_by(text, 1, tmp_path / "whole", monkeypatch)
     cut_off(text, tmp_path / "cut", monkeypatch, after=7)
-    kind, encoded = type(whole.tokenizer), []
-    real = kind.encode_parts
-    monkeypatch.setattr(kind, "encode_parts", lambda self, texts: encoded.extend(texts) or real(self, texts))
+    encoded: list[str] = []
+    real = ByteTokenizer.encode_parts
+    monkeypatch.setattr(ByteTokenizer, "encode_parts", lambda self, texts: encoded.extend(texts) or real(self, texts))
     found = made_by(text, 1, tmp_path / "cut", monkeypatch)
     assert content(found.folder) == content(whole.folder)
     size = sum(count["bytes"] for split, count in found.info["sources"][0].items() if split in ("train", "validation"))
@@ -188,10 +190,9 @@ def alive(pid: int) -> bool:
 
 
 @pytest.fixture
-def working(text_of: TextOf, tmp_path: Path) -> tuple[subprocess.Popen[str], list[int]]:
-    """A program that makes token files of much text, and the two processes that encode for it."""
-    text = text_of(["".join(sentences(200)) * 40], tokenizer={"kind": "sentencepiece", "vocabulary": 400})
-    child = start_preparing(text, tmp_path / "cache")
+def working(subword_text: TextOf, tmp_path: Path) -> tuple[subprocess.Popen[str], list[int]]:
+    """A program that makes token files of a long text, and the two processes that encode for it."""
+    child = start_preparing(subword_text(["".join(sentences(200)) * 40]), tmp_path / "cache")
     while len(found := children(child.pid)) < 2 or not list((tmp_path / "cache").glob("tokens/*/progress.json")):
         assert child.poll() is None, child.communicate()
         time.sleep(0.01)
@@ -210,7 +211,7 @@ def test_a_process_that_is_killed_is_told(working: Working) -> None:
     assert not alive(second)
 
 
-@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, -15), (signal.SIGKILL, -9)])
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
 def test_no_process_outlives_the_one_that_started_it(working: Working, number: int, code: int) -> None:
     child, workers = working
     os.kill(child.pid, number)
@@ -222,8 +223,8 @@ def test_no_process_outlives_the_one_that_started_it(working: Working, number: i
         time.sleep(0.01)
 
 
-def test_who_waits_goes_on_where_the_first_was_killed(text_of: TextOf, tmp_path: Path) -> None:
-    text = text_of(["".join(sentences(200)) * 10], tokenizer={"kind": "sentencepiece", "vocabulary": 400})
+def test_a_waiting_process_resumes_where_the_first_was_killed(subword_text: TextOf, tmp_path: Path) -> None:
+    text = subword_text(["".join(sentences(200)) * 10])
     cache = tmp_path / "cache"
     first = start_preparing(text, cache)
     while not list(cache.glob("tokens/*/progress.json")):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lmlong.data import windows
-from lmlong.data.windows import BLOCK, WINDOW, Windows, window_hashes
+from lmlong.data.windows import BLOCK, WINDOW, WindowSample, window_hashes
 
 
 def drawn(size: int, seed: int) -> bytes:
@@ -40,7 +40,7 @@ def test_each_window_of_each_document_has_the_hash_of_its_bytes(sizes: list[int]
     assert len(set(hashes)) == len(hashes)
 
 
-def share(windows: Windows, documents: int) -> list[float]:
+def share(windows: WindowSample, documents: int) -> list[float]:
     kept, seen = windows.counts(documents)
     return list(seen / np.maximum(kept, 1))
 
@@ -48,7 +48,7 @@ def share(windows: Windows, documents: int) -> list[float]:
 @pytest.mark.parametrize("most", [1 << 20, 2000])
 def test_windows_that_occur_in_other_text_are_found(most: int) -> None:
     one, two, other = drawn(20_000, 1), drawn(20_000, 2), drawn(100_000, 3)
-    held = Windows(most)
+    held = WindowSample(most)
     held.add(enumerate([cut(one, 1, 999), cut(two, 2, 999), [drawn(20_000, 4)]]))
     held.find([cut(other + two + other, 3, 9999), [one[:5000]]])
     found = share(held, 3)
@@ -60,7 +60,7 @@ def test_windows_that_occur_in_other_text_are_found(most: int) -> None:
 
 def test_documents_that_are_marked_are_found_in_the_others() -> None:
     text = drawn(4000, 1)
-    held = Windows()
+    held = WindowSample()
     held.add(enumerate([[text], [text[:2000] + drawn(2000, 2)]]))
     assert share(held, 2) == [0, 0]
     held.mark(np.array([True, False]))
@@ -68,7 +68,7 @@ def test_documents_that_are_marked_are_found_in_the_others() -> None:
 
 
 def test_no_text_has_no_windows() -> None:
-    held = Windows()
+    held = WindowSample()
     held.add([(0, [b"short"])])
     held.find([[drawn(1000, 1)]])
     assert share(held, 1) == [0] and share(held, 0) == []

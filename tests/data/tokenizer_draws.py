@@ -22,48 +22,16 @@ from lmlong.errors import UsageError
 from lmlong.inference.unread import Encoding, UnreadText
 
 ALPHABETS = (
-    *(
-        "etaoin shrdlu",
-        "ab",
-        "  \n\tab",
-        "0123456789-+=. ",
-        "éàüßñ ç",
-        "中文字符。",
-        "😀👍🏽👨‍👩‍👧 ",
-        "ابجد هوز",
-        "e\u0301o\u0308n\u0303 ",
-    ),
-    *(
-        "▁▅ a",
-        "\0\x01\x7f a",
-        "\u2028\u2029\x85\r\n",
-        "\ud800\udc00\udfffa",
-        "\ufeff\ufffd\ufb01\uff21 ",
-        "<s>/unk0x41 ",
-    ),
+    *("etaoin shrdlu", "ab", "  \n\tab", "0123456789-+=. ", "éàüßñ ç", "中文字符。", "😀👍🏽👨‍👩‍👧 ", "ابجد هوز"),
+    *("e\u0301o\u0308n\u0303 ", "▁▅ a", "\0\x01\x7f a", "\u2028\u2029\x85\r\n", "\ud800\udc00\udfffa"),
+    *("\ufeff\ufffd\ufb01\uff21 ", "<s>/unk0x41 "),
 )
 WORDS = [
-    "def",
-    "return",
-    "self",
-    "the",
-    "of",
-    "and",
-    "to",
-    "in",
-    "was",
-    "he",
-    "ing",
-    "tion",
-    "<s>",
-    "</s>",
-    "<0x41>",
-    "http://",
-    "---",
-    "====",
-    "the",
-    "the",
+    *("def", "return", "self", "the", "of", "and", "to", "in", "was", "he", "ing", "tion"),
+    *("<s>", "</s>", "<0x41>", "http://", "---", "====", "the", "the"),
 ]
+STRANGE = [None, -1, 10**12, 1.5, "", "a", "\ud800", [], {}, [["a"]], {"type": "NFC"}, True, "Replace", "ByteLevel"]
+"""Values that do not belong in a tokenizer.json."""
 
 
 def draw_text(draw: random.Random, size: int) -> str:
@@ -160,23 +128,7 @@ def change(draw: random.Random, spec: Any) -> None:
     if draw.random() < 0.3:
         del place[key]
     else:
-        strange = [
-            None,
-            -1,
-            10**12,
-            1.5,
-            "",
-            "a",
-            "\ud800",
-            [],
-            {},
-            [["a"]],
-            {"type": "NFC"},
-            True,
-            "Replace",
-            "ByteLevel",
-        ]
-        place[key] = draw.choice(strange)
+        place[key] = draw.choice(STRANGE)
 
 
 def model_of_others(draw: random.Random) -> bytes:

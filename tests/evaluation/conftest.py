@@ -9,9 +9,19 @@ from models import stirred
 from lmlong.checkpoint.write import Contents, point, write
 from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.inference.loading import TrainedLanguageModel, load
-from lmlong.model.language_model import LanguageModel
+from lmlong.model.build import build
 from lmlong.recipe import Attention, Files, Model, Recipe, Text, Tokenizer, Training, Validation
 from lmlong.recipe import file as recipe_file
+
+
+def write_run(run: Path, recipe: Recipe, step: int, deviation: float = 1.0) -> Path:
+    """Write a run folder with a checkpoint of a model of bytes, whose weights are all drawn."""
+    tokenizer = ByteTokenizer()
+    model = stirred(build(recipe, tokenizer.vocabulary), deviation)
+    checkpoint = run / "checkpoints" / f"step-{step:08}"
+    write(checkpoint, Contents(model.state_dict(), {}, recipe_file.dump(recipe), tokenizer.file, step))
+    point(checkpoint.parent / "latest", checkpoint)
+    return run
 
 
 @pytest.fixture
@@ -21,7 +31,6 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "train.txt").write_text(TRAINING_TEXT)
     for number, text in enumerate(VALIDATION_TEXTS):
         (tmp_path / f"validation-{number}.txt").write_text(text)
-    options = Model(width=16, layers=2, heads=2, attention=Attention(kind="linear"))
     recipe = Recipe(
         text=Text(
             sources=[Files(kind="files", paths=[str(tmp_path / "train.txt")])],
@@ -29,17 +38,10 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             tokenizer=Tokenizer(kind="bytes"),
             sequence_length=64,
         ),
-        model=options,
+        model=Model(width=16, layers=2, heads=2, attention=Attention(kind="linear")),
         training=Training(steps=7, batch_size=2, accumulate=3),
     )
-    ByteTokenizer().save(tmp_path / "tokenizer.model")
-    weights = stirred(LanguageModel(options, ByteTokenizer().vocabulary)).state_dict()
-    folder = tmp_path / "runs" / "tiny"
-    checkpoint = folder / "checkpoints" / "step-00000007"
-    tokenizer = (tmp_path / "tokenizer.model").read_bytes()
-    write(checkpoint, Contents(weights, {}, recipe_file.dump(recipe), tokenizer, 7))
-    point(checkpoint.parent / "latest", checkpoint)
-    return folder
+    return write_run(tmp_path / "runs" / "tiny", recipe, 7)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from interop.exported import FORMS, write_run
 
@@ -13,6 +14,13 @@ from lmlong.model.language_model import LanguageModel
 
 KINDS = {**FORMS, "hourglass": {"layers": 4, "downsample": recipe.Downsample(factor=4)}}
 """Models of every kind, those too that no other program runs."""
+
+USUAL = ("elu", "delta", "window", "softmax", "ngram", "window beside", "hourglass")
+"""One for each type of state; the others are slow."""
+
+every_kind = pytest.mark.parametrize(
+    "form", [pytest.param(form, marks=() if form in USUAL else pytest.mark.slow) for form in KINDS]
+)
 
 DOCUMENTS = ["abcabcabd" * 30, "a", "", "It was a dark night.\n" * 12, "é\u2581x"]
 CONTEXTS = ["", "abc", "It was a dark ", "abcabcabd" * 40]

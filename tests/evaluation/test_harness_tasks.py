@@ -1,30 +1,29 @@
 """Whole tasks of one's own, by the commands of both programs, and what is told of mistakes."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
+from runpy import run_module
 
 import pytest
 import torch
+from commands import lmlong
+from evaluation.conftest import write_run as write_encoder
 from evaluation.harness_models import DOCUMENTS, by_forward, loaded
 from interop.exported import write_run
 from interop.tiny_llama import CHAT, CONFIG, weights, write_folder
 
 from lmlong import recipe
-from lmlong.checkpoint.location import LATEST
-from lmlong.checkpoint.write import Contents, point, write
-from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.errors import UsageError
 from lmlong.evaluation.likelihoods import document_likelihoods
 from lmlong.interop.importing import import_model
-from lmlong.model.build import build
-from lmlong.recipe import file as recipe_file
 
 pytestmark = pytest.mark.interop
 pytest.importorskip("lm_eval")
 
-from lmlong.evaluation.harness import evaluate_tasks, load_tasks, write_tokenizer  # noqa: E402
+from lm_eval.tasks import TaskManager  # noqa: E402
+
+from lmlong.evaluation.harness import evaluate_tasks, load_tasks  # noqa: E402
 from lmlong.evaluation.harness_model import HarnessModel  # noqa: E402
 
 
@@ -48,13 +47,6 @@ def test_a_chat_template_makes_the_tokens_of_a_conversation(tmp_path: Path) -> N
     assert model.tokenizer.decode(pair.continuation) == " jumps <s>"
     assert [*pair.context, *pair.continuation].count(bos) == 1
     assert model.chat_template(True) == CHAT
-
-
-def test_transformers_counts_the_tokens_of_the_run(tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    write_tokenizer(ByteTokenizer(), tmp_path)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path, trust_remote_code=True)
-    assert tokenizer("abcé").input_ids == [256, *"abcé".encode()]
 
 
 def write_tasks(folder: Path) -> Path:
@@ -101,15 +93,19 @@ def make(tokenizer, max_seq_lengths, **_):
 
 @pytest.fixture
 def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No downloads, and only tasks of one's own: the index of all tasks of the harness takes many seconds."""
     for name, value in {"HF_DATASETS_CACHE": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"}.items():
         monkeypatch.setenv(name, value)
+    defaults = {"include_defaults": False, "metadata": None}
+    monkeypatch.setattr(TaskManager.__init__, "__defaults__", (None, None, *defaults.values()))
 
 
-def test_the_commands_of_both_programs_run_tasks(tmp_path: Path, offline: None) -> None:
+def test_the_commands_of_both_programs_run_tasks(
+    tmp_path: Path, offline: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, tasks = loaded(tmp_path, "elu"), write_tasks(tmp_path)
-    words = [sys.executable, "-m", "lmlong", "lm-eval", "run", "--tasks", "my_*", "--include-path", str(tasks)]
-    words += ["--lengths", "16,1k", "--json", "told.json"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    words = ["lm-eval", "run", "--tasks", "my_*", "--include-path", tasks, "--lengths", "16,1k", "--json", "told.json"]
+    done = lmlong(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].startswith("|   Tasks    |Version|") and len(lines) == 6
@@ -134,14 +130,23 @@ def test_the_commands_of_both_programs_run_tasks(tmp_path: Path, offline: None) 
     }
     assert (found["config"]["model"], found["config"]["checkpoint"]) == ("lmlong", str(model.checkpoint))
 
-    words = [sys.executable, "-m", "lmlong.evaluation.harness", "run", "--model", "lmlong", "--model_args", "run=run"]
-    words += ["--tasks", "my_documents,my_choices", "--include_path", str(tasks), "--output_path", "out"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
+    words = ["harness", "run", "--model", "lmlong", "--model_args", "run=run", "--tasks", "my_documents,my_choices"]
+    words += ["--include_path", str(tasks), "--output_path", "out"]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", words)
+    monkeypatch.delitem(sys.modules, "lmlong.evaluation.harness")
+    run_module("lmlong.evaluation.harness", run_name="__main__")  # python -m
     (file,) = (tmp_path / "out").rglob("results*.json")
     theirs = json.loads(file.read_text())["results"]
     assert theirs["my_documents"]["bits_per_byte,none"] == told["my_documents"]
     assert theirs["my_choices"]["acc,none"] == told["my_choices"]
+
+
+@pytest.mark.slow
+def test_tasks_of_the_harness_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(UsageError, match=r"no 'arc_esy'\. Did you mean 'arc_easy'"):
+        load_tasks(["arc_esy"], None, {})
 
 
 def test_mistakes_are_told(tmp_path: Path, offline: None) -> None:
@@ -162,29 +167,20 @@ def test_mistakes_are_told(tmp_path: Path, offline: None) -> None:
 
 
 def test_an_encoder_is_refused(tmp_path: Path) -> None:
-    from click.testing import CliRunner
-
-    from lmlong.cli.lm_eval import lm_eval as command
-
+    attention = recipe.Attention(kind="linear", decay="none")
     chosen = recipe.Recipe(
         objective="masked",
-        model=recipe.Model(
-            width=32, layers=2, heads=4, convolution=0, attention=recipe.Attention(kind="linear", decay="none")
-        ),
+        model=recipe.Model(width=32, layers=2, heads=4, convolution=0, attention=attention),
         text=recipe.Text(),
     )
-    encoder, tokenizer = build(chosen, ByteTokenizer().vocabulary), ByteTokenizer()
-    folder = tmp_path / "run" / "checkpoints" / "step-00000001"
-    write(folder, Contents(encoder.state_dict(), {"step": 1}, recipe_file.dump(chosen), tokenizer.file, 1))
-    point(folder.parent / LATEST, folder)
-    result = CliRunner().invoke(command, [str(tmp_path / "run"), "--tasks", "arc_easy"])
-    assert isinstance(result.exception, UsageError) and "encoder (objective: masked)" in str(result.exception)
+    write_encoder(tmp_path / "run", chosen, 1)
+    done = lmlong("lm-eval", tmp_path / "run", "--tasks", "arc_easy")
+    assert done.returncode == 2 and "encoder (objective: masked)" in done.stderr
 
 
-def test_a_missing_harness_is_told(tmp_path: Path) -> None:
+def test_a_missing_harness_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_run(tmp_path / "run")
-    code = "import sys; sys.modules['lm_eval'] = None; from lmlong.cli.main import main; main()"
-    words = [sys.executable, "-c", code, "lm-eval", str(tmp_path / "run"), "--tasks", "arc_easy"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    done = lmlong("lm-eval", tmp_path / "run", "--tasks", "arc_easy")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: lm-eval is not installed. Run pip install -e '.[lm-eval]' in the folder")

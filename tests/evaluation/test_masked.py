@@ -9,18 +9,15 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from models import stirred
+from evaluation.conftest import write_run
 
-from lmlong.checkpoint.write import Contents, point, write
 from lmlong.cli.main import lmlong as command
 from lmlong.data.data_module import DATA_MODULES
 from lmlong.data.token_dataset import prepare
-from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.errors import UsageError
 from lmlong.evaluation.masked import measure_masked
 from lmlong.evaluation.perplexity import validation_text
 from lmlong.inference.loading import load, open_run
-from lmlong.model.build import build
 from lmlong.recipe import Recipe, file
 
 RECIPE = """
@@ -52,13 +49,7 @@ def encoder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
     rows, *in_blocks = request.param.split(", ")
     downsample = "{factor: 5, layers: 1, kind: conv}" if in_blocks else "null"
     (tmp_path / "tiny.yaml").write_text(RECIPE.format(rows=rows, downsample=downsample, **places))
-    recipe = file.load(str(tmp_path / "tiny.yaml"))
-    tokenizer = ByteTokenizer()
-    model = stirred(build(recipe, tokenizer.vocabulary), 0.3)
-    checkpoint = tmp_path / "run" / "checkpoints" / "step-00000003"
-    write(checkpoint, Contents(model.state_dict(), {}, file.dump(recipe), tokenizer.file, 3))
-    point(checkpoint.parent / "latest", checkpoint)
-    return tmp_path / "run"
+    return write_run(tmp_path / "run", file.load(str(tmp_path / "tiny.yaml")), 3, deviation=0.3)
 
 
 def invoke(*words: object) -> tuple[str, Exception | None]:
@@ -108,16 +99,7 @@ def test_eval_shows_it_as_a_line_and_as_json(encoder: Path, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("encoder", ["windows"], indirect=True)
 @pytest.mark.parametrize(
-    "option",
-    [
-        "--lengths 16",
-        "--by state",
-        "--plot x.png",
-        "--state-dtype 64",
-        "--weights bf16",
-        "--cache-baseline",
-        "--cluster-by author",
-    ],
+    "option", ["--lengths 16", "--by state", "--plot x.png", "--state-dtype 64", "--weights bf16", "--cache-baseline"]
 )
 def test_eval_refuses_what_takes_a_past(encoder: Path, option: str) -> None:
     _, error = invoke("eval", encoder, *option.split())
@@ -140,6 +122,7 @@ def test_commands_that_continue_a_text_refuse_an_encoder(encoder: Path, tmp_path
         load(encoder, "cpu")
 
 
+@pytest.mark.parametrize("encoder", ["windows"], indirect=True)
 def test_runs_of_two_objectives_are_not_measured_together(encoder: Path, run: Path) -> None:
     _, error = invoke("eval", encoder, run)
     assert isinstance(error, UsageError) and "Name runs of one objective" in str(error)

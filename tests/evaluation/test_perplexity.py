@@ -1,6 +1,5 @@
-"""Measured perplexity against sources whose entropy is known, and against the definition on a real model."""
+"""Measured perplexity against its definition."""
 
-import math
 import subprocess
 import sys
 from pathlib import Path
@@ -8,146 +7,98 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from evaluation.oracles import Markov, Oracle, Repeated, text_of
 from evaluation.texts import TRAINING_TEXT, VALIDATION_TEXTS
 
 from lmlong.data.token_file import TokenFile
-from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.errors import UsageError
 from lmlong.evaluation import scorer as scored
-from lmlong.evaluation.document_sums import Sums
-from lmlong.evaluation.perplexity import VIEWS, PerplexityOptions, fill, measure_perplexity, validation_text
+from lmlong.evaluation.perplexity import PerplexityOptions, measure_perplexity, validation_text
 from lmlong.evaluation.perplexity_report import table
-from lmlong.evaluation.results import PerplexityReport
-from lmlong.evaluation.scorer import Scorer
-from lmlong.evaluation.spans import GOLDEN, block_size, choose_blocks, documents_of
+from lmlong.evaluation.recurrence import KINDS, buckets
+from lmlong.evaluation.spans import GOLDEN, Targets, choose_blocks, documents_of
 from lmlong.inference.loading import TrainedLanguageModel
-from lmlong.model.state_size import StateSize
-
-SOURCES = [Repeated(symbols=5, distance=11, wrong=0.1), Markov(symbols=4, seed=3)]
-LENGTHS = [1, 2, 8, 16, 32]
-DOCUMENTS = [64, 33, *range(200, 600, 9)]
-
-
-def found_by_an_oracle(
-    source: Repeated | Markov, lengths: list[int] = LENGTHS, targets: int = 12_000
-) -> PerplexityReport:
-    text = text_of(source, DOCUMENTS)
-    report = PerplexityReport("oracle", "", 0, StateSize((0, 0), (0, 0)), trained_length=16)
-    scorer = Scorer(Oracle(source), text.tokens, documents_of(text), ByteTokenizer(), torch.device("cpu"))
-    options = PerplexityOptions(VIEWS, tuple(lengths), targets, min_documents=2)
-    fill(report, scorer, lengths, options)
-    return report
-
-
-def agrees(sums: Sums, truth: float) -> bool:
-    """Within two standard errors, which are not so large that anything would be."""
-    assert sums.nats_error < 0.1
-    return abs(sums.totals.nats_per_token - truth) < 2 * sums.nats_error + 1e-9
-
-
-def entropy_after(source: Repeated | Markov, length: int) -> float:
-    """The entropy of targets that have so many symbols before them and, within their span, up to half as many more."""
-    return float(np.mean([source.entropy(length + more) for more in range(block_size(length))]))
-
-
-@pytest.mark.parametrize("source", SOURCES, ids=["repeat_rows", "markov"])
-def test_the_curve_falls_where_the_entropy_does(source: Repeated | Markov) -> None:
-    report = found_by_an_oracle(source)
-    assert [point.length for point in report.context] == LENGTHS
-    for length, sums, _ in report.context:
-        assert agrees(sums, entropy_after(source, length)), length
-    assert len({tuple(point.sums.tokens) for point in report.context}) == 1
-    for first, last, sums in report.position:
-        if source.entropy(first) == source.entropy(last) and sums.totals.tokens > 500:
-            assert agrees(sums, source.entropy(first)), first
-
-
-def test_a_change_has_the_error_of_the_differences() -> None:
-    report = found_by_an_oracle(SOURCES[0])
-    same, error = report.context[4].sums.above(report.context[3].sums)
-    assert (same, error) == (0.0, 0.0)  # both lengths see all there is, though neither is known exactly
-    assert report.context[4].sums.nats_error > 0
-    change, error = report.context[3].sums.above(report.context[2].sums)
-    assert abs(change - (entropy_after(SOURCES[0], 16) - entropy_after(SOURCES[0], 8))) < 3 * error
-
-
-def test_protocols_differ_as_theory_says() -> None:
-    source = SOURCES[0]
-    assert isinstance(source, Repeated)
-    report = found_by_an_oracle(source)
-    assert report.carried is not None
-    sizes = np.array(DOCUMENTS)
-
-    def truth(blind: float) -> float:
-        """Where the source repeats too far back to be seen for so many targets."""
-        share = blind / (sizes - 1).sum()
-        return share * source.entropy(0) + (1 - share) * source.entropy(source.distance)
-
-    assert agrees(report.carried, truth(len(sizes) * (source.distance - 1)))
-    for length, reset, sliding in report.windows:
-        blind = sum(min(place % length + 1, place + 1) < source.distance for n in sizes for place in range(n - 1))
-        assert agrees(reset, truth(blind)), length
-        step = max(1, length // 2)
-        inside = [min(place % step + 1 + length - step, place + 1) for n in sizes for place in range(n - 1)]
-        assert agrees(sliding, truth(sum(context < source.distance for context in inside))), length
 
 
 @torch.no_grad()
-def by_definition(loaded: TrainedLanguageModel, text: np.ndarray, begin: int, target: int) -> float:
-    """The nats of one token, given those from `begin` on."""
-    logits, _ = loaded.model(torch.from_numpy(text[None, begin:target].astype(np.int64)))
-    return -float(logits[0, -1].double().log_softmax(-1)[text[target]])
+def log_probabilities(loaded: TrainedLanguageModel, text: np.ndarray, begin: int, first: int, end: int) -> np.ndarray:
+    """Return log p (T, V) of the tokens from `first` to `end`, each given those from `begin` on."""
+    logits, _ = loaded.model(torch.from_numpy(text[None, begin : end - 1].astype(np.int64)))
+    return logits[0, first - begin - 1 :].double().log_softmax(-1).numpy()
 
 
-def test_every_target_is_scored_by_its_definition(
-    loaded: TrainedLanguageModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(scored, "TOKENS_AT_ONCE", 200)  # several batches, some of several rows
-    monkeypatch.setattr(scored, "PIECE", 48)  # and spans of several pieces
+def nats(loaded: TrainedLanguageModel, text: np.ndarray, begin: int, first: int, end: int) -> np.ndarray:
+    """Return the loss of each token from `first` to `end`."""
+    log_p = log_probabilities(loaded, text, begin, first, end)
+    return -np.take_along_axis(log_p, text[first:end, None].astype(np.int64), axis=1)[:, 0]
+
+
+@pytest.fixture
+def in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several batches, some of several rows, and spans of several pieces."""
+    monkeypatch.setattr(scored, "TOKENS_AT_ONCE", 200)
+    monkeypatch.setattr(scored, "PIECE", 48)
+
+
+@pytest.mark.usefixtures("in_pieces")
+def test_whole_documents_are_scored_by_the_definition(loaded: TrainedLanguageModel) -> None:
     text = validation_text(loaded)
-    lengths = [4, 24, 40]
-    report = measure_perplexity(
-        "tiny", loaded, text, PerplexityOptions(VIEWS, (*lengths, 9999), targets=80, min_documents=2)
-    )
+    options = PerplexityOptions(("position", "protocol"), (24, 100, 9999), min_documents=2)
+    report = measure_perplexity("tiny", loaded, text, options)
     assert report.left_out == [9999]
     assert report.carried is not None
-    assert report.carried.totals.bytes == sum(len(whole.encode()) for whole in VALIDATION_TEXTS)
-    assert [at.sums.totals.tokens for at in report.position][:8] == [2 << n for n in range(8)]
+    size = sum(len(each.encode()) for each in VALIDATION_TEXTS)
+    assert (report.carried.totals.tokens, report.carried.totals.bytes) == (size + 2, size)  # the ends of both too
     documents = documents_of(text)
-    begins, ends = documents.begins.tolist(), documents.ends.tolist()
-    for length, sums, _ in report.context:
-        for number, begin in enumerate(begins):
-            room = (ends[number] - begin - 40) // 20
-            offsets = [int((place + number * GOLDEN) * room / 2) * 20 for place in range(2)]
-            places = [begin + 40 + offset + more for offset in offsets for more in range(20)]
-            read = [length + more % block_size(length) for _ in range(2) for more in range(20)]
-            pairs = zip(places, read, strict=True)
-            nats = [by_definition(loaded, text.tokens, target - before, target) for target, before in pairs]
-            assert sums.nats[number] == pytest.approx(sum(nats), rel=1e-5)
-            assert sums.tokens[number] == 40
-    for length, reset, sliding in report.windows:
-        for number, (begin, end) in enumerate(zip(begins, ends, strict=True)):
-            places = range(begin + 1, end)
-            nats = [by_definition(loaded, text.tokens, t - 1 - (t - 1 - begin) % length, t) for t in places]
-            assert reset.nats[number] == pytest.approx(sum(nats), rel=1e-5)
-            step = length // 2
-            starts = [t - 1 - (t - 1 - begin) % step - (length - step) for t in places]
-            nats = [by_definition(loaded, text.tokens, max(begin, s), t) for s, t in zip(starts, places, strict=True)]
-            assert sliding.nats[number] == pytest.approx(sum(nats), rel=1e-5)
+    for number, (begin, end) in enumerate(zip(documents.begins.tolist(), documents.ends.tolist(), strict=True)):
+        whole = nats(loaded, text.tokens, begin, begin + 1, end)
+        assert report.carried.nats[number] == pytest.approx(whole.sum(), rel=1e-5)
+        for exponent, (first, last, sums) in enumerate(report.position):
+            assert (first, last) == (2**exponent, 2 ** (exponent + 1) - 1)
+            assert sums.nats[number] == pytest.approx(whole[first - 1 : last].sum(), rel=1e-5)
+        for length, *both in report.windows:
+            for step, sums in zip((length, length // 2), both, strict=True):
+                lost = [
+                    nats(loaded, text.tokens, max(begin, first + step - 1 - length), first, min(first + step, end))
+                    for first in range(begin + 1, end, step)
+                ]
+                assert sums.nats[number] == pytest.approx(np.concatenate(lost).sum(), rel=1e-5)
 
 
-def test_windows_as_long_as_the_documents_are_one_pass_over_them(loaded: TrainedLanguageModel) -> None:
-    text = validation_text(loaded)
-    longest = int(documents_of(text).sizes.max())
-    options = PerplexityOptions(("protocol", "position"), (16, longest), min_documents=0)
+@pytest.mark.usefixtures("in_pieces")
+def test_the_same_targets_are_scored_by_the_definition_at_each_length(loaded: TrainedLanguageModel) -> None:
+    text, views = validation_text(loaded), ("context", "recurrence", "remembrance")
+    options = PerplexityOptions(views, (8, 24, 40), targets=80, min_documents=2)
     report = measure_perplexity("tiny", loaded, text, options)
-    assert report.carried is not None
-    for sums in report.windows[-1][1:]:
-        assert sums.nats == pytest.approx(report.carried.nats, rel=1e-5)
-    assert report.windows[0].reset.nats != pytest.approx(report.carried.nats, rel=1e-3)
-    assert sum(at.sums.nats for at in report.position) == pytest.approx(report.carried.nats, rel=1e-12)
-    assert [(at.first, at.last) for at in report.position] == [(1 << n, (2 << n) - 1) for n in range(9)]
+    documents = documents_of(text)
+    blocks = []  # the first tokens of two blocks of 20 targets in each document
+    for number, (begin, end) in enumerate(zip(documents.begins.tolist(), documents.ends.tolist(), strict=True)):
+        room = (end - begin - 40) // 20
+        blocks += [begin + 40 + int((place + number * GOLDEN) * room / 2) * 20 for place in range(2)]
+    position = np.concatenate([np.arange(first, first + 20) for first in blocks])
+    targets = Targets(np.repeat([0, 1], 40), position, position)
+    log_p = {
+        length: np.concatenate(
+            [
+                log_probabilities(loaded, text.tokens, first - length, first, min(first + step, block + 20))
+                for block in blocks
+                for first in range(block, block + 20, step)
+            ]
+        )
+        for length, step in ((8, 4), (24, 12), (40, 20))
+    }
+    for (length, sums, _), recurrence in zip(report.context, report.recurrence, strict=True):
+        lost = -log_p[length][np.arange(80), text.tokens[position]]
+        assert sums.nats == pytest.approx(np.bincount(targets.document, lost), rel=1e-5)
+        assert sums.tokens.tolist() == [40, 40]
+        assert sums.bytes.sum() == loaded.tokenizer.token_bytes[text.tokens[position]].sum()
+        for kind in KINDS:
+            bucket = buckets(kind, text.tokens, documents, targets, loaded.tokenizer)
+            for number, of_bucket in enumerate(getattr(recurrence, kind)):
+                assert of_bucket.totals.nats == pytest.approx(lost[bucket == number].sum(), rel=1e-5)
+    assert [point.length for point in report.remembrance] == [8, 24]
+    for length, sums, _ in report.remembrance:
+        divergence = (np.exp(log_p[40]) * (log_p[40] - log_p[length])).sum(-1)
+        assert sums.nats == pytest.approx(np.bincount(targets.document, divergence), rel=1e-4)
 
 
 def test_the_default_text_is_the_one_held_out_of_training(loaded: TrainedLanguageModel) -> None:
@@ -161,19 +112,6 @@ def test_the_default_text_is_the_one_held_out_of_training(loaded: TrainedLanguag
 def test_other_files_are_read_whole(loaded: TrainedLanguageModel, tmp_path: Path) -> None:
     text = validation_text(loaded, [str(tmp_path / "train.txt")])
     assert text.tokens.tolist() == [256, *TRAINING_TEXT.encode(), 257]
-
-
-def test_a_model_that_knows_nothing_loses_log_of_the_vocabulary(loaded: TrainedLanguageModel) -> None:
-    torch.nn.init.zeros_(loaded.model.embedding.weight)
-    report = measure_perplexity(
-        "nothing", loaded, validation_text(loaded), PerplexityOptions(VIEWS, (8, 64), min_documents=2)
-    )
-    assert report.carried is not None
-    size = sum(len(text.encode()) for text in VALIDATION_TEXTS)
-    assert (report.carried.totals.tokens, report.carried.totals.bytes) == (size + 2, size)  # and the ends of both
-    for sums in (report.carried, *(point.sums for point in report.context), *report.windows[0][1:]):
-        assert sums.totals.nats_per_token == pytest.approx(math.log(258), rel=1e-6)
-        assert sums.nats_error == pytest.approx(0, abs=1e-6)
 
 
 def test_lengths_that_too_few_documents_reach_are_left_out(loaded: TrainedLanguageModel) -> None:
@@ -196,15 +134,6 @@ def test_of_too_few_documents_parts_are_measured_at_shorter_lengths(loaded: Trai
     assert "10 parts of 2 documents, each read from an empty state" in table([report])
     one = measure_perplexity("one", loaded, text.first(40))
     assert (one.documents, one.parts_of) == (10, 1) and one.context
-
-
-def test_the_state_is_told_of(loaded: TrainedLanguageModel) -> None:
-    report = measure_perplexity(
-        "tiny", loaded, validation_text(loaded), PerplexityOptions(("state",), (64,), min_documents=1)
-    )
-    assert [at.position for at in report.health] == [1, 2, 4, 8, 16, 32, 64]
-    assert all(at.norm > 0 and 1 <= at.features <= at.of == 8 and at.smallest > 0 for at in report.health)
-    assert not report.context and not report.position
 
 
 @pytest.mark.slow

@@ -6,15 +6,14 @@ import math
 
 import pytest
 from evaluation.reports import LINEAR, SOFTMAX, VIEWED, sums
-from matplotlib.axes import Axes
 
+from lmlong.evaluation.document_sums import Sums
 from lmlong.evaluation.perplexity_figure import figure
-from lmlong.evaluation.perplexity_report import table, to_json
+from lmlong.evaluation.perplexity_report import difference_lines, differences, table, to_json
 from lmlong.evaluation.results import AtLength, PerplexityReport
-from lmlong.report.plot import draw
+from lmlong.report.figure import Panel
 
 SECOND = dataclasses.replace(SOFTMAX, context=[AtLength(256, sums(2.0, 2.1), 1.0), AtLength(1024, sums(1.7, 1.8), 1.0)])
-REPORTS = [LINEAR, SECOND]
 
 EXPECTED = """\
 linear: 0.7033 ± 0.0180 bits/byte at 1k, 0.0541 ± 0.0180 better than at 256
@@ -89,22 +88,12 @@ def test_a_run_trained_with_carried_states_says_so() -> None:
     assert to_json([LINEAR])["runs"][0]["carried_states"] is False
 
 
-def test_no_note_where_the_trained_length_was_not_measured() -> None:
-    assert "*" not in table([SOFTMAX])
-
-
 def test_json_holds_sums_counts_and_their_ratios() -> None:
     values = to_json([LINEAR, SOFTMAX])
     assert json.loads(json.dumps(values, allow_nan=False)) == values
     first, second = values["runs"]
-    assert {name: first[name] for name in ("run", "parameters", "trained_length", "left_out", "documents")} == {
-        "run": "linear",
-        "parameters": 1_234_567,
-        "trained_length": 1024,
-        "left_out": [4096],
-        "documents": 2,
-    }
-    assert (first["state_numbers"], first["state_bytes"], first["state_numbers_per_token"]) == (49_921, 199_688, 0)
+    numbers = ("run", "parameters", "trained_length", "left_out", "state_numbers", "state_bytes", "tokens_read")
+    assert [first[name] for name in numbers] == ["linear", 1_234_567, 1024, [4096], 49_921, 199_688, 123_456]
     assert first["context"][0] == {
         "length": 256,
         "nats": 4200.0,
@@ -125,63 +114,75 @@ def test_json_holds_sums_counts_and_their_ratios() -> None:
     assert first["windows"][0]["sliding"]["change"] == pytest.approx(0.1)
     assert first["position"][1]["last"] == 2047
     assert first["state"][1] == {"position": 2048, "norm": 6834.0, "features": 38.0, "of": 40, "smallest": 0.00123}
-    assert (first["tokens_read"], first["seconds"], first["peak_bytes"]) == (123_456, 12.3, 456_700_000)
-    assert second["context"][0]["bits_per_byte"] is None
-    assert second["carried"] is None
+    assert second["context"][0]["bits_per_byte"] is None and second["carried"] is None
 
 
-def bits(report: PerplexityReport) -> list[float]:
-    return [point.sums.totals.bits_per_byte for point in report.context]
+def panels(*reports: PerplexityReport) -> list[Panel]:
+    return [panel for row in figure(reports).rows for panel in row if isinstance(panel, Panel)]
 
 
-def test_each_run_is_a_line_through_its_points_that_grey_tells_apart() -> None:
-    axes = draw(figure(REPORTS)).axes[0]
-    lines = {line.get_label(): line for line in axes.lines}
-    for report in REPORTS:
-        line = lines[report.name]
-        assert list(line.get_xdata()) == [point.length for point in report.context]
-        assert list(line.get_ydata()) == bits(report)
-    assert len({(lines[report.name].get_marker(), lines[report.name].get_linestyle()) for report in REPORTS}) == 2
-
-
-def test_bands_are_two_standard_errors_wide_on_either_side() -> None:
-    context, position, _ = draw(figure(REPORTS)).axes
-    first, last = LINEAR.context[0].sums, LINEAR.context[-1].sums
-    assert band(context, 256) == (first.totals.bits_per_byte,) * 2
-    error = (0.2 - 0.1) / 2 / 4 / math.log(2)  # of the differences of two documents, in bits per byte
-    assert band(context, 1024) == pytest.approx((last.totals.bits_per_byte - 2 * error, bits(LINEAR)[-1] + 2 * error))
-    at = LINEAR.position[0].sums
-    assert band(position, 1) == pytest.approx(
-        (at.totals.bits_per_byte - 2 * at.bits_error, at.totals.bits_per_byte + 2 * at.bits_error)
-    )
-
-
-def band(axes: Axes, place: int) -> tuple[float, float]:
-    """Where the first band of a panel begins and ends."""
-    heights = [float(y) for x, y in axes.collections[0].get_paths()[0].vertices if x == place]
-    return min(heights), max(heights)
-
-
-def test_there_is_a_panel_for_each_view_that_was_taken() -> None:
-    context, position, windows = draw(figure(REPORTS)).axes
-    assert [axes.get_xlabel() for axes in (context, position, windows)] == [
-        "tokens read before the same targets\n(band: the change from the shortest)",
+def test_the_plot_has_a_panel_for_each_view_with_a_line_for_each_run() -> None:
+    context, position, windows = panels(LINEAR, SECOND)
+    labels = [panel.x_label.partition("\n")[0] for panel in (context, position, windows)]
+    assert labels == [
+        "tokens read before the same targets",
         "tokens before, read from the beginning",
         "tokens in a window",
     ]
-    assert context.get_ylabel() == "bits per byte, ± 2 standard errors"
-    assert [label.get_text() for label in context.get_xticklabels()] == ["256", "1k"]
-    assert [label.get_text() for label in position.get_xticklabels()] == ["1", "1k"]
-    assert {line.get_label() for line in windows.lines} >= {"linear, reset", "linear, sliding"}
-    assert windows.texts[0].get_text() == "carried"
-    assert len(draw(figure([SECOND])).axes) == 1
+    assert (context.ticks, position.ticks) == ([256, 1024], [1, 1024])
+    for line, report in zip(context.lines, (LINEAR, SECOND), strict=True):
+        assert (line.label, line.x) == (report.name, [256, 1024])
+        assert line.y == [point.sums.totals.bits_per_byte for point in report.context]
+    assert len({line.style for line in context.lines}) == 2
+    assert [line.label for line in windows.lines] == ["linear, reset", "linear, sliding"]
+    assert [level.text for level in windows.levels] == ["carried"]
+    assert len(panels(SECOND)) == 1
 
 
-def test_the_trained_length_is_marked_where_it_lies_within_the_chart() -> None:
-    axes = draw(figure(REPORTS)).axes[0]
-    assert axes.get_xscale() == "log"
-    assert sorted(text.get_text() for text in axes.texts) == ["trained at 1k", "trained at 512"]
-    assert [text.get_text() for text in draw(figure([SOFTMAX])).axes[0].texts] == []
+def test_bands_are_two_standard_errors_wide_on_either_side() -> None:
+    context, position, _ = panels(LINEAR, SECOND)
+    line, (first, last) = context.lines[0], LINEAR.context
+    error = (0.2 - 0.1) / 2 / 4 / math.log(2)  # of the differences of two documents, in bits per byte
+    assert line.low == pytest.approx([first.sums.totals.bits_per_byte, last.sums.totals.bits_per_byte - 2 * error])
+    assert line.high == pytest.approx([first.sums.totals.bits_per_byte, last.sums.totals.bits_per_byte + 2 * error])
+    at = LINEAR.position[0].sums
+    assert position.lines[0].low and position.lines[0].low[0] == at.totals.bits_per_byte - 2 * at.bits_error
+
+
+def test_trained_lengths_within_the_plot_are_marked() -> None:
+    context = panels(LINEAR, SECOND)[0]
+    assert [(mark.x, mark.text) for mark in context.marks] == [(512, "trained at 512"), (1024, "trained at 1k")]
+    assert not panels(SOFTMAX)[0].marks
+
+
+def scored(name: str, nats: list[float], sizes: list[int], text: str = "same") -> PerplexityReport:
+    """Return a report on documents of these bytes, with a loss in bits."""
+    documents = Sums(len(nats))
+    for document, (lost, size) in enumerate(zip(nats, sizes, strict=True)):
+        documents.add(document, lost * math.log(2), size // 2, size)
+    context = [AtLength(256, documents, 1.0)]
+    return dataclasses.replace(LINEAR, name=name, text=text, context=context, carried=documents)
+
+
+BASE = scored("a", [300.0, 100.0, 800.0], [200, 100, 400])
+
+
+def test_a_difference_has_the_error_of_the_differences() -> None:
+    (found,) = differences([BASE, scored("b", [280.0, 90.0, 760.0], [200, 100, 400])])
+    assert [row.length for row in found.rows] == [256, None]
+    for row in found.rows:
+        assert row.bits == (pytest.approx(-0.1), pytest.approx(0, abs=1e-9))
+        assert row.sums.bits_error > 0.1  # of each run
+    assert difference_lines(found)[3].split() == ["256", "-0.1000", "0.0000", "1.6143", "1.7143"]
+
+
+def test_runs_on_other_targets_are_not_subtracted() -> None:
+    for sizes, text, why in (
+        ([200, 100, 400], "another", "measured on another text. Name one by --data."),
+        ([200, 100, 402], "same", "no targets in common. Give --lengths."),
+    ):
+        (found,) = differences([BASE, scored("b", [300.0, 100.0, 800.0], sizes, text)])
+        assert difference_lines(found) == [f"b minus a: {why}"]
 
 
 OF_VIEWS = """\
@@ -223,14 +224,11 @@ def test_the_tables_of_the_other_views() -> None:
     assert table([VIEWED]) == OF_VIEWS
 
 
-def test_there_is_a_panel_for_each_view_in_rows_of_three() -> None:
-    drawn = draw(figure([VIEWED]))
-    token, word, remembrance, cache = drawn.axes
-    assert [axes.get_title() for axes in (token, word)] == ["same token last seen", "same word last seen"]
-    lines = {line.get_label(): list(line.get_ydata()) for line in token.lines}
-    assert list(lines) == ["never", "< 64", "< 512", "< 4k"]  # those without targets are no lines
-    assert [round(value, 6) for value in lines["< 4k"]] == [0, -0.4]
-    assert list(remembrance.lines[0].get_ydata()) == [0.025]
-    assert [len(line.get_ydata()) for line in cache.lines] == [2, 2]
-    assert [text.get_text() for text in drawn.legends[0].get_texts()] == ["viewed"]
-    assert len(draw(figure([LINEAR, VIEWED])).axes) == 7
+def test_the_plot_of_the_other_views() -> None:
+    token, word, remembrance, cache = panels(VIEWED)
+    assert [panel.title for panel in (token, word)] == ["same token last seen", "same word last seen"]
+    assert [line.label for line in token.lines] == ["never", "< 64", "< 512", "< 4k"]  # only buckets with targets
+    assert token.lines[3].y == pytest.approx([0, -0.4])
+    assert [line.y for line in remembrance.lines] == [[0.025]]
+    assert [len(line.y) for line in cache.lines] == [2, 2]
+    assert [len(row) for row in figure([LINEAR, VIEWED]).rows] == [3, 3, 1]

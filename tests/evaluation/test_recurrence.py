@@ -60,15 +60,6 @@ def test_the_same_token_is_found_where_it_last_stood() -> None:
     assert last_same(values).tolist() == expected
 
 
-@pytest.mark.parametrize("every", [1, 5, 64, 700])
-def test_words_that_recur_after_exactly_n_words_are_told_so(every: int) -> None:
-    """With two bytes a word and a space, n words are 3 n tokens of bytes."""
-    words = [f"{chr(97 + n // 26)}{chr(97 + n % 26)} " for n in range(26 * 27)][:every]
-    tokens = np.frombuffer("".join(words * 3).encode(), np.uint8)
-    found = last_same_word(tokens, ByteTokenizer()).reshape(3, every, 3)[:, :, :2]
-    assert (found[0] == 0).all() and (found[1:] == 3 * every).all()
-
-
 def test_no_text_and_no_words_have_no_word_before() -> None:
     assert last_same_word(np.zeros(0, np.int64), ByteTokenizer()).tolist() == []
     assert last_same_word(np.array([256, 32, 32, 257]), ByteTokenizer()).tolist() == [0, 0, 1, 0]

@@ -4,12 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 from click.testing import CliRunner
 
-from lmlong.attention.favor import draw_projection
 from lmlong.cli.bench import bench
-from lmlong.experiments import approximation
 from lmlong.experiments.approximation import (
     FeatureError,
     FeatureSetting,
@@ -19,16 +16,6 @@ from lmlong.experiments.approximation import (
     study_approximation,
     table,
 )
-
-
-@pytest.mark.parametrize("form", ["positive", "hyperbolic", "trig"])
-def test_each_form_estimates_the_exponential(form: Form) -> None:
-    x, y = torch.tensor([[0.6, -0.3]], dtype=torch.float64), torch.tensor([[0.2, 0.9]], dtype=torch.float64)
-    rows = draw_projection(200_000, 2, "chi", torch.Generator().manual_seed(0), orthogonal=False)
-    products = approximation._features(x, rows, form) * approximation._features(y, rows, form)
-    half = 2 if form == "hyperbolic" else 1  # two features a row, whose mean is one estimate
-    estimate = products.sum() / (half * len(rows))
-    assert estimate == pytest.approx(float((x @ y.T).exp()), rel=0.01)
 
 
 @pytest.mark.parametrize("form", ["positive", "hyperbolic", "trig"])

@@ -1,7 +1,6 @@
 """The recall experiment: what is trained, how it is measured, what is said of it."""
 
 import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,19 +13,23 @@ from lmlong.attention.registry import CAUSAL
 from lmlong.cli.bench import bench
 from lmlong.errors import UsageError
 from lmlong.experiments import recall
-from lmlong.experiments.recall import RecallResult, figure, study_recall, table, to_json
-from lmlong.experiments.recall_grid import DEFAULT_CANDIDATES, LARGE, SMALL, RecallGrid
+from lmlong.experiments.recall import RecallResult, figure, study_recall, table
+from lmlong.experiments.recall_grid import LARGE, SMALL, RecallGrid
 from lmlong.experiments.recall_model import (
     FILLER,
     TESTS,
     RecallScore,
     answers_of,
+    keys,
+    make_batch,
     pairs_batch,
     recall_options,
     recall_scores,
     train_recall,
+    values,
 )
 from lmlong.model.language_model import LanguageModel
+from lmlong.model.loss import IGNORED
 from lmlong.report.figure import Panel
 
 TINY = RecallGrid(16, (1, 2), 4, (8,), (1e-2, 1e-3), steps=2, queries=8)
@@ -42,11 +45,11 @@ def looked_up(tokens: Tensor) -> Tensor:
     return answers
 
 
-def test_one_who_looks_up_recalls_all_and_one_who_never_answers_nothing() -> None:
-    everything = recall_scores(looked_up, SMALL, seed=0)
-    assert {pairs: score.accuracy for pairs, score in everything.items()} == {4: 1.0, 8: 1.0, 16: 1.0}
-    assert everything[8].asked == TESTS * SMALL.queries
-    assert all(score.right == 0 for score in recall_scores(torch.zeros_like, SMALL, seed=0).values())
+def test_only_answers_to_queries_count() -> None:
+    asked = TESTS * SMALL.queries
+    assert recall_scores(looked_up, SMALL, seed=0) == [RecallScore(pairs, asked, asked) for pairs in SMALL.pairs]
+    nothing = recall_scores(lambda tokens: torch.full_like(tokens, IGNORED), SMALL, seed=0)
+    assert nothing == [RecallScore(pairs, 0, asked) for pairs in SMALL.pairs]
 
 
 def test_tests_are_rows_no_step_of_training_held() -> None:
@@ -61,18 +64,47 @@ def test_tests_are_rows_no_step_of_training_held() -> None:
     assert len(met) == TESTS and not seen & {tuple(row) for tokens in met for row in tokens.tolist()}
 
 
-@pytest.mark.parametrize("name", DEFAULT_CANDIDATES)
-def test_states_are_as_wide_as_the_model(name: str) -> None:
-    numbers = {}
-    for width in (16, 64):
+def test_the_state_of_linear_attention_is_as_wide_as_the_model_and_that_of_a_window_about_as_large() -> None:
+    def state_numbers(name: str, width: int) -> int:
         options = recall_options(name, width)
-        kind = options.attention.kind
-        assert isinstance(kind, str) and options.heads == 1 and options.layers == 2
-        numbers[width] = CAUSAL[kind](1, width, width, options.attention).state_numbers(64)
-    if name in ("elu", "elu-learned"):
-        assert numbers == {16: 16 * 17, 64: 64 * 65}
-    if name == "window":  # as near to linear attention's as whole tokens allow
-        assert 0 <= 16 * 17 - numbers[16] < 33 and 0 <= 64 * 65 - numbers[64] < 129
+        assert isinstance(options.attention.kind, str)
+        return CAUSAL[options.attention.kind](1, width, width, options.attention).state_numbers(64)
+
+    for width in (16, 64):
+        assert state_numbers("elu", width) == state_numbers("elu-learned", width) == width * (width + 1)
+        assert 0 <= width * (width + 1) - state_numbers("window", width) <= 2 * width  # less than a token
+
+
+@pytest.mark.parametrize(("pairs", "length", "vocabulary"), [(1, 4, 4), (4, 50, 12), (31, 124, 64)])
+def test_every_key_is_told_once_and_asked_once(pairs: int, length: int, vocabulary: int) -> None:
+    questions = make_batch(20, pairs, length, vocabulary, seed=0, step=0)
+    assert sorted([FILLER, *keys(vocabulary), *values(vocabulary)]) == list(range(vocabulary))
+    assert questions.tokens.shape == questions.targets.shape == (20, length)
+    for tokens, targets in zip(questions.tokens, questions.targets, strict=True):
+        memory = dict(tokens[: 2 * pairs].view(pairs, 2).tolist())
+        assert len(memory) == len(set(memory.values())) == pairs
+        assert set(memory) <= set(keys(vocabulary)) and set(memory.values()) <= set(values(vocabulary))
+        asked = targets != IGNORED
+        assert not asked[: 2 * pairs].any()
+        assert sorted(tokens[asked].tolist()) == sorted(memory)
+        assert [memory[key] for key in tokens[asked].tolist()] == targets[asked].tolist()
+        assert (tokens[2 * pairs :][~asked[2 * pairs :]] == FILLER).all()
+        assert not (asked[1:] & asked[:-1]).any()  # what follows a query is a filler
+
+
+def test_keys_and_values_are_drawn_evenly() -> None:
+    tokens = make_batch(4000, 4, 16, 64, seed=0, step=0).tokens
+    for place, drawn in ((0, keys(64)), (6, keys(64)), (1, values(64)), (7, values(64))):
+        counts = tokens[:, place].bincount(minlength=64)[list(drawn)]
+        assert counts.sum() == 4000
+        assert counts.min() > 80 and counts.max() < 180  # 125 or 129 are expected, with a deviation of 11
+
+
+def test_queries_are_as_rare_as_they_are_far() -> None:
+    places = (make_batch(20_000, 1, 66, 64, seed=0, step=0).targets != IGNORED).sum(0)[2::2].double()
+    weights = torch.arange(1, 33, dtype=torch.float64) ** -0.99
+    expected = 20_000 * weights / weights.sum()
+    assert ((places - expected).abs() < 5 * expected.sqrt()).all()
 
 
 def test_training_is_a_function_of_the_seed() -> None:
@@ -90,10 +122,10 @@ def test_training_is_a_function_of_the_seed() -> None:
 def test_a_model_learns_to_recall() -> None:
     grid = RecallGrid(12, (2,), 4, (32,), (1e-2,), steps=120, queries=128)
     model = train_recall(grid, recall_options("softmax", 32), 1e-2, seed=0)
-    (score,) = recall_scores(lambda tokens: answers_of(model, tokens), grid, seed=0).values()
+    (score,) = recall_scores(lambda tokens: answers_of(model, tokens), grid, seed=0)
     assert score.accuracy > 0.95
     fresh = LanguageModel(recall_options("softmax", 32), 12)
-    (score,) = recall_scores(lambda tokens: answers_of(fresh, tokens), grid, seed=0).values()
+    (score,) = recall_scores(lambda tokens: answers_of(fresh, tokens), grid, seed=0)
     assert score.accuracy < 0.5
 
 
@@ -113,7 +145,7 @@ def test_rates_are_tried_until_one_recalls_all(tmp_path: Path, monkeypatch: pyte
     def scored(accuracies: Sequence[int]) -> list[float]:
         left = iter(accuracies)
         monkeypatch.setattr(
-            recall, "recall_scores", lambda *_: {1: RecallScore(next(left), 10), 2: RecallScore(10, 10)}
+            recall, "recall_scores", lambda *_: [RecallScore(1, next(left), 10), RecallScore(2, 10, 10)]
         )
         grid = TINY._replace(rates=(0.1, 0.2, 0.3))
         best, runs = study_recall(grid, ["elu"], 0, tmp_path / str(len(accuracies)))
@@ -125,19 +157,19 @@ def test_rates_are_tried_until_one_recalls_all(tmp_path: Path, monkeypatch: pyte
 
 
 def test_the_table_shows_a_line_for_each_model() -> None:
-    scores = {4: RecallScore(1000, 1000), 16: RecallScore(333, 1000), 128: RecallScore(0, 10)}
+    scores = [RecallScore(4, 1000, 1000), RecallScore(16, 333, 1000), RecallScore(128, 0, 10)]
     lines = table([RecallResult("softmax-features", 128, 0.0005, 0, 10_224, 1_500_000, scores)]).splitlines()
     assert lines[1].split() == ["attention", "width", "state", "rate", "4", "16", "128"]
     assert lines[2].split() == ["softmax-features", "128", "1.4", "MiB", "0.0005", "1.000", "0.333", "0.000"]
-    six = {pairs: RecallScore(1, 3) for pairs in LARGE.pairs} | {128: RecallScore(1, 3)}
+    six = [RecallScore(pairs, 1, 3) for pairs in (*LARGE.pairs, 128)]
     wide = table([RecallResult("softmax-features", 128, 0.0005, 0, 10_224, 1_500_000, six)])
     assert max(map(len, wide.splitlines())) <= 80
 
 
 def test_the_plot_has_a_panel_for_each_width_and_a_line_for_each_candidate() -> None:
-    few, many = RecallScore(9, 10), RecallScore(1, 10)
+    scores = [RecallScore(4, 9, 10), RecallScore(64, 1, 10)]
     best = [
-        RecallResult(name, width, 0.001, 0, 10_224, 1_500_000, {4: few, 64: many})
+        RecallResult(name, width, 0.001, 0, 10_224, 1_500_000, scores)
         for name in ("delta", "elu")
         for width in (32, 64)
     ]
@@ -191,14 +223,5 @@ def test_mistakes_are_told_before_anything_is_trained(words: list[str], complain
     assert not (tmp_path / "out").exists()
 
 
-def test_a_remedy_works() -> None:
-    with pytest.raises(UsageError) as refused:
-        SMALL._replace(pairs=(40,)).check()
-    (enough,) = re.findall(r"Give (\d+) or more", str(refused.value))
-    SMALL._replace(pairs=(40,), vocabulary=int(enough)).check()
+def test_the_sizes_of_the_paper_can_be_built() -> None:
     LARGE.check()
-
-
-def test_results_are_plain_values() -> None:
-    run = RecallResult("elu", 8, 0.01, 0, 100, 200, {4: RecallScore(1, 2)})
-    assert json.loads(json.dumps(to_json(run)))["scores"] == [{"pairs": 4, "right": 1, "asked": 2}]

@@ -38,29 +38,27 @@ def model_of() -> Callable[[str], LanguageModel]:
     return build
 
 
-@pytest.fixture(scope="session")
-def subwords() -> Tokenizer:
-    """Pieces of prose, which cross words."""
-    return train_tokenizer([prose(3000)], recipe.Tokenizer(vocabulary=600))
-
-
-def write_run(folder: Path, tokenizer: Tokenizer, kind: str, deviation: float = 1.0) -> Path:
+def write_run(
+    folder: Path, tokenizer: Tokenizer, kind: str, deviation: float = 1.0, options: Model | None = None
+) -> Path:
     """Write a run folder with one checkpoint of a tiny model."""
-    model = stirred(LanguageModel(tiny(), tokenizer.vocabulary), deviation)
-    made = Recipe(text=Text(tokenizer=recipe.Tokenizer(kind=kind)), model=tiny(), training=Training(steps=1))
+    options = options or tiny()
+    model = stirred(LanguageModel(options, tokenizer.vocabulary), deviation)
+    made = Recipe(text=Text(tokenizer=recipe.Tokenizer(kind=kind)), model=options, training=Training(steps=1))
     checkpoint = folder / "checkpoints" / "step-00000001"
     write(checkpoint, Contents(model.state_dict(), {}, recipe_file.dump(made), tokenizer.file))
     point(checkpoint.parent / "latest", checkpoint)
     return folder
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
+@pytest.fixture(scope="session")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run folder with one checkpoint of a tiny model of bytes."""
-    return write_run(tmp_path / "runs" / "tiny", ByteTokenizer(), "bytes")
+    return write_run(tmp_path_factory.mktemp("runs") / "tiny", ByteTokenizer(), "bytes")
 
 
-@pytest.fixture
-def subword_run(tmp_path: Path, subwords: Tokenizer) -> Path:
+@pytest.fixture(scope="session")
+def subword_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same of a tiny model of subwords, each of whose tokens may follow every other."""
-    return write_run(tmp_path / "runs" / "subwords", subwords, "sentencepiece", 0.3)
+    tokenizer = train_tokenizer([prose(3000)], recipe.Tokenizer(vocabulary=600))
+    return write_run(tmp_path_factory.mktemp("runs") / "subwords", tokenizer, "sentencepiece", 0.3)

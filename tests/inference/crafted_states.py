@@ -5,50 +5,37 @@ quality of its text does not matter. It never causes another exception, or an ac
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
 import torch
-from inference.conftest import prose
-from models import stirred
+from inference.conftest import prose, write_run
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from lmlong.checkpoint.write import Contents, write
 from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.errors import LmlongError
 from lmlong.inference import sparse, state_file
 from lmlong.inference.loading import TrainedLanguageModel, load
-from lmlong.model.language_model import LanguageModel
-from lmlong.recipe import Attention, Downsample, Model, Ngram, Recipe, Text, Training
-from lmlong.recipe import Tokenizer as TokenizerOptions
-from lmlong.recipe import file as recipe_file
+from lmlong.recipe import Attention, Downsample, Model, Ngram
 
+SMALL = partial(Model, width=16, heads=2, layers=2)
 MODELS: dict[str, Model] = {
-    "ngram": Model(width=16, heads=2, layers=2, attention=Attention(kind=["linear", "ngram"], ngram=Ngram(buckets=64))),
-    "softmax": Model(width=16, heads=2, kv_heads=1, layers=2, attention=Attention(kind="softmax")),
-    "window": Model(width=16, heads=2, layers=2, attention=Attention(kind=["linear", "window"], window=8)),
-    "window of one": Model(width=16, heads=2, layers=2, attention=Attention(kind=["window", "linear"], window=1)),
-    "parallel": Model(width=16, heads=2, layers=2, attention=Attention(kind="delta", parallel_window=8)),
-    "hourglass": Model(
-        width=16, heads=2, layers=3, downsample=Downsample(factor=4), attention=Attention(kind="softmax")
-    ),
-    "float64": Model(width=16, heads=2, layers=2, attention=Attention(kind="linear")),
+    "ngram": SMALL(attention=Attention(kind=["linear", "ngram"], ngram=Ngram(buckets=64))),
+    "softmax": SMALL(kv_heads=1, attention=Attention(kind="softmax")),
+    "window": SMALL(attention=Attention(kind=["linear", "window"], window=8)),
+    "window of one": SMALL(attention=Attention(kind=["window", "linear"], window=1)),
+    "parallel": SMALL(attention=Attention(kind="delta", parallel_window=8)),
+    "hourglass": SMALL(layers=3, downsample=Downsample(factor=4), attention=Attention(kind="softmax")),
+    "float64": SMALL(attention=Attention(kind="linear")),
 }
 
 EXTREMES = (-(2**63), -(2**62), -(2**31), -258, -2, -1, 0, 1, 255, 256, 257, 258, 2**31 - 1, 2**61, 2**62, 2**63 - 1)
-DTYPES = (
-    torch.float64,
-    torch.float32,
-    torch.float16,
-    torch.bfloat16,
-    torch.int64,
-    torch.int32,
-    torch.uint8,
-    torch.bool,
-)
+FLOAT_TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+DTYPES = (*FLOAT_TYPES, torch.int64, torch.int32, torch.uint8, torch.bool)
 FLOATS = (float("nan"), float("inf"), -float("inf"), 3e38, -3e38, 1e-45, 0.0, 1e300)
 
 
@@ -60,15 +47,12 @@ class Case(NamedTuple):
     about: dict
 
 
-def prepare(folder: Path) -> dict[str, Case]:
+def prepare(folder: Path, kinds: Iterable[str] = MODELS) -> dict[str, Case]:
     """Write a model of each kind with random weights, and a state of each."""
     cases = {}
-    for name, options in MODELS.items():
-        tokenizer = ByteTokenizer()
-        recipe = Recipe(text=Text(tokenizer=TokenizerOptions(kind="bytes")), model=options, training=Training(steps=1))
-        weights = stirred(LanguageModel(options, tokenizer.vocabulary), 0.3).state_dict()
-        write(folder / name, Contents(weights, {}, recipe_file.dump(recipe), tokenizer.file))
-        model = load(folder / name, "cpu", state_dtype="64" if name == "float64" else "32")
+    for name in kinds:
+        run = write_run(folder / name, ByteTokenizer(), "bytes", 0.3, MODELS[name])
+        model = load(run, "cpu", state_dtype="64" if name == "float64" else "32")
         if model.fast_step_at_once:
             model.use_fast_step()
         saved = folder / f"{name}.state"

@@ -1,6 +1,6 @@
 """State files with changed tensors and a digest that is right: refused, or a text, and nothing else.
 
-What a number stands for, and many more of them: `tools/fuzz_files.py --kind states --files 1 --seed NUMBER`.
+What a number stands for, and many more of them: `tools/fuzz.py crafted-states --cases 1 --seed NUMBER`.
 """
 
 import json
@@ -16,7 +16,7 @@ from lmlong.attention.ngram.hashing import NO_NGRAM
 from lmlong.errors import CheckpointError
 from lmlong.inference import state_file
 
-USUAL = 150
+USUAL = 100
 
 
 @pytest.fixture(scope="module")
@@ -30,13 +30,12 @@ def test_the_first_crafted_states(cases: dict[str, Case], tmp_path: Path) -> Non
     assert {"refused", "text"} <= {what for what, _ in tried.values()}
 
 
-def refusal(case: Case, file: Path, **changes: torch.Tensor) -> str:
+def refusal(case: Case, file: Path, changes: dict[str, torch.Tensor]) -> str:
     """Return why a state with other tensors is refused; a name may be the end of its path."""
     tensors = dict(case.tensors)
     for name, x in changes.items():
-        path = name.replace("__", ".")
-        (found,) = [each for each in case.tensors if each == path or each.endswith(f".{path}")]
-        tensors[found] = x
+        (path,) = [each for each in case.tensors if each == name or each.endswith(f".{name}")]
+        tensors[path] = x
     about = {name: value for name, value in case.about.items() if name != "sha256"}
     save_file(tensors, file, {"lmlong": json.dumps({**about, "sha256": state_file._digest(about, tensors)})})
     with pytest.raises(CheckpointError) as caught:
@@ -44,46 +43,46 @@ def refusal(case: Case, file: Path, **changes: torch.Tensor) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("value", [2**63 - 1, 2**62, -2, -(2**63)])
-@pytest.mark.parametrize("name", ["waiting_ngram", "recent_ngram"])
-def test_a_hash_that_has_no_row(cases: dict[str, Case], tmp_path: Path, name: str, value: int) -> None:
-    ngrams = torch.full((1, 2, 1024 if name == "waiting_ngram" else 32), NO_NGRAM)
-    ngrams[0, 1, -1] = value
-    why = refusal(cases["ngram"], tmp_path / "a.state", **{name: ngrams})
-    assert f"blocks.1.attention.{name} holds {value}, which is not from -1 to {2**62 - 1}" in why
+def ngrams(length: int, value: int) -> torch.Tensor:
+    hashes = torch.full((1, 2, length), NO_NGRAM)
+    hashes[0, 1, -1] = value
+    return hashes
+
+
+def ones(length: int, value: int) -> torch.Tensor:
+    return torch.full((1, length), value, dtype=torch.int16)
+
+
+LETTER = ord("a") + 1
+REFUSALS: list[tuple[str, dict[str, torch.Tensor], str]] = [
+    *(
+        ("ngram", {name: ngrams(length, value)}, f"blocks.1.attention.{name} holds {value}, which is not from -1 to")
+        for name, length in (("waiting_ngram", 1024), ("recent_ngram", 32))
+        for value in (2**62, -2)
+    ),
+    ("window of one", {"blocks.0.attention.k": torch.zeros(1, 2, 4, 8)}, "has the shape (1, 2, 4, 8), this model's is"),
+    *(("window", {"recent": torch.full((1, 1024), value)}, f"recent holds {value}") for value in (-2, 259)),
+    ("window", {"unread.pending": ones(20_000, LETTER)}, "unread is longer than 16384"),
+    (
+        "window",
+        {"unread.pending": ones(600, LETTER), "unread.chosen": torch.full((1, 20_000), LETTER)},
+        "unread.chosen has 20,000 tokens, which is more than 16,384",
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "changes", "message"), REFUSALS)
+def test_a_state_that_no_text_gives_is_refused(
+    cases: dict[str, Case], tmp_path: Path, kind: str, changes: dict[str, torch.Tensor], message: str
+) -> None:
+    assert message in refusal(cases[kind], tmp_path / "a.state", changes)
 
 
 def test_keys_values_and_marks_of_other_lengths(cases: dict[str, Case], tmp_path: Path) -> None:
-    settled = cases["softmax"].tensors["state.blocks.0.attention.settled.k"]
-    why = refusal(cases["softmax"], tmp_path / "a.state", blocks__0__attention__settled__k=settled[:, :, :-1].clone())
+    name = "blocks.0.attention.settled.k"
+    settled = cases["softmax"].tensors[f"state.{name}"]
+    why = refusal(cases["softmax"], tmp_path / "a.state", {name: settled[:, :, :-1].clone()})
     assert "settled.current has" in why and "but there are" in why
-
-
-def test_a_window_of_one_keeps_nothing(cases: dict[str, Case], tmp_path: Path) -> None:
-    why = refusal(cases["window of one"], tmp_path / "a.state", blocks__0__attention__k=torch.zeros(1, 2, 4, 8))
-    assert "state.blocks.0.attention.k has the shape (1, 2, 4, 8), this model's is (1, 2, 0, 8)" in why
-
-
-@pytest.mark.parametrize("recent", [-2, 259, 10**6])
-def test_recent_tokens_outside_the_vocabulary(cases: dict[str, Case], tmp_path: Path, recent: int) -> None:
-    tokens = cases["window"].tensors["recent"].clone()
-    tokens[0, -5] = recent
-    assert f"recent holds {recent}, which is not from -1" in refusal(
-        cases["window"], tmp_path / "a.state", recent=tokens
-    )
-
-
-def test_unread_text_of_more_than_a_part(cases: dict[str, Case], tmp_path: Path) -> None:
-    pending = torch.full((1, 20_000), ord("a") + 1, dtype=torch.int16)
-    assert "unread is longer than 16384" in refusal(cases["window"], tmp_path / "a.state", unread__pending=pending)
-
-
-def test_many_tokens_of_unread_text(cases: dict[str, Case], tmp_path: Path) -> None:
-    pending = torch.full((1, 600), ord("a") + 1, dtype=torch.int16)
-    changes = {"unread__pending": pending, "unread__chosen": torch.full((1, 20_000), ord("a") + 1)}
-    assert "unread.chosen has 20,000 tokens, which is more than 16,384" in refusal(
-        cases["window"], tmp_path / "a.state", **changes
-    )
 
 
 @needs_compiler

@@ -35,11 +35,12 @@ def test_a_compiled_step_writes_the_same(run: Path, weights: Weights) -> None:
     assert "".join(loaded.stream("to be", max_tokens=40, temperature=0)) == text
 
 
+@pytest.mark.slow
 @needs_compiler
 @torch.inference_mode()
 def test_one_graph_of_a_model_that_reads_blocks_is_the_step() -> None:
     """One while no block is full, one where a block of all rows is, and one where only some rows have one."""
-    options = Model(width=16, layers=3, heads=2, downsample=Downsample(factor=3))
+    options = Model(width=16, layers=3, heads=2, downsample=Downsample(factor=3), attention=Attention(kind="linear"))
     model = stirred(LanguageModel(options, 30)).eval()
     graph = cuda_graph(model.decode_step)
     for rows in ([5, 5], [1, 6]):  # tokens that were read before

@@ -24,10 +24,10 @@ from lmlong.recipe import Downsample, Model
 from .conftest import prose, tiny
 
 TEXT = prose(60, seed=7)
-CUTS = range(150, 190, 3)  # after a space, before one, and within words
+CUTS = range(150, 190, 7)  # after a space, before one, and within words
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def loaded(subword_run: Path) -> TrainedLanguageModel:
     """In float64, so that a sum in another order draws the same."""
     found = load(subword_run, "cpu")
@@ -90,13 +90,13 @@ def test_long_texts_are_cut_at_the_same_places_in_parts(
 ) -> None:
     monkeypatch.setattr("lmlong.data.tokenizers.base.PART", 64)
     whole = loaded.read(TEXT)
-    for first in range(1, len(TEXT), 5):
+    for first in range(1, len(TEXT), 17):
         parts = loaded.read(TEXT[first:], loaded.read(TEXT[:first]))
         assert torch.equal(parts.recent, whole.recent) and parts.unread.row(0) == whole.unread.row(0)
 
 
 def test_each_row_of_a_batch_has_its_own_unread_text(subword_run: Path, tmp_path: Path) -> None:
-    prompts = ["", *(TEXT[:cut] for cut in CUTS[::3]), "na\x00ï\ud800ve▁"]
+    prompts = ["", *(TEXT[:cut] for cut in CUTS[::2]), "na\x00ï\ud800ve▁"]
     file = tmp_path / "prompts.jsonl"
     file.write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
     words = [str(subword_run), "--prompts", str(file), "--max-tokens", "12", "--temperature", "0", "--json"]
@@ -128,16 +128,6 @@ def test_every_kind_of_state_is_healed_in_rows_and_from_states(loaded: TrainedLa
     for row, piece in other.generate(session, Sampling(temperature=0), [(0,)] * len(prompts), 9):
         texts[row] += piece
     assert texts == alone and session.unread.pending.shape[1]
-
-
-@pytest.mark.parametrize("cut", CUTS)
-def test_the_new_tokens_begin_with_what_they_leave_of_the_prompt(loaded: TrainedLanguageModel, cut: int) -> None:
-    session = loaded.read(TEXT[:cut])
-    writing = loaded.generate(session, Sampling(temperature=1.0), [(0,)], 5, keep=True)
-    text = "".join(piece for _, piece in writing)
-    whole = loaded.tokenizer.decode(token for token in writing.session.recent[0].tolist() if token >= 0)
-    assert whole == TEXT[:cut] + text and len(writing.rows[0].tokens) == 5
-    assert loaded.tokenizer.decode(writing.rows[0].tokens).endswith(text)
 
 
 def test_without_healing_the_tokens_of_a_prompt_are_its_own(loaded: TrainedLanguageModel) -> None:
@@ -179,7 +169,7 @@ def test_pieces_far_before_the_end_are_not_weighed(
     assert left_out
 
 
-@pytest.mark.parametrize("tokens", range(1, 40, 3))
+@pytest.mark.parametrize("tokens", range(1, 40, 8))
 def test_a_text_goes_on_from_its_state_as_if_it_had_not_stopped(loaded: TrainedLanguageModel, tokens: int) -> None:
     options = Sampling(temperature=0)
     first = loaded.generate(loaded.read(TEXT[:160]), options, [(0,)], tokens)
@@ -190,7 +180,7 @@ def test_a_text_goes_on_from_its_state_as_if_it_had_not_stopped(loaded: TrainedL
 
 def test_a_state_is_that_of_the_printed_text(loaded: TrainedLanguageModel) -> None:
     whole = "".join(loaded.stream(TEXT[:160], max_tokens=80, temperature=0))
-    for begin in range(0, len(whole) - 3, 7):
+    for begin in range(0, len(whole) - 3, 20):
         stop = whole[begin : begin + 3]
         writing = loaded.generate(loaded.read(TEXT[:160]), Sampling(temperature=0), [(0,)], 80, [stop])
         printed = "".join(piece for _, piece in writing)
@@ -215,17 +205,6 @@ def test_a_stop_string_may_be_longer_than_what_is_kept_otherwise(loaded: Trained
     assert (text + session.unread.row(0).pending).decode("utf-8", "replace") == TEXT[:160] + whole[:40]
 
 
-def test_text_after_a_written_one_is_read_together_with_its_end(loaded: TrainedLanguageModel) -> None:
-    writing = loaded.generate(loaded.read(TEXT[:160]), Sampling(temperature=1.0), [(0,)], 30)
-    printed = "".join(piece for _, piece in writing)
-    kept = writing.finished()
-    end = kept.unread.row(0).pending.decode()
-    assert printed.endswith(end) and kept.unread.row(0).chosen
-    read = loaded.read("ing of", kept, heal=False).recent[0].tolist()
-    tokens = loaded.tokenizer.encode(end + "ing of")
-    assert read[-len(tokens) :] == tokens
-
-
 def test_long_unread_text_is_read_as_far_as_it_is_settled(loaded: TrainedLanguageModel) -> None:
     """None is left by reading, but a state file may have some, and one step must not read thousands of tokens."""
     text, before = prose(300), loaded.read(TEXT[:50])
@@ -247,7 +226,8 @@ def test_unread_text_that_is_none_is_refused(loaded: TrainedLanguageModel, tmp_p
         loaded.load_state(tmp_path / "a.state")
 
 
-def test_unusable_weights_are_reported_wherever_a_prompt_ends(loaded: TrainedLanguageModel) -> None:
+def test_unusable_weights_are_reported_wherever_a_prompt_ends(subword_run: Path) -> None:
+    loaded = load(subword_run, "cpu")
     session = loaded.read(TEXT[:161])
     assert session.unread.row(0).pending, "the prompt ends within a piece"
     with torch.no_grad():

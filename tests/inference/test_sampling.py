@@ -96,40 +96,16 @@ def test_low_precision_logits_are_normalised_in_high_precision() -> None:
     torch.testing.assert_close(probs, torch.full((1, 1000), 1e-3, dtype=torch.float64))
 
 
-def test_temperature_0_takes_the_likeliest() -> None:
-    sampler = Sampler(Sampling(temperature=0), rows=[(0,), (1,)])
-    assert sampler(torch.tensor([[0.0, 2.0, 1.0], [5.0, -1.0, 4.9]])).tolist() == [1, 0]
-
-
-def test_a_row_draws_the_same_in_any_batch() -> None:
-    logits = torch.zeros(3, 1000)
-    together, alone = Sampler(Sampling(seed=7), rows=[(0,), (1,), (2,)]), Sampler(Sampling(seed=7), rows=[(2,)])
-    many = torch.stack([together(logits) for _ in range(5)])
-    assert many[:, 2].tolist() == [int(alone(logits[:1])) for _ in range(5)]
-    assert len({tuple(row) for row in many.T.tolist()}) == 3
-
-
-def test_the_seed_alone_decides() -> None:
-    logits = torch.zeros(1, 1000)
-    first, again, other = (Sampler(Sampling(seed=seed)) for seed in (1, 1, 2))
-    draws = [[int(sampler(logits)) for _ in range(5)] for sampler in (first, again, other)]
-    assert draws[0] == draws[1] != draws[2]
-
-
 @pytest.mark.parametrize(
     ("option", "value"),
     [
         ("temperature", -0.1),
-        ("temperature", math.inf),
         ("temperature", math.nan),
         ("top_k", 0),
         ("top_p", 0.0),
-        ("top_p", 1.1),
         ("top_p", math.nan),
         ("min_p", -0.1),
-        ("min_p", 1.5),
         ("loop_penalty", -0.5),
-        ("loop_penalty", math.nan),
         ("seed", -1),
     ],
 )

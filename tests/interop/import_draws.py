@@ -1,4 +1,4 @@
-"""Random pretrained models: whole folders and GGUF files that hold hostile values, and what must hold of each."""
+"""Random pretrained models: whole folders and GGUF files with hostile values."""
 
 import json
 import random
@@ -16,45 +16,9 @@ from lmlong.interop.importing import import_model
 from .tiny_llama import CONFIG, LLAMA3, PIECES, byte_level, weights, write_gguf
 
 VALUES: list[Any] = [
-    *(
-        None,
-        True,
-        False,
-        0,
-        1,
-        -1,
-        2,
-        300,
-        2**24,
-        2**31,
-        2**63,
-        2**64,
-        10**400,
-        0.5,
-        -0.0,
-        1e308,
-        float("nan"),
-        float("inf"),
-    ),
-    *(
-        "",
-        "x",
-        "\ud800",
-        "\0",
-        "é",
-        "x" * 3000,
-        "<s>",
-        "a b",
-        "Ġ",
-        "▁",
-        [],
-        [[]],
-        [None],
-        ["x"],
-        ["x", "y"],
-        [1, 2],
-        {},
-    ),
+    *(None, True, False, 0, 1, -1, 2, 300, 2**24, 2**31, 2**63, 2**64, 10**400, 0.5, -0.0),
+    *(1e308, float("nan"), float("inf"), [], [[]], [None], ["x"], ["x", "y"], [1, 2], {}),
+    *("", "x", "\ud800", "\0", "é", "x" * 3000, "<s>", "a b", "Ġ", "▁"),
     *({"": 0}, {"x": 1}, {"type": "x"}, {"type": "Sequence", "pretokenizers": []}, {"content": "<s>"}),
 ]
 PRE_TOKENIZERS = [
@@ -88,9 +52,8 @@ def safetensors() -> bytes:
 
 def places(value: Any, place: tuple[Any, ...] = (), deep: int = 4) -> list[tuple[Any, ...]]:
     """Return where values are inside a value; of a long list or table the first few."""
-    inside = list(value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ())[
-        :12
-    ]
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    inside = list(items)[:12]
     return [place, *(each for key, item in inside if deep for each in places(item, (*place, key), deep - 1))]
 
 
@@ -151,13 +114,8 @@ class HostileWriter(gguf.GGUFWriter):
         kinds = gguf.GGUFValueType
         drawn: list[tuple[Any, Any]] = [
             *((0, kinds.UINT32), (-1, kinds.INT32), (2**63, kinds.UINT64), (True, kinds.BOOL), ("x", kinds.STRING)),
-            *(
-                (float("nan"), kinds.FLOAT32),
-                (float("inf"), kinds.FLOAT64),
-                ([1, 2], kinds.ARRAY),
-                (["x"], kinds.ARRAY),
-            ),
-            *((["x" * 3000, *PIECES], kinds.ARRAY), (["<s>"] * 300, kinds.ARRAY), ("\0é", kinds.STRING)),
+            *((float("nan"), kinds.FLOAT32), (float("inf"), kinds.FLOAT64), ("\0é", kinds.STRING)),
+            *((values, kinds.ARRAY) for values in ([1, 2], ["x"], ["x" * 3000, *PIECES], ["<s>"] * 300)),
         ]
         if self.draw.random() < 0.8:
             super().add_key_value(key, *self.draw.choice(drawn))
@@ -175,13 +133,13 @@ def fuzz(number: int) -> tuple[str, list[str]]:
     with tempfile.TemporaryDirectory() as place:
         root = Path(place)
         kind = draw.choice(["folder", "folder", "folder", "gguf"])
-        theirs = write_drawn_folder(root / "m", draw) if kind == "folder" else write_drawn_gguf(root / "m.gguf", draw)
+        source = write_drawn_folder(root / "m", draw) if kind == "folder" else write_drawn_gguf(root / "m.gguf", draw)
         try:
-            import_model(theirs, root / "run")
+            import_model(source, root / "run")
         except (CheckpointError, UsageError) as error:
             message = str(error)
             printed = message == message.encode(errors="ignore").decode()
-            complaints = [] if printed and str(theirs) in message and len(message) < 5000 else [ascii(message[:1000])]
+            complaints = [] if printed and str(source) in message and len(message) < 5000 else [ascii(message[:1000])]
             complaints += (
                 [] if isinstance(error, CheckpointError) else [f"exit code {error.exit_code}: {message[:1000]}"]
             )

@@ -1,4 +1,4 @@
-"""Conversations: the tokens that transformers makes of the same messages, none of them read twice."""
+"""Conversations: the same tokens as in transformers, and no message is read twice."""
 
 import sys
 from pathlib import Path
@@ -28,9 +28,16 @@ TEMPLATES = {
 TALK = [" The quick brown fox?\n", "No </s> [user] <s>\ufdd0 wizards", "", "boxing <|endoftext|>"]
 
 
-def model(folder: Path, template: str = CHAT) -> TrainedLanguageModel:
-    folder.mkdir(exist_ok=True)
-    import_model(write_folder(folder / "theirs", CONFIG, tiny_llama.weights(CONFIG), template=template), folder / "run")
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model for chat and its run."""
+    folder = tmp_path_factory.mktemp("chat")
+    import_model(write_folder(folder / "llama", CONFIG, tiny_llama.weights(CONFIG)), folder / "run")
+    return folder
+
+
+@pytest.fixture
+def loaded(folder: Path) -> TrainedLanguageModel:
     return lmlong.load(folder / "run")
 
 
@@ -39,8 +46,8 @@ def tokens_of(session: sessions.Session) -> list[int]:
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
-def test_an_answer_follows_all_that_was_said(tmp_path: Path, template: str) -> None:
-    loaded = model(tmp_path, TEMPLATES[template])
+def test_an_answer_follows_all_that_was_said(loaded: TrainedLanguageModel, template: str) -> None:
+    loaded.tokenizer.chat_template = TEMPLATES[template]
     talk = loaded.conversation("Be brief.")
     for text in TALK:
         prompt = render(loaded.tokenizer, [*talk.messages, {"role": "user", "content": text}])
@@ -54,9 +61,7 @@ def test_an_answer_follows_all_that_was_said(tmp_path: Path, template: str) -> N
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
-def test_an_answer_takes_single_options_of_sampling(tmp_path: Path) -> None:
-    loaded = model(tmp_path)
-
+def test_an_answer_takes_single_options_of_sampling(loaded: TrainedLanguageModel) -> None:
     def answer(*options: Any, **single: Any) -> str:
         return "".join(loaded.conversation().say("The fox?", *options, max_tokens=30, **single))
 
@@ -66,8 +71,7 @@ def test_an_answer_takes_single_options_of_sampling(tmp_path: Path) -> None:
         loaded.conversation().say("The fox?", top_p=2)
 
 
-def test_no_message_is_read_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded = model(tmp_path)
+def test_no_message_is_read_twice(loaded: TrainedLanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     real, read = sessions._read, list[int]()
 
     def counted(model: LanguageModel, tokens: list[int], session: sessions.Session | None) -> sessions.Session:
@@ -83,8 +87,8 @@ def test_no_message_is_read_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert loaded.tokenizer.decode(read) == whole
 
 
-def test_what_looks_like_a_special_token_in_a_message_is_text(tmp_path: Path) -> None:
-    tokenizer = model(tmp_path).tokenizer
+def test_what_looks_like_a_special_token_in_a_message_is_text(loaded: TrainedLanguageModel) -> None:
+    tokenizer = loaded.tokenizer
     said = [{"role": "user", "content": text} for text in TALK]
     tokens = list(encode(tokenizer, render(tokenizer, said)))
     assert tokens.count(tokenizer.bos) == 1 and tokens.count(tokenizer.eos) == len(TALK)
@@ -105,8 +109,9 @@ def test_what_looks_like_a_special_token_in_a_message_is_text(tmp_path: Path) ->
         "{# nothing #}",
     ],
 )
-def test_a_template_that_cannot_be_used_is_told(tmp_path: Path, template: str) -> None:
-    talk = model(tmp_path, template).conversation()
+def test_a_template_that_cannot_be_used_is_an_error(loaded: TrainedLanguageModel, template: str) -> None:
+    loaded.tokenizer.chat_template = template
+    talk = loaded.conversation()
     with pytest.raises(UsageError, match="chat template"):
         list(talk.say("Hello"))
 
@@ -121,7 +126,7 @@ LONG = "{% for i in range(99999) %}{{ 'a' * 999 }}{% endfor %}"
 @pytest.mark.parametrize(
     ("template", "reason"),
     [
-        (LOOP, "took more than 2 seconds"),
+        (LOOP, "took more than 1 second"),
         (DOUBLE, "takes more than 1 GB"),
         (LONG, "renders more than 16,777,2"),
         ("{{ 1 / 0 }}", "ZeroDivisionError"),
@@ -130,11 +135,12 @@ LONG = "{% for i in range(99999) %}{{ 'a' * 999 }}{% endfor %}"
     ids=["loop", "double", "long", "error", "long error"],
 )
 def test_a_template_is_rendered_in_bounded_time_and_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str, reason: str
+    loaded: TrainedLanguageModel, monkeypatch: pytest.MonkeyPatch, template: str, reason: str
 ) -> None:
-    tokenizer = model(tmp_path, template).tokenizer
+    tokenizer = loaded.tokenizer
+    tokenizer.chat_template = template
     said = [{"role": "user", "content": "Hello"}]
-    monkeypatch.setattr(chat, "SECONDS", 2.0 if template == LOOP else 60.0)
+    monkeypatch.setattr(chat, "SECONDS", 1.0 if template == LOOP else 60.0)
     with pytest.raises(UsageError, match=reason) as refused:
         render(tokenizer, said)
     assert len(str(refused.value)) < 1000
@@ -143,16 +149,14 @@ def test_a_template_is_rendered_in_bounded_time_and_memory(
     assert render(tokenizer, said) == "<s>[user]Hello</s>\n[assistant]"
 
 
-def test_a_model_that_was_not_made_for_chat_is_told(tmp_path: Path) -> None:
-    loaded = model(tmp_path)
+def test_a_model_that_was_not_made_for_chat_is_told(loaded: TrainedLanguageModel) -> None:
     loaded.tokenizer.chat_template = None
     with pytest.raises(UsageError, match="has no chat template"):
         loaded.conversation()
 
 
-def test_a_terminal_is_talked_with(tmp_path: Path) -> None:
-    model(tmp_path)
-    words = ["-m", "lmlong", "generate", str(tmp_path / "run"), "--chat", "--max-tokens", "4", "--temperature", "0"]
+def test_a_terminal_is_talked_with(folder: Path) -> None:
+    words = ["-m", "lmlong", "generate", str(folder / "run"), "--chat", "--max-tokens", "4", "--temperature", "0"]
     child = pexpect.spawn(sys.executable, words, encoding="utf-8", timeout=120)
     for line in ("The quick", "brown fox"):
         child.expect("> ")
@@ -167,15 +171,18 @@ def test_a_terminal_is_talked_with(tmp_path: Path) -> None:
 
 @pytest.mark.interop
 @pytest.mark.parametrize("template", TEMPLATES)
-def test_transformers_makes_the_same_tokens_of_messages(tmp_path: Path, template: str) -> None:
+def test_transformers_makes_the_same_tokens_of_messages(
+    folder: Path, loaded: TrainedLanguageModel, template: str
+) -> None:
     transformers = pytest.importorskip("transformers")
-    ours = model(tmp_path, TEMPLATES[template]).tokenizer
-    theirs = transformers.PreTrainedTokenizerFast(
-        tokenizer_file=str(tmp_path / "theirs" / "tokenizer.json"), bos_token="<s>", eos_token="</s>"
+    tokenizer = loaded.tokenizer
+    tokenizer.chat_template = TEMPLATES[template]
+    reference = transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(folder / "llama" / "tokenizer.json"), bos_token="<s>", eos_token="</s>"
     )
-    theirs.backend_tokenizer.pre_tokenizer.add_prefix_space = False
-    theirs.chat_template = TEMPLATES[template]
+    reference.backend_tokenizer.pre_tokenizer.add_prefix_space = False
+    reference.chat_template = TEMPLATES[template]
     said = [{"role": role, "content": f"{role} jumps\n over"} for role in ("system", "user", "assistant", "user")]
-    expected = theirs.apply_chat_template(said, add_generation_prompt=True, tokenize=False)
-    assert render(ours, said) == expected
-    assert list(encode(ours, expected)) == theirs(expected, add_special_tokens=False)["input_ids"]
+    expected = reference.apply_chat_template(said, add_generation_prompt=True, tokenize=False)
+    assert render(tokenizer, said) == expected
+    assert list(encode(tokenizer, expected)) == reference(expected, add_special_tokens=False)["input_ids"]

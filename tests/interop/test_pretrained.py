@@ -1,4 +1,4 @@
-"""Real models of others. Run with LMLONG_PRETRAINED=$(tools/pretrained FOLDER) pytest -m pretrained."""
+"""Real pretrained models. Run with LMLONG_PRETRAINED=$(tools/pretrained FOLDER) pytest -m pretrained."""
 
 import os
 import shutil
@@ -69,11 +69,11 @@ def test_stories_tells_the_story_that_it_is_known_for(runs: Path) -> None:
 @pytest.mark.interop
 def test_smollm2_has_the_logits_and_the_tokens_of_transformers(runs: Path) -> None:
     transformers = pytest.importorskip("transformers")
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(FOLDER, gguf_file=SMOLLM2.name, dtype=torch.float32)
+    reference = transformers.AutoModelForCausalLM.from_pretrained(FOLDER, gguf_file=SMOLLM2.name, dtype=torch.float32)
     tokenizer = transformers.AutoTokenizer.from_pretrained(FOLDER, gguf_file=SMOLLM2.name)
     tokens, at_once, steps = logits(runs / "smollm2", BOOK)
     assert tokenizer.encode(BOOK, add_special_tokens=False) == tokens[1:]
     with torch.inference_mode():
-        expected = theirs.eval()(torch.tensor([tokens])).logits[0]
+        expected = reference.eval()(torch.tensor([tokens])).logits[0]
     assert apart(at_once, expected) < 1e-4 and apart(steps, expected) < 1e-4
     assert nats(at_once, tokens) < 3.5

@@ -1,8 +1,9 @@
-"""A tiny random Llama, its output by the formulas in float64, and its files in the formats of others."""
+"""A tiny random Llama, its logits by the formulas in float64, and its files in the formats of other programs."""
 
 import json
 import math
 import struct
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ def weights(config: dict[str, Any], dtype: torch.dtype = torch.float32) -> dict[
 
 
 def logits(config: dict[str, Any], given: dict[str, Tensor], tokens: list[int]) -> Tensor:
-    """Return the logits of a text by the formulas, a token and a head at a time."""
+    """Return the logits of a text by the formulas, a head at a time."""
     w = {name: weight.double() for name, weight in given.items()}
     x = w["model.embed_tokens.weight"][tokens]
     for layer in range(config["num_hidden_layers"]):
@@ -74,7 +75,7 @@ def logits(config: dict[str, Any], given: dict[str, Tensor], tokens: list[int]) 
 
 
 def read_both_ways(model: LanguageModel, tokens: list[int]) -> tuple[Tensor, Tensor]:
-    """Return the logits of a model of ours after each token, read at once and token by token."""
+    """Return the logits of a model after each token, read at once and token by token."""
     with torch.inference_mode():
         at_once, _ = model(torch.tensor([tokens]))
         state, steps = model.init_state(1), []
@@ -116,20 +117,21 @@ def _turned(config: dict[str, Any], x: Tensor) -> Tensor:
                 span = scaling["high_freq_factor"] - scaling["low_freq_factor"]
                 smooth = (long / wave - scaling["low_freq_factor"]) / span
                 frequency = (1 - smooth) * frequency / scaling["factor"] + smooth * frequency
-        for place in range(len(x)):
-            cos, sin = math.cos(place * frequency), math.sin(place * frequency)
-            left, right = x[place, pair], x[place, half + pair]
-            turned[place, pair], turned[place, half + pair] = left * cos - right * sin, right * cos + left * sin
+        angles = torch.arange(len(x), dtype=x.dtype) * frequency
+        left, right = x[:, pair], x[:, half + pair]
+        turned[:, pair] = left * angles.cos() - right * angles.sin()
+        turned[:, half + pair] = right * angles.cos() + left * angles.sin()
     return turned
 
 
-def byte_level(vocabulary: int = 300) -> Tokenizer:
+@cache
+def byte_level() -> Tokenizer:
     """Return a tokenizer of bytes written as characters, with special tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary,
+        vocab_size=300,
         special_tokens=["<|endoftext|>", "<s>", "</s>"],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,

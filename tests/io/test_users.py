@@ -11,6 +11,8 @@ from shutil import which
 import pytest
 from commands import Finished
 
+from lmlong.native.build import MORE_FLAGS
+
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0 or which("setpriv") is None, reason="only root, by setpriv, can act as two users"
 )
@@ -61,6 +63,7 @@ def lmlong(place: Path, user: int, *commands: Sequence[object], umask: int = 0o0
     """Commands as a user, in whose home nothing else is, one after the other in one process."""
     home = place / {ONE: "one", TWO: "two"}[user]
     environment = {**os.environ, "HOME": str(home), "LMLONG_CACHE": str(place / "cache"), "OMP_NUM_THREADS": "1"}
+    environment[MORE_FLAGS] = "-O0"  # each user compiles native code
     # Python itself may lie where another user cannot look: reading stays allowed, writing is what a user may write
     become = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"]
     become += ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]

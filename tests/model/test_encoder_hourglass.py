@@ -3,7 +3,7 @@
 import pytest
 import torch
 from grids import thinned
-from model.test_encoder import FORMS, LENGTHS, LONGEST, VOCABULARY, fresh, texts
+from model.test_encoder import FORMS, LENGTHS, LONGEST, VOCABULARY, check_padding, fresh, texts
 from models import stirred
 from torch import Tensor
 from torch.nn.functional import linear, pad
@@ -88,21 +88,8 @@ def check_definition(model: Encoder) -> None:
 
 @pytest.mark.parametrize("form", ["full", "efficient", "elu"])
 @uneven_too
-@torch.no_grad()
-def test_padding_changes_nothing_whatever_lies_in_it_and_however_long(form: str, cut: Downsample) -> None:
-    model, (tokens, padding) = build(form, cut), texts()
-    truth = model.hidden_states(tokens, padding)
-    other = torch.where(padding, (tokens + 3) % VOCABULARY, tokens)
-    assert torch.equal(model.hidden_states(other, padding)[~padding], truth[~padding])
-    empty = padding.clone()
-    empty[1] = True
-    found = model.hidden_states(tokens, empty)
-    assert found.isfinite().all() and torch.equal(found[[0, 2, 3]], truth[[0, 2, 3]])
-    for row, length in enumerate(LENGTHS):
-        for time in {length, min(length + 1, LONGEST), LONGEST}:
-            alone = model.hidden_states(tokens[row : row + 1, :time], padding[row : row + 1, :time])
-            assert_close(alone[0, :length], truth[row, :length], rtol=1e-9, atol=1e-9)
-        assert_close(model.hidden_states(tokens[row : row + 1, :length])[0], truth[row, :length], rtol=1e-9, atol=1e-9)
+def test_padding_changes_nothing(form: str, cut: Downsample) -> None:
+    check_padding(build(form, cut))
 
 
 @torch.no_grad()

@@ -1,8 +1,7 @@
 """Native code takes over nothing that it does not know, and nothing that it computes otherwise than torch."""
 
-import shutil
+import ctypes
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,25 +18,26 @@ from lmlong.attention.registry import CAUSAL, native_kinds
 from lmlong.model import block, native_step
 from lmlong.model.fast_step import StepMismatch, make_fast_step, why_no_fast_step
 from lmlong.model.language_model import LanguageModel
+from lmlong.model.native_step import NativeStep
 from lmlong.model.rope import apply_rope
-from lmlong.native import build as native_build
+from lmlong.native.build import MORE_FLAGS
 from lmlong.native.decode import step
 from lmlong.recipe import Attention, Downsample, Rope
 
 pytestmark = needs_compiler
 
-TRIED: dict[str, Any] = {
-    "layers": 3,
-    "attention": Attention(kind=["linear", "window", "ngram"], window=5),
-    "positions": "rotary",
+GROUPED: dict[str, Any] = {"heads": 4, **LIKE_LLAMA}
+MODELS: dict[str, dict[str, Any]] = {
+    "mixed": {
+        "layers": 3,
+        "attention": Attention(kind=["linear", "window", "ngram"], window=5),
+        "positions": "rotary",
+    },
+    "grouped": GROUPED,
+    "growing": {**GROUPED, "attention": Attention(kind="softmax")},
+    "parallel window": {"attention": Attention(kind=["linear", "delta"], parallel_window=5)},
+    "hourglass": {"layers": 3, "downsample": Downsample(factor=4)},
 }
-
-
-@pytest.fixture(autouse=True)
-def forgotten() -> Iterator[None]:
-    """What was compiled in a test is not that of the next."""
-    yield
-    native_step.library.cache_clear()
 
 
 class Steeper(Elu):
@@ -88,7 +88,7 @@ def in_float64(model: LanguageModel) -> None:
     ],
 )
 def test_what_native_code_does_not_know_is_left_to_torch(change: Any, reason: str) -> None:
-    model = shaped(TRIED)
+    model = shaped(MODELS["mixed"])
     assert why_no_fast_step(model) is None
     change(model)
     with pytest.raises(AssertionError):
@@ -99,118 +99,125 @@ def test_what_native_code_does_not_know_is_left_to_torch(change: Any, reason: st
 
 def test_an_attention_of_another_kind_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(CAUSAL, "window", lambda *sizes_and_options: TwoGates(*sizes_and_options[:3]))
-    assert "TwoGates declares no native form" in str(why_no_fast_step(shaped(TRIED)))
+    assert "TwoGates declares no native form" in str(why_no_fast_step(shaped(MODELS["mixed"])))
 
 
-PLANTED = {
-    "an epsilon": ("features.h", "sum / size + epsilon", "sum / size + 1e-5f"),
-    "a missing gate": ("gates.h", "if (!forgetting.gate.weight) return 0;", "return 0;"),
-    "a decay of the new key": ("linear/decode.h", "z[f] * decay + key;", "(z[f] + key) * decay;"),
-    "half of the rotation": ("mixer.h", "half = head_dim / 2; i < half;", "half = head_dim / 2; i < half / 2;"),
-    "a shorter window": ("key_values.h", "Int begin = 0, end;", "Int begin = 1, end;"),
-    "a tap of the convolution": ("mixer.h", "t < past; t++, tail", "t < past - 1; t++, tail"),
-    "a lost head norm": ("mixer.h", "y[i] *= factor * layer", "y[i] *= layer"),
-    "a value read before it is written": ("ngram/decode.h", "if (match.now) add(v);", ""),
-    "a count of one head alone": ("ngram/decode.h", "head * heads + h]", "head * heads + head]"),
-}
-
-
-GROUPED: dict[str, Any] = {"heads": 4, **LIKE_LLAMA}
-PLANTED_IN_GROUPED = {
-    "another head's key": ("mixer.h", "kv_head = head / sharing", "kv_head = head % layer.kv_heads"),
-    "a value of its own": ("mixer.h", "values + kv_head * value_dim", "values + head % 2 * value_dim"),
-    "the epsilon of features": ("step.cpp", "rms_norm_scale(x, width, model.norm_epsilon)", "rms_norm_scale(x, width)"),
-    "a gate that is not there": ("mixer.h", "layer.gated ? gate[i]", "!layer.gated ? gate[i]"),
-}
-
-
-BOTH = "parallel_window/decode.h"
-BESIDE: dict[str, Any] = {"attention": Attention(kind=["linear", "delta"], parallel_window=5)}
-PLANTED_BESIDE = {
-    "the other's share": (BOTH, "y[i] = share * near[i] + (1 - share)", "y[i] = (1 - share) * near[i] + share"),
-    "keys of the window for the recurrence": (BOTH, "nearby.q = q, nearby.k = k;", "nearby.q = q;"),
-    "queries that stay scaled": (BOTH, "nearby.q = q, nearby.k = k;", "nearby.k = k;"),
-    "a window without positions": (BOTH, "layer.rotates && !layer.uses_rope", "false"),
-}
-
-
-GROWING: dict[str, Any] = {**GROUPED, "attention": Attention(kind="softmax")}
-PLANTED_IN_GROWING = {
+FAULTS: dict[str, tuple[str, str, str, str]] = {
+    "an epsilon": ("mixed", "features.h", "sum / size + epsilon", "sum / size + (FAULT ? 1e-5f : epsilon)"),
+    "a missing gate": ("mixed", "gates.h", "if (!forgetting.gate.weight)", "if (FAULT || !forgetting.gate.weight)"),
+    "a decay of the new key": (
+        *("mixed", "linear/decode.h", "z[f] * decay + key;"),
+        "z[f] * decay + (FAULT ? key * decay : key);",
+    ),
+    "half of the rotation": (
+        "mixed",
+        "mixer.h",
+        "half = head_dim / 2; i < half;",
+        "half = head_dim / 2; i < half - FAULT;",
+    ),
+    "a shorter window": ("mixed", "key_values.h", "Int begin = 0, end;", "Int begin = FAULT, end;"),
+    "a tap of the convolution": ("mixed", "mixer.h", "t < past; t++, tail", "t < past - FAULT; t++, tail"),
+    "a lost head norm": ("mixed", "mixer.h", "y[i] *= factor * layer", "y[i] *= (FAULT ? 1 : factor) * layer"),
+    "a value read before it is written": ("mixed", "ngram/decode.h", "if (match.now)", "if (match.now && !FAULT)"),
+    "a count of one head alone": (
+        *("mixed", "ngram/decode.h", "head * heads + h]"),
+        "head * heads + (FAULT ? head : h)]",
+    ),
+    "another head's key": (
+        *("grouped", "mixer.h", "kv_head = head / sharing"),
+        "kv_head = FAULT ? head % layer.kv_heads : head / sharing",
+    ),
+    "a value of its own": (
+        *("grouped", "mixer.h", "values + kv_head * value_dim"),
+        "values + (FAULT ? head % 2 : kv_head) * value_dim",
+    ),
+    "the epsilon of features": (
+        *("grouped", "step.cpp", "rms_norm_scale(x, width, model.norm_epsilon)"),
+        "rms_norm_scale(x, width, FAULT ? RMS_EPS : model.norm_epsilon)",
+    ),
+    "a gate that is not there": ("grouped", "mixer.h", "layer.gated ? gate[i]", "layer.gated != FAULT ? gate[i]"),
+    "the other's share": (
+        *("parallel window", "parallel_window/decode.h", "const float share ="),
+        "const float share = FAULT ? 1 - sigmoid(gate_logit(weights.share, input.head, input.x, width)) :",
+    ),
+    "keys of the window for the recurrence": (
+        *("parallel window", "parallel_window/decode.h", "nearby.k = k;"),
+        "nearby.k = FAULT ? input.k : k;",
+    ),
+    "queries that stay scaled": (
+        *("parallel window", "parallel_window/decode.h", "nearby.q = q,"),
+        "nearby.q = FAULT ? input.q : q,",
+    ),
+    "a window without positions": (
+        *("parallel window", "parallel_window/decode.h", "if (layer.rotates"),
+        "if (!FAULT && layer.rotates",
+    ),
     "a key that is not kept": (
-        "key_values.h",
-        "copy(past.cached.k, input.k, head_dim, after.k);",
-        "",
+        *("growing", "key_values.h", "copy(past.cached.k, input.k,"),
+        "if (!FAULT) copy(past.cached.k, input.k,",
     ),
     "the values of another head": (
-        "softmax/decode.h",
-        "line = input.row * kv_heads + input.kv_head;",
-        "line = input.row;",
+        *("growing", "softmax/decode.h", "kv_heads + input.kv_head;"),
+        "kv_heads + (FAULT ? 0 : input.kv_head);",
     ),
-    "logits that are not scaled": ("key_values.h", "scale = 1 / std::sqrt(float(head_dim))", "scale = 1"),
-    "a new token that no other sees": ("key_values.h", "current_after[kept] = true;", "current_after[kept] = false;"),
+    "logits that are not scaled": (
+        *("growing", "key_values.h", "scale = 1 / std::sqrt(float(head_dim))"),
+        "scale = FAULT ? 1 : 1 / std::sqrt(float(head_dim))",
+    ),
+    "a new token that no other sees": ("growing", "key_values.h", "[kept] = true;", "[kept] = !FAULT;"),
     "keys appended by one head alone": (
-        "softmax/decode.h",
-        "if (input.head % sharing) return;",
-        "if (input.head) return;",
+        *("growing", "softmax/decode.h", "if (input.head % sharing)"),
+        "if (FAULT ? input.head : input.head % sharing)",
+    ),
+    "a mean of other tokens": (
+        *("hourglass", "step.cpp", "into[i] /= model.hourglass.factor"),
+        "into[i] /= model.hourglass.factor - FAULT",
     ),
 }
+"""Faults in native code: the model that shows each, the source, its text, and the text with the fault, in which FAULT
+is 1 while the fault is switched on and 0 otherwise."""
 
 
-def plant(monkeypatch: pytest.MonkeyPatch, folder: Path, file: str, before: str, after: str) -> None:
-    """Compile a copy of the sources with one difference, in the engine or in the header of a kind of attention."""
-    shutil.copytree(step.CODE, folder / "decode", ignore=shutil.ignore_patterns("*.py", "__pycache__"))
-    kinds = [kind for kind in native_kinds().values() if kind.header == kind.headers.get(file)]
-    source = folder / "decode" / file
-    if kinds:
-        source.parent.mkdir()
-        shutil.copy(kinds[0].header, source)
-    assert source.read_text().count(before) == 1
-    source.write_text(source.read_text().replace(before, after))
-    monkeypatch.setenv("LMLONG_CACHE", str(folder))
-    monkeypatch.setattr(step, "CODE", folder / "decode")
-    original = step.kind_headers
-    planted = {file: source.read_text()} if kinds else {}
-    monkeypatch.setattr(step, "kind_headers", lambda kinds: {**original(kinds), **planted})
-    monkeypatch.setattr(native_build, "FLAGS", [flag.replace("-O3", "-O0") for flag in native_build.FLAGS])  # sooner
-    native_step.library.cache_clear()
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """A library with all faults, each of which `fault` switches on by its index."""
+    folder = tmp_path_factory.mktemp("faulty")
+    engine = {path.name: path for path in step.CODE.iterdir() if path.suffix in (".h", ".cpp")}
+    kinds = {name: path for kind in native_kinds().values() for name, path in kind.headers.items()}
+    texts = {name: path.read_text() for name, path in {**engine, **kinds}.items()}
+    for number, (_, name, right, wrong) in enumerate(FAULTS.values()):
+        assert texts[name].count(right) == 1, right
+        texts[name] = texts[name].replace(right, wrong.replace("FAULT", f"(fault == {number})"))
+    texts["job.h"] += 'extern "C" { int fault = -1; }\n'
+    for name in engine:
+        (folder / name).write_text(texts[name])
+    headers_of = step.kind_headers
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LMLONG_CACHE", str(folder / "cache"))
+        patch.setenv(MORE_FLAGS, "-O0")  # compiles sooner
+        patch.setattr(step, "CODE", folder)
+        patch.setattr(step, "kind_headers", lambda of: {**headers_of(of), **{name: texts[name] for name in kinds}})
+        library = native_step.library.__wrapped__()
+    assert library is not None
+    return library
 
 
-@pytest.mark.parametrize("planted", PLANTED)
-def test_a_mistake_in_native_code_is_found_when_a_step_is_made(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, planted: str
-) -> None:
-    plant(monkeypatch, tmp_path, *PLANTED[planted])
+@pytest.fixture
+def fault(faulty: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Iterator[ctypes.c_int]:
+    """The switch of the faults, with which steps are made by the faulty library."""
+    monkeypatch.setattr(native_step, "library", lambda: faulty)
+    switch = ctypes.c_int.in_dll(faulty, "fault")
+    yield switch
+    switch.value = -1
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_in_native_code_is_found_when_a_step_is_made(fault: ctypes.c_int, name: str) -> None:
+    model = shaped(MODELS[FAULTS[name][0]])
+    assert isinstance(make_fast_step(model), NativeStep)
+    fault.value = list(FAULTS).index(name)
     with pytest.raises(StepMismatch, match=r"native code differs from torch by .*--no-fast-decode"):
-        make_fast_step(shaped(TRIED))
-
-
-@pytest.mark.parametrize("planted", PLANTED_IN_GROUPED)
-def test_so_is_one_in_what_a_llama_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, planted: str) -> None:
-    plant(monkeypatch, tmp_path, *PLANTED_IN_GROUPED[planted])
-    with pytest.raises(StepMismatch):
-        make_fast_step(shaped(GROUPED))
-
-
-@pytest.mark.parametrize("planted", PLANTED_BESIDE)
-def test_so_is_one_in_a_window_beside_a_recurrence(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, planted: str
-) -> None:
-    plant(monkeypatch, tmp_path, *PLANTED_BESIDE[planted])
-    with pytest.raises(StepMismatch):
-        make_fast_step(shaped(BESIDE))
-
-
-@pytest.mark.parametrize("planted", PLANTED_IN_GROWING)
-def test_so_is_one_in_a_state_that_grows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, planted: str) -> None:
-    plant(monkeypatch, tmp_path, *PLANTED_IN_GROWING[planted])
-    with pytest.raises(StepMismatch):
-        make_fast_step(shaped(GROWING))
-
-
-def test_so_is_one_in_the_blocks_of_an_hourglass(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    plant(monkeypatch, tmp_path, "step.cpp", "into[i] /= model.hourglass.factor", "into[i] /= 3")
-    with pytest.raises(StepMismatch):
-        make_fast_step(shaped({"layers": 3, "downsample": Downsample(factor=4)}))
+        make_fast_step(model)
 
 
 def test_so_is_a_change_of_the_model_that_native_code_did_not_follow(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,22 +227,4 @@ def test_so_is_a_change_of_the_model_that_native_code_did_not_follow(monkeypatch
 
     monkeypatch.setattr(block, "apply_rope", rotate_half_of_the_head)
     with pytest.raises(StepMismatch):
-        make_fast_step(shaped(TRIED))
-
-
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        ("const float *norm, *conv_weight,", "const float *conv_weight, *norm,"),
-        ("Int gated; ", "Int gated, another; "),
-        ("float embedding_scale; ", "double embedding_scale; "),
-    ],
-    ids=["swapped", "added", "of another type"],
-)
-def test_structures_of_another_layout_do_not_compile(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, before: str, after: str
-) -> None:
-    plant(monkeypatch, tmp_path, "job.h", before, after)
-    with pytest.warns(UserWarning, match="in Python"):
-        assert native_step.library() is None
-    assert "could not be compiled" in str(why_no_fast_step(shaped(TRIED)))
+        make_fast_step(shaped(MODELS["mixed"]))

@@ -1,6 +1,6 @@
 """Random recipes over every option: what is accepted builds, and all ways to read a text agree; the rest is refused.
 
-The recipe of a number that fails, and what disagrees: `tools/fuzz_recipes.py --recipes 1 --seed NUMBER`.
+The recipe of a number that fails, and what disagrees: `tools/fuzz.py recipes --cases 1 --seed NUMBER`.
 """
 
 import re
@@ -19,7 +19,9 @@ from lmlong.errors import RecipeError
 from lmlong.model.language_model import LanguageModel
 from lmlong.recipe.kinds import ATTENTION_KINDS
 
-USUAL, LOADED, ALL = 60, 900, 360
+LOADED, ALL = 900, 360
+USUAL = (1, 2, 6, 8, 9, 10, 13, 14, 20, 21, 22, 26, 31, 36, 37, 41, 44, 46, 47, 48, 51, 58)
+"""Numbers whose recipes together use every option and every word of it, with and without downsampled layers."""
 
 
 @cache
@@ -27,19 +29,15 @@ def findings(number: int) -> Findings:
     return fuzz(draw_recipe(number))
 
 
-@pytest.mark.parametrize("number", range(USUAL))
+@pytest.mark.parametrize(
+    "number", [pytest.param(number, marks=[] if number in USUAL else pytest.mark.slow) for number in range(ALL)]
+)
 def test_all_ways_to_read_agree(number: int) -> None:
     assert findings(number).complaints == []
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number", range(USUAL, ALL))
-def test_all_ways_to_read_agree_in_more_recipes(number: int) -> None:
-    assert findings(number).complaints == []
-
-
 def test_every_option_and_every_word_of_it_is_used_by_a_model() -> None:
-    accepted = [draw_recipe(number) for number in range(USUAL) if not findings(number).refused]
+    accepted = [draw_recipe(number) for number in USUAL if not findings(number).refused]
     of_linformer = {missing for missing in undrawn(accepted) if missing.startswith("attention.linformer.")}
     of_encoders = {f"attention.kind: {kind}" for kind, about in ATTENTION_KINDS.items() if not about.causal} | {
         "positions: absolute"
@@ -49,16 +47,16 @@ def test_every_option_and_every_word_of_it_is_used_by_a_model() -> None:
 
 @needs_compiler
 def test_there_are_steps_by_both_engines_with_all_weights() -> None:
-    ways = Counter(way for number in range(USUAL) for way in findings(number).ways)
+    ways = Counter(way for number in USUAL for way in findings(number).ways)
     for weights in ("float32", *QUANTIZED):
         for engine in ("torch", "native code"):
-            assert min(ways[f"{plan} by {engine} in {weights}"] for plan in ("token by token", "in parts")) >= 10
-    assert len({findings(number).native for number in range(USUAL)}) == 2
+            assert min(ways[f"{plan} by {engine} in {weights}"] for plan in ("token by token", "in parts")) >= 3
+    assert len({findings(number).native for number in USUAL}) == 2
 
 
 @needs_compiler
 def test_a_step_that_is_off_by_little_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    number = next(number for number in range(USUAL) if findings(number).native)
+    number = next(number for number in USUAL if findings(number).native)
     make_fast_step = agreement.make_fast_step
 
     def off(model: LanguageModel) -> object:
@@ -81,9 +79,10 @@ def test_a_value_that_an_option_may_not_have_is_refused_by_its_key(option: Optio
 
 def test_options_that_do_not_agree_are_refused_by_their_keys() -> None:
     refused = set()
-    for number in range(LOADED):
+    careless = (drawn for drawn in map(draw_recipe, range(LOADED)) if drawn.careless)
+    for drawn in careless:
         try:
-            draw_recipe(number).load()
+            drawn.load()
         except RecipeError as error:
             refused |= {re.sub(r"\.\d+$", "", mistake.split(": ")[1]) for mistake in error.mistakes}
     options = ("heads", "kv_heads", "head_dim", "head_norm", "positions", "downsample", "downsample.layers")

@@ -4,7 +4,7 @@ import pytest
 import torch
 from attention.cases import FORMS, both_types, name
 from grids import thinned
-from model.test_laws import EXACT, VOCABULARY, subject, text
+from model.test_laws import VOCABULARY, check_documents, check_laws, check_state_size, text
 from models import stirred
 from torch import Tensor, nn
 from torch.testing import assert_close
@@ -48,19 +48,12 @@ def even(tokens: Tensor, factor: int) -> Tensor:
 
 
 @thinned(every_form, every_cut, both_types)
-@torch.no_grad()
 def test_all_laws(form: recipe.Attention, cut: recipe.Downsample, dtype: torch.dtype) -> None:
-    model = build(form, cut, dtype)
-    reader, x, other = subject(model), text(), text(seed=1)
+    model, x = build(form, cut, dtype), text()
     for inputs in (x, (x[0], even(x[0], cut.factor))):
         # rows that grow at different times are side by side in more than one way
         for rows in (inputs,) if "softmax" not in form.kind else (state_row(inputs, 0), state_row(inputs, 1)):
-            assert laws.steps_equal_forward(reader, rows) < EXACT[dtype]
-            assert laws.cuts_change_nothing(reader, rows, [1, 2, 40, 64, 129]) < EXACT[dtype]
-        assert laws.state_is_not_modified(reader, inputs) == 0.0
-        for place in (1, 5, 64, 130):
-            assert laws.future_leaves_past(reader, inputs, other, place) == 0.0
-        assert laws.rows_are_independent(reader, inputs, other) == 0.0
+            check_laws(model, rows)
 
 
 @thinned(every_form, every_cut)
@@ -86,14 +79,8 @@ def test_rows_that_fill_blocks_at_different_times_are_as_if_alone(
 
 
 @thinned(every_form, every_cut)
-@torch.no_grad()
 def test_packed_documents_are_alone(form: recipe.Attention, cut: recipe.Downsample) -> None:
-    model = build(form, cut, torch.float64)
-    begins = [0, 1, 3, 30, 64, 128]
-    tokens, _ = text()
-    starts = torch.zeros_like(tokens, dtype=torch.bool)
-    starts[:, begins] = True
-    assert laws.documents_are_independent(subject(model), (tokens, starts), (tokens, None), begins) < 1e-10
+    check_documents(build(form, cut, torch.float64))
 
 
 def in_all(x: Tensor) -> Tensor:
@@ -192,13 +179,6 @@ def test_a_token_is_given_the_block_that_it_fills_and_those_before_it_nothing() 
         assert set(moved.nonzero()[:, 0].tolist()) == seen
 
 
-@pytest.mark.parametrize("form", [form for form in FORMS if form.kind == "linear"][:3], ids=name)
 @every_cut
-@torch.no_grad()
-def test_the_state_never_grows(form: recipe.Attention, cut: recipe.Downsample) -> None:
-    model = build(form, cut, torch.float32)
-    sizes = {laws.numbers_in_state(subject(model), text(time=time)) for time in (1, 50, 131)}
-    assert len(sizes) == 1
-    tokens, starts = text()
-    for tensor in state_tensors(model(tokens, None, starts)[1]):
-        assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+def test_the_state_never_grows(cut: recipe.Downsample) -> None:
+    check_state_size(build(recipe.Attention(kind="linear"), cut, torch.float32))

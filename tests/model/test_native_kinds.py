@@ -15,8 +15,9 @@ from lmlong.attention.base import CausalAttention
 from lmlong.attention.inputs import NOTHING, Inputs
 from lmlong.attention.registry import CAUSAL
 from lmlong.model import native_step
-from lmlong.model.fast_step import StepMismatch, make_fast_step, why_no_fast_step
+from lmlong.model.fast_step import make_fast_step, why_no_fast_step
 from lmlong.model.native_step import NativeStep
+from lmlong.native.build import MORE_FLAGS
 from lmlong.native.decode.kind import DecodeKind, Packer
 from lmlong.native.decode.structures import pointers, structure
 from lmlong.native.spec import NativeSpec
@@ -100,12 +101,13 @@ class FadingSum(CausalAttention[FadingState]):
 @pytest.fixture(autouse=True)
 def header(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """The header of the kind, in a folder as those of lmlong, and models in which it takes the place of a window."""
-    path = tmp_path / "fading_sum" / "native" / "decode.h"
+    path = tmp_path / "fading_sum" / "decode.h"
     path.parent.mkdir(parents=True)
     path.write_text(HEADER)
     monkeypatch.setattr(FadingSum.native_decode, "header", path, raising=False)
     monkeypatch.setitem(CAUSAL, "window", lambda *sizes_and_options: FadingSum(*sizes_and_options[:3]))
     monkeypatch.setenv("LMLONG_CACHE", str(tmp_path))
+    monkeypatch.setenv(MORE_FLAGS, "-O0")  # compiles sooner
     native_step.library.cache_clear()
     yield path
     native_step.library.cache_clear()
@@ -117,12 +119,6 @@ MIXED = {"layers": 4, "attention": Attention(kind=["window", "linear", "ngram", 
 def test_a_kind_with_a_header_of_its_own_is_decoded_by_native_code() -> None:
     """`make_fast_step` compares its steps, among layers of other kinds, with those of torch."""
     assert isinstance(make_fast_step(shaped(MIXED)), NativeStep)
-
-
-def test_what_its_header_computes_is_compared_with_torch(header: Path) -> None:
-    header.write_text(HEADER.replace("+ input.v[i]", "+ 1.01f * input.v[i]"))
-    with pytest.raises(StepMismatch):
-        make_fast_step(shaped(MIXED))
 
 
 def test_a_state_of_another_layout_does_not_compile(header: Path) -> None:

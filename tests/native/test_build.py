@@ -1,6 +1,8 @@
 """Compiled code is loaded only where nobody else can have put it, and only as it was compiled."""
 
+import ctypes
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,113 +11,169 @@ import pytest
 from machine import needs_compiler, needs_root
 
 from lmlong.io import folder_manifest
-from lmlong.native.build import CODE, LIBRARY, MORE_FLAGS, find_compiler
+from lmlong.native.build import CODE, LIBRARY, Shared, compiled, find_compiler
 
 pytestmark = needs_compiler
 
-ASK = "from lmlong.attention.linear.native import library; print('native' if library() else 'none')"
+SOURCE = """
+#include "shared.h"
+struct Pair { int64_t first; float second; };
+extern "C" int64_t answer() { return ANSWER; }
+#include "layout.h"
+"""
 
 PLANTED = """
 #include <cstdio>
 __attribute__((constructor)) static void run() { fclose(fopen("WITNESS", "w")); }
-extern "C" long scratch_size(long, long, long) { return 0; }
+extern "C" long answer() { return 0; }
 """
 
 
-def ask(cache: Path, home: Path) -> subprocess.CompletedProcess:
-    """Load the library of the scan in a process of its own, compiled without optimization, which takes a third of the
-    time."""
-    environment = {**os.environ, "LMLONG_CACHE": str(cache), "HOME": str(home), MORE_FLAGS: "-O0"}
-    return subprocess.run([sys.executable, "-c", ASK], env=environment, capture_output=True, text=True)
+class Pair(ctypes.Structure):
+    _fields_ = (("first", ctypes.c_int64), ("second", ctypes.c_float))
+
+
+SHARED = Shared({}, [], [Pair], {"ANSWER": 7})
+
+
+def answer(source: Path) -> int:
+    library = compiled(source, SHARED, "it is computed otherwise")
+    assert library is not None
+    return library.answer()
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the library in a cache of one's own."""
-    place = tmp_path_factory.mktemp("compiled")
-    done = ask(place / "cache", place)
-    assert (done.stdout, done.stderr) == ("native\n", ""), done.stderr
-    (folder,) = (place / "cache" / "native").iterdir()
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of C++ code."""
+    folder = tmp_path_factory.mktemp("source")
+    (folder / "code.cpp").write_text(SOURCE)
     return folder
 
 
-def plant(folder: Path, witness: Path) -> None:
-    """What somebody else would put there: code of theirs, rightly sealed."""
-    folder.mkdir(parents=True)
-    source = folder.parent / "planted.cpp"
-    source.write_text(PLANTED.replace("WITNESS", str(witness)))
+@pytest.fixture(scope="module")
+def original(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the compiled library."""
+    cache = tmp_path_factory.mktemp("original")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LMLONG_CACHE", str(cache))
+        assert answer(source) == 7
+    (folder,) = (path for path in (cache / "native").iterdir() if path.is_dir())
+    return folder
+
+
+@pytest.fixture
+def folder(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The library in a cache that only this test uses: a process loads the code at a path once."""
+    (tmp_path / "home").mkdir()
+    monkeypatch.setenv("LMLONG_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    return shutil.copytree(original, tmp_path / "cache" / "native" / original.name)
+
+
+def plant(folder: Path) -> Path:
+    """Put in a library's place what somebody else would: code of theirs, rightly sealed. Return the file that it writes
+    when it is loaded."""
+    code, witness = folder.parents[2] / "planted.cpp", folder.parents[2] / "witness"
+    code.write_text(PLANTED.replace("WITNESS", str(witness)))
     compiler = find_compiler()
     assert compiler is not None
-    subprocess.run([compiler, "-shared", "-fPIC", str(source), "-o", str(folder / CODE)], check=True)
-    source.unlink()
+    subprocess.run([compiler, "-shared", "-fPIC", str(code), "-o", str(folder / CODE)], check=True)
+    (folder / folder_manifest.NAME).unlink()
     folder_manifest.seal(folder, LIBRARY, {})
+    return witness
 
 
-@pytest.mark.parametrize("where", ["cache", "library"])
-def test_code_that_others_may_have_planted_is_not_run(compiled: Path, tmp_path: Path, where: str) -> None:
-    cache, witness = tmp_path / "cache", tmp_path / "witness"
-    folder = cache / "native" / compiled.name
-    plant(folder, witness)
-    {"cache": cache, "library": folder}[where].chmod(0o777)
-    done = ask(cache, tmp_path)
+def test_planted_code_runs_where_it_is_trusted(source: Path, folder: Path) -> None:
+    witness = plant(folder)
+    assert answer(source) == 0 and witness.exists()
+
+
+def test_code_in_a_cache_that_others_can_write_to_is_not_run(source: Path, folder: Path) -> None:
+    witness = plant(folder)
+    folder.parent.chmod(0o777)
+    with pytest.warns(UserWarning, match="others can write there, so native code is kept in"):
+        assert answer(source) == 7
     assert not witness.exists()
-    assert done.stdout == "native\n", done.stderr
-    assert (
-        "others can write there, so native code is kept in" if where == "cache" else "Rebuilding it."
-    ) in done.stderr
+
+
+@pytest.mark.parametrize("mode", ["folder", "code"])
+def test_code_that_others_can_write_to_is_not_run(
+    source: Path, folder: Path, mode: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    witness = plant(folder)
+    {"folder": folder, "code": folder / CODE}[mode].chmod(0o777)
+    assert answer(source) == 7 and not witness.exists()
+    assert "others can write to it. Rebuilding it." in capsys.readouterr().err
 
 
 @needs_root
-@pytest.mark.parametrize("where", ["native", "code"])
-def test_code_that_somebody_else_owns_is_not_run(compiled: Path, tmp_path: Path, where: str) -> None:
-    cache, witness = tmp_path / "cache", tmp_path / "witness"
-    native = cache / "native"
-    folder = native / compiled.name
-    plant(folder, witness)
-    os.chown({"native": native, "code": folder / CODE}[where], 12345, 12345)
-    done = ask(cache, tmp_path)
-    assert not witness.exists()
-    assert done.stdout == "native\n", done.stderr
+@pytest.mark.filterwarnings("ignore:.*others can write there")
+@pytest.mark.parametrize("what", ["native", "code"])
+def test_code_that_somebody_else_owns_is_not_run(source: Path, folder: Path, what: str) -> None:
+    witness = plant(folder)
+    os.chown({"native": folder.parent, "code": folder / CODE}[what], 12345, 12345)
+    assert answer(source) == 7 and not witness.exists()
 
 
-def test_the_planted_code_works_where_it_is_let(compiled: Path, tmp_path: Path) -> None:
-    plant(tmp_path / "cache" / "native" / compiled.name, tmp_path / "witness")
-    ask(tmp_path / "cache", tmp_path)
-    assert (tmp_path / "witness").exists()
+WITHOUT_HOME = """
+import sys
+from pathlib import Path
+from lmlong.native.build import Shared, compiled
+print(compiled(Path(sys.argv[1]), Shared({}, [], [], {"ANSWER": 7}), "it is computed otherwise").answer())
+"""
 
 
-def test_without_a_home_it_is_compiled_for_this_process(compiled: Path, tmp_path: Path) -> None:
-    (tmp_path / "cache").mkdir()
-    (tmp_path / "cache").chmod(0o777)
-    (tmp_path / "home").write_text("no folder")
-    done = ask(tmp_path / "cache", tmp_path / "home")
-    assert done.stdout == "native\n" and "lmlong-native-" in done.stderr
+def test_without_a_home_it_is_compiled_for_this_process(source: Path, tmp_path: Path) -> None:
+    """In a process of its own, at whose end the code is removed."""
+    tmp_path.chmod(0o777)
+    environment = {**os.environ, "HOME": "/dev/null", "LMLONG_CACHE": str(tmp_path / "cache")}
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_HOME, str(source)], env=environment, capture_output=True, text=True
+    )
+    assert done.stdout == "7\n", done.stderr
     place = Path(done.stderr.split("native code is kept in ")[1].split()[0].rstrip("."))
-    assert place.name.startswith("lmlong-native-") and not place.exists(), "it goes with its process"
+    assert place.name.startswith("lmlong-native-") and not place.exists()
 
 
 @pytest.mark.parametrize("damage", ["cut short", "a bit", "emptied", "gone"])
-def test_damaged_code_is_compiled_again(compiled: Path, tmp_path: Path, damage: str) -> None:
-    code = compiled / CODE
+def test_damaged_code_is_compiled_again(
+    source: Path, folder: Path, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = folder / CODE
     whole = code.read_bytes()
+    code.unlink()
     if damage == "cut short":
         code.write_bytes(whole[:4096])
     elif damage == "a bit":
         code.write_bytes(whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:])
     elif damage == "emptied":
-        for path in compiled.iterdir():
-            path.unlink()
-    else:
-        code.unlink()
-    done = ask(compiled.parents[1], tmp_path)
-    assert (done.returncode, done.stdout) == (0, "native\n"), done.stderr
-    assert "Rebuilding it." in done.stderr
-    folder_manifest.verify(compiled, LIBRARY)
+        (folder / folder_manifest.NAME).unlink()
+    assert answer(source) == 7
+    assert "Rebuilding it." in capsys.readouterr().err
+    folder_manifest.verify(folder, LIBRARY)
 
 
-def test_without_a_compiler_it_is_told_once(tmp_path: Path) -> None:
-    environment = {**os.environ, "LMLONG_CACHE": str(tmp_path), "PATH": "", "CXX": ""}
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("float second; int64_t first;", "Pair.first has another offset or size in Python"),
+        ("int64_t first; double second;", "Pair.second has another offset or size in Python"),
+        ("int64_t first; float second; int64_t third;", "Pair has other fields in Python"),
+    ],
+    ids=["swapped", "of another type", "added"],
+)
+def test_structures_of_another_layout_do_not_compile(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "code.cpp").write_text(SOURCE.replace("int64_t first; float second;", text))
+    with pytest.warns(UserWarning, match=message):
+        assert compiled(tmp_path, SHARED, "it is computed otherwise") is None
+
+
+def test_a_missing_compiler_is_reported_once(
+    source: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("CXX", "")
     for times in (1, 0):
-        done = subprocess.run([sys.executable, "-c", ASK], env=environment, capture_output=True, text=True, timeout=60)
-        assert done.stdout == "none\n"
-        assert done.stderr.count("native code is off") == done.stderr.count("Install g++") == times, done.stderr
+        assert compiled(source, SHARED, "it is computed otherwise") is None
+        message = capsys.readouterr().err
+        assert message.count("native code is off") == message.count("Install g++") == times, message

@@ -1,4 +1,4 @@
-"""Engines over tiny models, and what they tell."""
+"""Engines of tiny models, and their events."""
 
 import random
 from collections.abc import Iterator
@@ -6,9 +6,10 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from queue import Queue
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from interop.exported import write_run
+from interop.exported import FORMS, write_run
 
 import lmlong
 from lmlong import recipe
@@ -17,6 +18,7 @@ from lmlong.data.tokenizers.factory import train_tokenizer
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.serving.engine import Engine
 from lmlong.serving.request import Event, Request
+from lmlong.serving.settings import Settings
 from lmlong.serving.writer import Writer
 
 
@@ -28,9 +30,17 @@ def loaded(folder: Path, native: bool = True, **form: Any) -> TrainedLanguageMod
     return trained
 
 
+@cache
+def tiny(form: str = "elu", native: bool = False, tokenizer: Tokenizer | None = None) -> TrainedLanguageModel:
+    """A model that all tests share, so none may change it."""
+    with TemporaryDirectory() as folder:
+        return loaded(Path(folder) / "run", native, tokenizer=tokenizer, **FORMS[form])
+
+
 @contextmanager
-def running(trained: TrainedLanguageModel, **options: Any) -> Iterator[Engine]:
-    engine = Engine(trained, **options)
+def running(trained: TrainedLanguageModel, owners: int = 1, **changed: Any) -> Iterator[Engine]:
+    """An engine until the block ends; `changed` are settings."""
+    engine = Engine(trained, Settings(**{"prefix_cache": 0, **changed}), owners)
     try:
         yield engine
     finally:

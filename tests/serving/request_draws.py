@@ -19,18 +19,8 @@ VALID: dict[str, dict[str, Any]] = {
 }
 
 KEYS = ["prompt", "max_tokens", "n", "stop", "seed", "temperature", "top_p", "top_k", "min_p", "logprobs", "stream"]
-KEYS += [
-    "messages",
-    "text",
-    "stream_options",
-    "repetition_penalty",
-    "loop_penalty",
-    "model",
-    "\ud800",
-    "\0",
-    "x" * 5000,
-    "best_of",
-]
+KEYS += ["messages", "text"]
+KEYS += ["stream_options", "repetition_penalty", "loop_penalty", "model", "\ud800", "\0", "x" * 5000, "best_of"]
 
 VALUES: list[Any] = [None, True, 0, -1, 1, 3, 1e308, 10**40, "", "a", "\ud800", "a\0", [], [[]], {}, {"a": {}}, "stop"]
 VALUES += [["a", "\udfff"], [1], ["b"] * 40, float("nan"), float("-inf"), -0.0, 5e-324, "\u20ac" * 9, [None], [{}]]
@@ -70,13 +60,13 @@ LINES += [
     b"GET /v1/models/\xff\xfe HTTP/1.1",
     b"GET /" + b"a/" * 9000 + b" HTTP/1.1",
     b"\x00\x01\x02",
-    b"GET  HTTP/1.1",
+    b" GET / HTTP/1.1",
 ]
 LINES += [
+    b"GET  HTTP/1.1",
     b"HEAD /health HTTP/1.1",
     b"DELETE /v1/completions HTTP/1.1",
     b"POST /v1/models/\r HTTP/1.1",
-    b" GET / HTTP/1.1",
 ]
 
 HEADERS = [b"Host: localhost", b"Host: localhost", b"Host: evil.example", b"Host:", b"Host: [::1", b"Host: \xff"]
@@ -88,14 +78,9 @@ HEADERS += [
     b"Content-Length: 15, 16",
     b"Content-Length: \xc2\xb2",
     b"Transfer-Encoding: chunked",
-    b"Expect: 100-continue",
-]
-HEADERS += [
-    b"Transfer-Encoding: gzip, chunked",
-    b"Transfer-Encoding: x",
     b"Content-Encoding: gzip",
-    b"Connection: close",
 ]
+HEADERS += [b"Transfer-Encoding: gzip, chunked", b"Transfer-Encoding: x", b"Expect: 100-continue", b"Connection: close"]
 HEADERS += [b"Connection: Upgrade\r\nUpgrade: websocket", b"Upgrade: h2c", b"Authorization: Bearer " + b"\xe9" * 99]
 HEADERS += [b"X: " + b"a" * 70_000, b"no colon", b": no name", b" folded: a", b"N\x00L: a", b"A: \x00", b"\xff: a"]
 

@@ -1,9 +1,9 @@
-"""Servers on ports of their own, in a thread, and clients of them."""
+"""Servers in a thread, on free ports, and their clients."""
 
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
-from starlette.applications import Starlette
 
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.serving.app import ModelServer, make_app
@@ -19,6 +18,7 @@ from lmlong.serving.connections import ConnectionLimits
 from lmlong.serving.guard import Hosts
 from lmlong.serving.server import Server, bind
 from lmlong.serving.sessions import SessionStore
+from lmlong.serving.settings import Settings
 
 NAME = "tiny"
 
@@ -58,34 +58,30 @@ class Served:
 @contextmanager
 def served(
     trained: TrainedLanguageModel,
-    grace: float = 0.1,
     hosts: Hosts | None = None,
     store: SessionStore | None = None,
     connections: ConnectionLimits | None = None,
-    **options: Any,
+    keys: Sequence[str] = (),
+    **changed: Any,
 ) -> Iterator[Served]:
-    with TemporaryDirectory() as folder:
-        store = store or SessionStore(trained, Path(folder))
-        app = make_app(trained, NAME, store, hosts=hosts or Hosts("127.0.0.1"), **options)
-        with running(app, grace, connections) as server:
-            yield server
-
-
-@contextmanager
-def running(app: Starlette, grace: float, connections: ConnectionLimits | None = None) -> Iterator[Served]:
+    """Serve a model until the block ends; `changed` are settings."""
+    settings = Settings(**{"grace": 0.1, "prefix_cache": 0, **changed})
     listening, begun = bind("127.0.0.1", 0), threading.Event()
-    server = Server(app, listening, grace, begun.set, connections)
-    thread = threading.Thread(target=server.serve_until_signal, daemon=True)
-    thread.start()
-    assert begun.wait(60)
-    port = listening.getsockname()[1]
-    try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
-            yield Served(port, app.state.service, client, server)
-    finally:
-        server.should_exit = True
-        thread.join(60)
-        assert not thread.is_alive()
+    with TemporaryDirectory() as folder:
+        store = store or SessionStore(trained, Path(folder), settings)
+        app = make_app(trained, NAME, store, settings, hosts or Hosts("127.0.0.1"), keys)
+        server = Server(app, listening, settings.grace, begun.set, connections)
+        thread = threading.Thread(target=server.serve_until_signal, daemon=True)
+        thread.start()
+        assert begun.wait(60)
+        port = listening.getsockname()[1]
+        try:
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+                yield Served(port, app.state.service, client, server)
+        finally:
+            server.should_exit = True
+            thread.join(60)
+            assert not thread.is_alive()
 
 
 def until(holds: Callable[[], bool], seconds: float = 30.0) -> None:

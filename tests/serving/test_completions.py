@@ -2,25 +2,23 @@
 
 import math
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from serving.engines import loaded
+from serving.engines import tiny
 from serving.servers import NAME, Served, served
 
 import lmlong
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.sampling import Sampling
 from lmlong.serving.answers import printable
-from lmlong.serving.limits import Limits
 
 PATH = "/v1/completions"
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> TrainedLanguageModel:
-    return loaded(tmp_path_factory.mktemp("tiny"))
+def trained() -> TrainedLanguageModel:
+    return tiny("ngram", native=True)
 
 
 @pytest.fixture(scope="module")
@@ -36,10 +34,9 @@ def expected(trained: TrainedLanguageModel, prompt: str, **options: Any) -> str:
 @pytest.mark.parametrize(
     "options",
     [
-        {"seed": 3, "max_tokens": 60},
         {"temperature": 0, "max_tokens": 20},
         {"seed": 1, "temperature": 1.5, "top_k": 9, "top_p": 0.8, "min_p": 0.01, "max_tokens": 40},
-        {"seed": 2, "repetition_penalty": 1.4, "repetition_window": 10, "max_tokens": 40},
+        {"seed": 2, "repetition_penalty": 1.4, "repetition_window": 10, "loop_penalty": 3.0, "max_tokens": 40},
         {"seed": 5, "max_tokens": 0},
         {"seed": 6},
     ],
@@ -59,7 +56,6 @@ def test_a_text_is_the_one_that_python_streams(
 def test_several_texts_differ_and_come_again_with_their_seed(server: Served, trained: TrainedLanguageModel) -> None:
     body: dict[str, Any] = {"prompt": ["abc", "xyz"], "n": 3, "max_tokens": 20, "seed": 4}
     texts = server.texts(**body)
-    assert texts == server.texts(**body)
     assert len(set(texts)) == 6
     for first, prompt in ((0, "abc"), (3, "xyz")):
         assert texts[first] == expected(trained, prompt, seed=4, max_tokens=20)
@@ -78,22 +74,23 @@ def test_without_a_seed_each_text_is_another(server: Served) -> None:
 
 
 def test_an_answer_has_the_fields_of_openai(server: Served) -> None:
-    answer = server.post(PATH, prompt="Once", model=NAME, n=2, max_tokens=9, temperature=0).json()
+    body = {"prompt": "Once", "n": 2, "max_tokens": 9, "temperature": 0}
+    answer = server.post(PATH, model=NAME, **body).json()
     assert answer["object"] == "text_completion" and answer["model"] == NAME and answer["id"].startswith("cmpl-")
     assert [choice["index"] for choice in answer["choices"]] == [0, 1]
     assert {choice["finish_reason"] for choice in answer["choices"]} == {"length"}
     counts = {"prompt_tokens": 4, "completion_tokens": 18, "total_tokens": 22}
     assert answer["usage"] == counts | {"prompt_tokens_details": {"cached_tokens": 0}}
-    *others, last = server.events(
-        PATH, prompt="Once", n=2, max_tokens=9, temperature=0, stream_options={"include_usage": True}
-    )
+    *others, last = server.events(PATH, stream_options={"include_usage": True}, **body)
     assert last["usage"] == answer["usage"] and last["choices"] == []
     assert len({event["id"] for event in [*others, last]}) == 1
     assert not any(event.get("usage") for event in others)
+    ignored = {"user": "me", "echo": False, "presence_penalty": 0, "logit_bias": {}, "suffix": None, "stop": None}
+    assert server.texts(**body, **ignored) == [choice["text"] for choice in answer["choices"]]
 
 
-def test_what_a_prompt_begins_with_is_read_once(trained: TrainedLanguageModel) -> None:
-    with served(trained, cache=1 << 28) as server:
+def test_prefixes_are_cached_and_metrics_count(trained: TrainedLanguageModel) -> None:
+    with served(trained, prefix_cache=1 << 28) as server:
         body: dict[str, Any] = {"max_tokens": 5, "temperature": 0}
         first = server.post(PATH, prompt="Once upon a time", **body).json()
         more = "Once upon a time" + first["choices"][0]["text"]
@@ -101,15 +98,27 @@ def test_what_a_prompt_begins_with_is_read_once(trained: TrainedLanguageModel) -
         cached = [answer["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in answers]
         assert cached[:2] == [0, 16] and cached[2] >= 16
         assert answers[1]["choices"][0]["text"] == first["choices"][0]["text"]
-        told = server.client.get("/metrics").text
-        assert f"lmlong_cached_tokens_total {sum(cached):.1f}" in told
+        server.client.get("/nowhere")
+        text = server.client.get("/metrics").text
+    values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    for name, value in {
+        "lmlong_texts_total": 3,
+        "lmlong_cached_tokens_total": sum(cached),
+        "lmlong_written_tokens_total": sum(answer["usage"]["completion_tokens"] for answer in answers),
+        "lmlong_prompt_tokens_total": sum(answer["usage"]["prompt_tokens"] for answer in answers),
+        "lmlong_first_token_seconds_count": 3,
+        "lmlong_request_seconds_count": 3,
+        'lmlong_http_responses_total{path="/v1/completions",status="200"}': 3,
+        'lmlong_http_responses_total{path="other",status="404"}': 1,
+    }.items():
+        assert float(values[name]) == value, name
+    assert float(values["lmlong_row_state_bytes"]) > 0 < float(values["lmlong_prefix_cache_bytes"])
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_log_probabilities_are_those_of_the_model(server: Served, trained: TrainedLanguageModel, stream: bool) -> None:
     body: dict[str, Any] = {"prompt": "Once", "seed": 2, "max_tokens": 25}
-    session = trained.read("Once")
-    written = trained.generate(session, Sampling(seed=2), [(0,)], 25, keep=True)
+    written = trained.generate(trained.read("Once"), Sampling(seed=2), [(0,)], 25, keep=True)
     assert "".join(piece for _, piece in written)
     row = written.rows[0]
     if stream:
@@ -131,11 +140,10 @@ def test_log_probabilities_are_those_of_the_model(server: Served, trained: Train
 def test_a_text_ends_before_a_stop_string(server: Served, trained: TrainedLanguageModel) -> None:
     whole = expected(trained, "Once", seed=3, max_tokens=80)
     stop = whole[30:32]
-    body = {"prompt": "Once", "seed": 3, "max_tokens": 80, "stop": stop}
+    body = {"prompt": "Once", "seed": 3, "max_tokens": 80, "stop": ["never there", stop]}
     answer = server.post(PATH, **body).json()["choices"][0]
     assert answer["text"] == whole[: whole.find(stop)] and answer["finish_reason"] == "stop"
-    assert server.texts(**{**body, "stop": ["never there", stop]}) == [answer["text"]]
-    events = server.events(PATH, **body)
+    events = server.events(PATH, **{**body, "stop": stop})
     assert "".join(event["choices"][0]["text"] for event in events) == answer["text"]
     assert events[-1]["choices"][0]["finish_reason"] == "stop"
 
@@ -144,23 +152,16 @@ def test_a_text_ends_before_a_stop_string(server: Served, trained: TrainedLangua
     ("wrong", "param"),
     [
         ({"promt": "a"}, "promt"),
-        ({"prompt": [1, 2]}, "prompt"),
         ({"prompt": [[1], [2]]}, "prompt"),
         ({"prompt": []}, "prompt"),
         ({"prompt": "a\0b"}, "prompt.0"),
         ({"prompt": 3}, "prompt"),
         ({"echo": True}, "echo"),
-        ({"presence_penalty": 0.5}, "presence_penalty"),
         ({"logit_bias": {"5": 1}}, "logit_bias"),
         ({"max_tokens": 10**30}, "max_tokens"),
-        ({"max_tokens": -1}, "max_tokens"),
         ({"max_tokens": "5"}, "max_tokens"),
-        ({"n": 0}, "n"),
         ({"n": 17}, "n"),
-        ({"temperature": -1}, "temperature"),
         ({"top_p": 0}, "top_p"),
-        ({"loop_penalty": -1}, "loop_penalty"),
-        ({"seed": -1}, "seed"),
         ({"seed": 1 << 63}, "seed"),
         ({"stop": ["a"] * 17}, "stop"),
         ({"stop": ""}, "stop.0"),
@@ -178,12 +179,6 @@ def test_what_cannot_be_done_is_refused_by_name(server: Served, wrong: dict[str,
     assert error["type"] == "invalid_request_error"
 
 
-def test_what_asks_for_nothing_is_taken(server: Served) -> None:
-    body = {"prompt": "a", "max_tokens": 3, "temperature": 0}
-    nothing = {"user": "me", "echo": False, "presence_penalty": 0, "logit_bias": {}, "suffix": None, "stop": None}
-    assert server.texts(**body, **nothing) == server.texts(**body)
-
-
 def test_models_are_listed(server: Served) -> None:
     (model,) = server.client.get("/v1/models").json()["data"]
     assert model["id"] == NAME and server.client.get(f"/v1/models/{NAME}").json() == model
@@ -192,7 +187,7 @@ def test_models_are_listed(server: Served) -> None:
 
 
 def test_a_score_is_the_sum_that_evaluate_gives(server: Served, trained: TrainedLanguageModel) -> None:
-    text = "It was a dark and stormy night; \u00fcber \U0001f600. " * 90
+    text = "It was a dark and stormy night; \u00fcber \U0001f600. " * 20
     report = lmlong.evaluate(trained, texts=text, views=["position"], lengths=[1], min_documents=1)
     assert report.carried is not None
     totals = report.carried.totals
@@ -213,24 +208,8 @@ def test_a_stream_in_which_nothing_happens_is_kept_alive(server: Served, monkeyp
     assert lines[-1] == "data: [DONE]"
 
 
-def test_metrics_count_what_was_done(trained: TrainedLanguageModel) -> None:
-    with served(trained) as server:
-        server.texts(prompt="abc", max_tokens=7, temperature=0, n=2)
-        server.client.get("/nowhere")
-        text = server.client.get("/metrics").text
-    values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
-    assert float(values["lmlong_texts_total"]) == 2
-    assert float(values["lmlong_written_tokens_total"]) == 14
-    assert float(values["lmlong_prompt_tokens_total"]) == 6
-    assert float(values["lmlong_first_token_seconds_count"]) == 1
-    assert float(values["lmlong_request_seconds_count"]) == 1
-    assert float(values["lmlong_row_state_bytes"]) > 0
-    assert float(values['lmlong_http_responses_total{path="/v1/completions",status="200"}']) == 1
-    assert float(values['lmlong_http_responses_total{path="other",status="404"}']) == 1
-
-
-def test_the_limits_of_a_server_are_told(trained: TrainedLanguageModel, tmp_path: Path) -> None:
-    with served(trained, limits=Limits(prompt=10, max_tokens=5, choices=2)) as server:
+def test_the_settings_of_a_server_are_limits(trained: TrainedLanguageModel) -> None:
+    with served(trained, max_prompt=10, max_tokens=5, max_choices=2) as server:
         assert len(server.texts(prompt=["\u00e4" * 5, "b"], max_tokens=5)) == 2
         for wrong in ({"prompt": "\u00e4" * 6}, {"max_tokens": 6}, {"n": 3}, {"n": 2, "prompt": ["a", "b"]}):
             answer = server.post(PATH, **{"prompt": "a", **wrong})

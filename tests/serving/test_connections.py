@@ -8,21 +8,20 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from serving.engines import loaded
+from serving.engines import tiny
 from serving.request_draws import ENDLESS, PATH
 from serving.servers import Served, served, until
 
-from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.serving.connections import ConnectionLimits, open_files
-from lmlong.serving.limits import Limits
 
 GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
 NEVER = 1e9
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> TrainedLanguageModel:
-    return loaded(tmp_path_factory.mktemp("tiny"), native=False)
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check connections ten times a second, not once."""
+    monkeypatch.setattr("lmlong.serving.server.TICKS_A_SECOND", 1)
 
 
 @pytest.fixture
@@ -52,30 +51,30 @@ def received(connection: socket.socket) -> bytes:
     return data
 
 
-@pytest.mark.parametrize(
-    ("sent", "answers"),
-    [(b"", 0), (GET, 0), (GET + b"\r\n" + GET, 1), (GET + b"\r\n\r\n", 1)],
-    ids=["nothing", "half a head", "half of the second head", "an empty line after a request"],
-)
-def test_a_connection_without_a_request_is_closed(
-    trained: TrainedLanguageModel, opened: ExitStack, sent: bytes, answers: int
-) -> None:
-    with served(trained, connections=ConnectionLimits(head=0.2, body=NEVER)) as server:
-        connection = connect(server, opened, sent)
-        assert received(connection).count(b"HTTP/1.1 200") == answers
+def test_a_connection_without_a_request_is_closed(opened: ExitStack) -> None:
+    sent = {
+        "nothing": (b"", 0),
+        "half a head": (GET, 0),
+        "half of the second head": (GET + b"\r\n" + GET, 1),
+        "an empty line after a request": (GET + b"\r\n\r\n", 1),
+    }
+    with served(tiny(), connections=ConnectionLimits(head=0.2, body=NEVER)) as server:
+        connections = {name: connect(server, opened, data) for name, (data, _) in sent.items()}
         with server.client.stream("POST", PATH, json={**ENDLESS, "max_tokens": 300}) as stream:
             *_, last = filter(None, stream.iter_lines())  # which takes longer than the head of a request may
         assert last == "data: [DONE]"
+        answers = {name: received(each).count(b"HTTP/1.1 200") for name, each in connections.items()}
+    assert answers == {name: count for name, (_, count) in sent.items()}
 
 
-def test_a_body_that_does_not_arrive_ends_its_connection(trained: TrainedLanguageModel, opened: ExitStack) -> None:
+def test_a_body_that_does_not_arrive_ends_its_connection(opened: ExitStack) -> None:
     head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 15\r\n\r\n"
-    with served(trained, connections=ConnectionLimits(head=NEVER, body=0.2)) as server:
+    with served(tiny(), connections=ConnectionLimits(head=NEVER, body=0.2)) as server:
         assert received(connect(server, opened, head.encode() + b'{"prompt"')) == b""
 
 
-def test_an_answer_that_is_not_read_ends_its_connection(trained: TrainedLanguageModel, opened: ExitStack) -> None:
-    with served(trained, connections=ConnectionLimits(head=NEVER, unread=0.2)) as server:
+def test_an_answer_that_is_not_read_ends_its_connection(opened: ExitStack) -> None:
+    with served(tiny(), connections=ConnectionLimits(head=NEVER, unread=0.2)) as server:
         requests = b"GET /page/style.css HTTP/1.1\r\nHost: localhost\r\n\r\n" * 800
         connection = connect(server, opened, requests, SO_RCVBUF=4096)
         connections = server.server._connections
@@ -83,8 +82,8 @@ def test_an_answer_that_is_not_read_ends_its_connection(trained: TrainedLanguage
         assert len(received(connection)) > 0 and server.client.get("/health").status_code == 200
 
 
-def test_silent_connections_make_room_for_others(trained: TrainedLanguageModel, opened: ExitStack) -> None:
-    with served(trained, connections=ConnectionLimits(most=4, head=NEVER)) as server:
+def test_silent_connections_make_room_for_others(opened: ExitStack) -> None:
+    with served(tiny(), connections=ConnectionLimits(most=4, head=NEVER)) as server:
         silent = [connect(server, opened, GET if number % 2 else b"") for number in range(12)]
         assert server.client.get("/health").status_code == 200
         assert [received(connection) for connection in silent[:8]] == [b""] * 8, "the oldest are closed"
@@ -92,9 +91,8 @@ def test_silent_connections_make_room_for_others(trained: TrainedLanguageModel, 
         assert silent[-1].recv(1 << 16).startswith(b"HTTP/1.1 200"), "the latest are not"
 
 
-def test_requests_that_go_on_are_not_cut_for_others(trained: TrainedLanguageModel, opened: ExitStack) -> None:
-    limits = Limits(max_tokens=10**6, lag=1 << 40)
-    with served(trained, connections=ConnectionLimits(most=2), limits=limits) as server:
+def test_requests_that_go_on_are_not_cut_for_others(opened: ExitStack) -> None:
+    with served(tiny(), connections=ConnectionLimits(most=2), max_tokens=10**6, lag=1 << 40) as server:
         streams = []
         for _ in range(2):
             stream = opened.enter_context(server.client.stream("POST", PATH, json=ENDLESS))

@@ -4,21 +4,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import pytest
-from serving.engines import Told, loaded, running
+from serving.engines import Told, running, tiny
 from serving.request_draws import ENDLESS, PATH
 from serving.servers import served, until
 
-from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.sampling import Sampling
 from lmlong.serving.engine import PIECE, Busy, Engine
 from lmlong.serving.fair_queue import FairQueue
-from lmlong.serving.limits import Limits
 from lmlong.serving.request import Request
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> TrainedLanguageModel:
-    return loaded(tmp_path_factory.mktemp("tiny"), native=False)
 
 
 def endless(owner: str) -> Request:
@@ -52,8 +45,8 @@ def test_the_owner_with_the_least_load_is_next() -> None:
     assert queue.take(queue.next_owner({"a": 1, "b": 1})) == 1, "of equals, the one that waits longer"
 
 
-def test_another_owner_has_a_row_at_once(trained: TrainedLanguageModel) -> None:
-    with running(trained, rows=4, owners=2) as engine:
+def test_another_owner_has_a_row_at_once() -> None:
+    with running(tiny(), rows=4, owners=2) as engine:
         greedy = [Told(engine, endless("a")) for _ in range(9)]
         greedy[0].next()
         until(lambda: engine.active == 3)
@@ -63,16 +56,8 @@ def test_another_owner_has_a_row_at_once(trained: TrainedLanguageModel) -> None:
             engine.cancel(told.writer)
 
 
-def test_a_single_owner_has_all_rows(trained: TrainedLanguageModel) -> None:
-    with running(trained, rows=4) as engine:
-        greedy = [Told(engine, endless("a")) for _ in range(9)]
-        until(lambda: (engine.active, engine.queued) == (4, 5))
-        for told in greedy:
-            engine.cancel(told.writer)
-
-
-def test_rows_that_become_free_go_to_the_owner_that_has_fewest(trained: TrainedLanguageModel) -> None:
-    with running(trained, rows=5, owners=2) as engine:
+def test_rows_that_become_free_go_to_the_owner_that_has_fewest() -> None:
+    with running(tiny(), rows=5, owners=2) as engine:
         first = [Told(engine, endless("a")) for _ in range(9)]
         until(lambda: engine.active == 4)
         with at_once(engine):
@@ -87,9 +72,9 @@ def test_rows_that_become_free_go_to_the_owner_that_has_fewest(trained: TrainedL
             engine.cancel(told.writer)
 
 
-def test_prompts_are_read_by_turns_of_their_owners(trained: TrainedLanguageModel) -> None:
+def test_prompts_are_read_by_turns_of_their_owners() -> None:
     ended: list[str] = []
-    with running(trained, rows=16, owners=2) as engine:
+    with running(tiny(), rows=16, owners=2) as engine:
         with at_once(engine):
             many = Request("a" * 4 * PIECE, max_tokens=0, owner="many")
             one = Request("a" * 10 * PIECE, max_tokens=0, owner="one")
@@ -99,8 +84,8 @@ def test_prompts_are_read_by_turns_of_their_owners(trained: TrainedLanguageModel
     assert ended[0] == "one", "it waits for as many pieces of the others as it has itself"
 
 
-def test_a_full_queue_has_places_for_another_owner(trained: TrainedLanguageModel) -> None:
-    with running(trained, rows=1, waiting=4, owners=2) as engine:
+def test_a_full_queue_has_places_for_another_owner() -> None:
+    with running(tiny(), rows=1, waiting=4, owners=2) as engine:
         told = [Told(engine, endless("a"))]
         told[0].next()
         told += [Told(engine, endless("a")) for _ in range(4)]
@@ -114,9 +99,8 @@ def test_a_full_queue_has_places_for_another_owner(trained: TrainedLanguageModel
             engine.cancel(one.writer)
 
 
-def test_one_key_does_not_make_another_wait(trained: TrainedLanguageModel) -> None:
-    limits = Limits(max_tokens=10**6, lag=1 << 40)
-    with served(trained, keys=["a", "b"], rows=2, limits=limits) as server, ExitStack() as streams:
+def test_one_key_does_not_make_another_wait() -> None:
+    with ExitStack() as streams, served(tiny(), keys=["a", "b"], rows=2, max_tokens=10**6, lag=1 << 40) as server:
         mine, yours = ({"Authorization": f"Bearer {key}"} for key in "ab")
         for _ in range(3):
             streams.enter_context(server.client.stream("POST", PATH, json=ENDLESS, headers=mine))

@@ -1,4 +1,4 @@
-"""tools/load_serve.py finds a server of a tiny model in order, and one that is not so."""
+"""The load tests of tools/load_serve.py against a server of a tiny model."""
 
 import json
 import runpy
@@ -11,7 +11,7 @@ from interop.exported import write_run
 
 TOOLS = Path(__file__).parents[2] / "tools"
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux tells of other processes")
+pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def load(run: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> tuple[int, dict[str, float], list[str]]:
-    """Return the exit code of a command of the tool, its figures by name, and what it found wrong."""
+    """Return the exit code of a command of the tool, its figures by name, and the faults."""
     name, *words = command.split()
     told = run.parent / "told.json"
     monkeypatch.setattr(sys, "argv", ["load_serve.py", name, str(run), *words, "--json", str(told)])
@@ -42,26 +42,14 @@ def test_streams(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert min(figures["memory, at its peak"], figures["memory, idle"]) > 10  # the server gives free memory back
 
 
-def test_a_long_prompt_beside_streams(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code, figures, wrong = load(run, monkeypatch, "prompt --streams 3 --bytes 50000 --before 0.5")
-    assert (code, wrong) == (0, [])
-    assert figures["tokens of the long prompt"] == 50_000
-    assert figures["longest pause of a stream meanwhile"] > 0
-
-
+@pytest.mark.slow
 def test_clients_that_vanish(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code, figures, wrong = load(run, monkeypatch, "vanish --clients 12 --rounds 2 --longest 1")
     assert (code, wrong) == (0, [])
-    assert figures["texts that were asked for"] >= figures["texts that were given up"] > 0
+    assert figures["texts requested"] >= figures["texts cancelled"] > 0
 
 
-def test_prompts_cut_from_each_other(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code, figures, wrong = load(run, monkeypatch, "prefix --prompts 30 --longest 400 --tokens 6")
-    assert (code, wrong) == (0, [])
-    assert figures["texts that are the same"] + figures["texts that part where two logits tie"] == 30
-    assert 0 < figures["tokens not read again"] < figures["tokens of prompts"]
-
-
+@pytest.mark.slow
 def test_malformed_requests(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code, figures, wrong = load(run, monkeypatch, "malformed --requests 150 --silent 0")
     assert (code, wrong) == (0, [])
@@ -69,13 +57,7 @@ def test_malformed_requests(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert sum(answers.values()) == 150 and answers["requests answered by 400"] > 50
 
 
-def test_sessions_that_sleep(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code, figures, wrong = load(run, monkeypatch, "sessions --sessions 30 --memory 100k --wake 5")
-    assert (code, wrong) == (0, [])
-    assert figures["files of sessions"] == 30 and figures["bytes on disk for one of a state"] > 0
-    assert figures["first token of a session that slept, median"] > 0
-
-
+@pytest.mark.slow
 def test_a_server_that_is_killed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code, figures, wrong = load(run, monkeypatch, "kill --kills 1 --longest 3")
     assert (code, wrong) == (0, [])

@@ -4,18 +4,15 @@ import gc
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
-from interop.exported import FORMS
-from serving.engines import Told, loaded, running
+from serving.engines import Told, running, tiny
 from serving.request_draws import ENDLESS, PATH
 from serving.servers import Served, served, until
 
 from lmlong.inference.sampling import Sampling
 from lmlong.serving import free_memory
 from lmlong.serving.free_memory import FreeMemory, resident
-from lmlong.serving.limits import Limits
 from lmlong.serving.request import Request
 from lmlong.serving.writer import Writer
 
@@ -40,8 +37,8 @@ def leave(server: Served) -> None:
         assert next(stream.iter_lines())
 
 
-def test_a_request_that_has_ended_leaves_nothing_to_collect(tmp_path: Path) -> None:
-    with served(loaded(tmp_path / "run", **FORMS["ngram"]), limits=Limits(max_tokens=10**6)) as server:
+def test_a_request_that_has_ended_leaves_nothing_to_collect() -> None:
+    with served(tiny("ngram", native=True), max_tokens=10**6) as server:
         for ask in (
             lambda: server.texts(prompt=["a", "b"], n=2, max_tokens=3),
             lambda: server.events(PATH, prompt="a", max_tokens=3),
@@ -66,9 +63,9 @@ def holes() -> tuple[int, list[bytearray]]:
 
 @on_linux
 @pytest.mark.parametrize("writes", [False, True])
-def test_free_memory_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: bool) -> None:
-    monkeypatch.setattr(free_memory, "AT_LATEST", 1.0)
-    with running(loaded(tmp_path / "run", **FORMS["elu"])) as engine:
+def test_free_memory_is_given_back(monkeypatch: pytest.MonkeyPatch, writes: bool) -> None:
+    monkeypatch.setattr(free_memory, "AT_LATEST", 0.3)
+    with running(tiny(native=True)) as engine:
         told = Told(engine, Request("a", Sampling(temperature=0), max_tokens=None if writes else 2))
         assert told.next()
         before, kept = holes()

@@ -1,6 +1,5 @@
 """The client of OpenAI, synchronous and not, against a server of ours."""
 
-import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +9,6 @@ from serving.servers import NAME, Served, served, until
 
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.serving.answers import printable
-from lmlong.serving.limits import Limits
 
 openai = pytest.importorskip("openai")
 pytestmark = pytest.mark.interop
@@ -25,7 +23,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> TrainedLanguageModel:
 
 @pytest.fixture(scope="module")
 def server(trained: TrainedLanguageModel) -> Iterator[Served]:
-    with served(trained, keys=[KEY], limits=Limits(max_tokens=10**6)) as server:
+    with served(trained, keys=[KEY], max_tokens=10**6) as server:
         yield server
 
 
@@ -67,20 +65,6 @@ def test_errors(server: Served, client: Any) -> None:
     with pytest.raises(openai.AuthenticationError):
         other.models.list()
     assert [model.id for model in client.models.list()] == [NAME]
-
-
-def test_many_at_a_time(server: Served, trained: TrainedLanguageModel) -> None:
-    async def ask() -> list[str]:
-        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=0) as client:
-
-            async def one(seed: int) -> str:
-                stream = await client.completions.create(model=NAME, prompt="The", seed=seed, max_tokens=8, stream=True)
-                return "".join([chunk.choices[0].text async for chunk in stream])
-
-            return await asyncio.gather(*map(one, range(12)))
-
-    wanted = [printable("".join(trained.stream("The", seed=seed, max_tokens=8))) for seed in range(12)]
-    assert asyncio.run(ask()) == wanted
 
 
 def test_a_stream_that_is_closed_frees_its_row(server: Served, client: Any) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from interop.exported import FORMS
-from serving.engines import Told, loaded, running, subwords
+from serving.engines import Told, loaded, running, subwords, tiny
 from torch import Tensor
 
 from lmlong.data.tokenizers.base import Tokenizer
@@ -51,14 +51,13 @@ def test_prompts_cut_from_each_other_are_gone_on_with_alike(
     ]
     told = []
     for cache in (0, MEMORY):
-        with running(trained, rows=3, cache=cache) as engine:
+        with running(trained, rows=3, prefix_cache=cache) as engine:
             told.append([Told(engine, request).text() for request in asked])
     assert told[0] == told[1] and engine.counts.cached_tokens > 0.5 * engine.counts.prompt_tokens
 
 
-def test_nothing_that_was_read_is_read_again(tmp_path: Path) -> None:
-    trained = loaded(tmp_path / "run", native=False, **FORMS["elu"])
-    with running(trained, cache=MEMORY) as engine, counted(trained) as read:
+def test_nothing_that_was_read_is_read_again() -> None:
+    with running(tiny(), prefix_cache=MEMORY) as engine, counted(tiny()) as read:
         prompt = "abcd" * 100
         written = Told(engine, Request(prompt, Sampling(temperature=0), max_tokens=7)).text()
         assert sum(read) == 400 + 7
@@ -73,39 +72,36 @@ def test_nothing_that_was_read_is_read_again(tmp_path: Path) -> None:
         assert sum(read) == 400 + 1  # no beginning of it was kept
 
 
-def test_long_prompts_are_kept_on_their_way(tmp_path: Path) -> None:
-    trained = loaded(tmp_path / "run", native=False, **FORMS["elu"])
+def test_long_prompts_are_kept_on_their_way() -> None:
     draw = random.Random(0)
     text = "".join(draw.choices("abcd", k=2 * KEPT_EVERY + 300))
-    with running(trained, cache=MEMORY) as engine, counted(trained) as read:
+    with running(tiny(), prefix_cache=MEMORY) as engine, counted(tiny()) as read:
         Told(engine, Request(text, max_tokens=1)).text()
         read.clear()
         Told(engine, Request(text[: 2 * KEPT_EVERY + 100] + "x", max_tokens=1)).text()
         assert sum(read) <= 2 * PIECE + 100
 
 
-def test_one_key_has_nothing_of_what_another_has_sent(tmp_path: Path) -> None:
-    trained = loaded(tmp_path / "run", native=False, **FORMS["elu"])
-    with running(trained, cache=MEMORY) as engine:
-        told = {}
-        for owner in ("me", "me", "other", ""):
+def test_one_key_has_nothing_of_what_another_has_sent() -> None:
+    with running(tiny(), prefix_cache=MEMORY) as engine:
+        cached = []
+        for owner, text in (("me", "abcd"), ("other", "dcba"), ("me", "abcd"), ("other", "abcd"), ("", "abcd")):
             before = engine.counts.cached_tokens
-            Told(engine, Request("abcd" * 50, max_tokens=3, owner=owner)).text()
-            told[owner] = engine.counts.cached_tokens - before
-    assert told["me"] == 200 and told["other"] == told[""] == 0
+            Told(engine, Request(text * 50, max_tokens=3, owner=owner)).text()
+            cached.append(engine.counts.cached_tokens - before)
+    assert cached == [0, 0, 200, 0, 0]
 
 
-def test_memory_is_bounded_and_holds_the_latest_used(tmp_path: Path) -> None:
-    trained = loaded(tmp_path / "run", native=False, **FORMS["elu"])
-    session = trained.read("abc")
-    cache = PrefixCache(3 * state_bytes(session.state))
+def test_memory_is_bounded_and_holds_the_latest_used() -> None:
+    session = tiny().read("abc")
+    cache = PrefixCache(3 * state_bytes(session))
     texts = [[256, number, 7] for number in range(5)]
     for tokens in texts[:3]:
         cache.keep("me", tokens, session)
     assert cache.longest("me", [*texts[0], 9]) is session
     for tokens in texts[3:]:
         cache.keep("me", tokens, session)
-    assert len(cache) == 3 and cache.bytes == 3 * state_bytes(session.state)
+    assert len(cache) == 3 and cache.bytes == 3 * state_bytes(session)
     kept = [cache.longest("me", tokens) is not None for tokens in texts]
     assert kept == [True, False, False, True, True]
     assert PrefixCache(10).longest("me", texts[0]) is None
@@ -114,14 +110,13 @@ def test_memory_is_bounded_and_holds_the_latest_used(tmp_path: Path) -> None:
     assert not len(small) and small.longest("me", texts[0]) is None
 
 
-def test_the_longest_beginning_is_found(tmp_path: Path) -> None:
-    trained = loaded(tmp_path / "run", native=False, **FORMS["elu"])
+def test_the_longest_beginning_is_found() -> None:
     cache, draw = PrefixCache(1 << 30), random.Random(0)
     sessions = {}
     for number in range(60):
         tokens = tuple(draw.choices((1, 2), k=draw.randint(1, 8)))
         if tokens not in sessions:
-            sessions[tokens] = trained.read("a")._replace(last=torch.tensor([number]))
+            sessions[tokens] = tiny().read("a")._replace(last=torch.tensor([number]))
             cache.keep("me", tokens, sessions[tokens])
     for _ in range(300):
         tokens = tuple(draw.choices((1, 2), k=draw.randint(0, 10)))

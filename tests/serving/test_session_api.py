@@ -11,13 +11,10 @@ from typing import Any
 
 import httpx
 import pytest
-from interop.exported import FORMS
-from serving.engines import loaded, subwords
+from serving.engines import subwords, tiny
 from serving.servers import Served, served, until
 
 from lmlong.inference.loading import TrainedLanguageModel
-from lmlong.serving.limits import Limits
-from lmlong.serving.sessions import Quota, SessionStore
 
 SESSIONS, COMPLETIONS = "/v1/sessions", "/v1/completions"
 TEXT_FILE = {"Content-Type": "application/octet-stream"}
@@ -26,16 +23,22 @@ GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 20}
 BOOK = "abacad cab, bad dab\n" * 30
 
 
-@pytest.fixture(scope="module", params=["elu", "ngram"])
-def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TrainedLanguageModel:
-    return loaded(tmp_path_factory.mktemp("tiny"), tokenizer=subwords(), **FORMS[request.param])
+@pytest.fixture(scope="module")
+def trained() -> TrainedLanguageModel:
+    return tiny("ngram", native=True, tokenizer=subwords())
 
 
-@pytest.fixture
-def server(trained: TrainedLanguageModel, tmp_path: Path) -> Iterator[Served]:
-    store = SessionStore(trained, tmp_path / "sessions", memory=0)  # all but one sleep
-    with served(trained, store=store, limits=Limits(max_tokens=10**6, lag=1 << 40)) as server:
+@pytest.fixture(scope="module")
+def server(trained: TrainedLanguageModel) -> Iterator[Served]:
+    with served(trained, memory=0, max_tokens=10**6, lag=1 << 40) as server:  # all sessions but one sleep
         yield server
+
+
+@pytest.fixture(autouse=True)
+def without_sessions(server: Served) -> Iterator[None]:
+    yield
+    for session in server.client.get(SESSIONS).json()["data"]:
+        server.client.delete(f"{SESSIONS}/{session['id']}")
 
 
 def made(answer: httpx.Response, status: int = 201) -> dict[str, Any]:
@@ -120,18 +123,6 @@ def test_files_are_taken_and_given(server: Served, trained: TrainedLanguageModel
         assert answer["choices"][0]["text"] == expected == server.texts(prompt=BOOK + "cab", **GREEDY)[0]
 
 
-def test_a_session_lives_through_a_restart(trained: TrainedLanguageModel, tmp_path: Path) -> None:
-    def serving() -> Any:
-        return served(trained, store=SessionStore(trained, tmp_path / "sessions"))
-
-    with serving() as server:
-        session = made(server.post(SESSIONS, text=BOOK))
-        expected = server.texts(prompt=BOOK + "ca", **GREEDY)
-    with serving() as server:
-        assert server.client.get(SESSIONS).json()["data"] == [session]
-        assert server.texts(session=session["id"], prompt="ca", **GREEDY) == expected
-
-
 def test_one_request_works_on_a_session_and_one_that_leaves_changes_nothing(server: Served) -> None:
     session = made(server.post(SESSIONS, text=BOOK))
     name, engine = session["id"], server.service.engine
@@ -174,9 +165,8 @@ def test_sessions_belong_to_their_key(trained: TrainedLanguageModel) -> None:
         assert len(server.client.get(SESSIONS, headers=mine).json()["data"]) == 1
 
 
-def test_one_key_may_have_so_many(trained: TrainedLanguageModel, tmp_path: Path) -> None:
-    store = SessionStore(trained, tmp_path / "sessions", quota=Quota(sessions=1))
-    with served(trained, store=store) as server:
+def test_one_key_may_have_so_many(trained: TrainedLanguageModel) -> None:
+    with served(trained, max_sessions=1) as server:
         name = made(server.post(SESSIONS, text="a"))["id"]
         assert refused(server.post(SESSIONS, text="a")) == (429, "insufficient_quota")
         assert refused(server.post(f"{SESSIONS}/{name}/fork")) == (429, "insufficient_quota")
@@ -204,34 +194,30 @@ def test_what_is_no_session_is_told(server: Served) -> None:
     assert "lmlong_sessions 2.0" in server.client.get("/metrics").text
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda server, name: server.client.get(f"{SESSIONS}/{name}"),
-        lambda server, name: server.client.get(f"{SESSIONS}/{name}/state"),
-        lambda server, name: server.client.delete(f"{SESSIONS}/{name}"),
-        lambda server, name: server.post(f"{SESSIONS}/{name}/fork"),
-        lambda server, name: server.post(f"{SESSIONS}/{name}/append", text="a"),
-        lambda server, name: server.post(COMPLETIONS, session=name, max_tokens=1),
-    ],
-    ids=["info", "state", "delete", "fork", "append", "completion"],
-)
-def test_a_session_whose_file_was_removed_is_gone(
-    server: Served, call: Callable[[Served, str], httpx.Response]
-) -> None:
+def test_a_session_whose_file_was_removed_is_gone(server: Served) -> None:
     store = server.service.sessions.store
     before = store.file_bytes, store.count
-    name = made(server.post(SESSIONS, text="abc"))["id"]
-    (store.folder / f"{name}.state").unlink()
-    assert refused(call(server, name)) == (404, "session_not_found")
-    assert name not in {one["id"] for one in server.client.get(SESSIONS).json()["data"]}
-    assert (store.file_bytes, store.count) == before
+    calls: list[Callable[[str], httpx.Response]] = [
+        lambda name: server.client.get(f"{SESSIONS}/{name}"),
+        lambda name: server.client.get(f"{SESSIONS}/{name}/state"),
+        lambda name: server.client.delete(f"{SESSIONS}/{name}"),
+        lambda name: server.post(f"{SESSIONS}/{name}/fork"),
+        lambda name: server.post(f"{SESSIONS}/{name}/append", text="a"),
+        lambda name: server.post(COMPLETIONS, session=name, max_tokens=1),
+    ]
+    for call in calls:
+        name = made(server.post(SESSIONS, text="abc"))["id"]
+        (store.folder / f"{name}.state").unlink()
+        assert refused(call(name)) == (404, "session_not_found")
+        assert name not in {one["id"] for one in server.client.get(SESSIONS).json()["data"]}
+        assert (store.file_bytes, store.count) == before
 
 
-def test_a_full_disk_is_told_and_leaves_nothing(server: Served, tmp_path: Path) -> None:
+def test_a_full_disk_is_told_and_leaves_nothing(server: Served) -> None:
     session = made(server.post(SESSIONS, text=BOOK))
     state = server.client.get(f"{SESSIONS}/{session['id']}/state").content
-    there = sorted((tmp_path / "sessions").iterdir())
+    folder = server.service.sessions.store.folder
+    there = sorted(folder.iterdir())
     with no_space():
         answers = (
             server.post(SESSIONS, text=BOOK),
@@ -241,6 +227,6 @@ def test_a_full_disk_is_told_and_leaves_nothing(server: Served, tmp_path: Path) 
         )
     for answer in answers:
         assert refused(answer) == (507, "insufficient_storage"), answer.text
-        assert str(tmp_path) not in answer.text
-    assert sorted((tmp_path / "sessions").iterdir()) == there
+        assert str(folder) not in answer.text
+    assert sorted(folder.iterdir()) == there
     assert server.client.get(f"{SESSIONS}/{session['id']}").json() == session

@@ -20,26 +20,8 @@ from lmlong.errors import LmlongError
 from lmlong.inference import state_file
 
 VALUES = (
-    None,
-    True,
-    -1,
-    0,
-    1,
-    2**31,
-    2**63,
-    2**64,
-    10**30,
-    -(10**30),
-    1.5,
-    -0.5,
-    1e308,
-    "",
-    "x",
-    "ff",
-    [],
-    {},
-    [0],
-    [[]],
+    *(None, True, -1, 0, 1, 2**31, 2**63, 2**64, 10**30, -(10**30), 1.5, -0.5, 1e308),
+    *("", "x", "ff", [], {}, [0], [[]]),
 )
 RECORDS = b"".join(b'{"host": "a%d", "message": "to be or not"}\n' % (number % 3) for number in range(60))
 OPTIONS = ("--by", "record", "--field", "message", "--streams", "host")

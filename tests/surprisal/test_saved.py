@@ -1,6 +1,6 @@
 """Saved scores with changed values and a digest that is right: refused, or continued, and nothing else.
 
-What a number stands for, and many more of them: `tools/fuzz_files.py --kind scores --files 1 --seed NUMBER`.
+What a number stands for, and many more of them: `tools/fuzz.py crafted-scores --cases 1 --seed NUMBER`.
 """
 
 import copy
@@ -16,7 +16,7 @@ from surprisal.crafted_scores import OPTIONS, RECORDS, Place, prepare, try_score
 from lmlong.cli.score import score
 from lmlong.errors import LmlongError
 
-USUAL = 100
+USUAL = 40
 
 
 @pytest.fixture(scope="module")

@@ -81,9 +81,9 @@ def test_positions_are_stretches_each_as_long_as_all_before(subword_model: Train
     assert [each.tokens for each in found[:-1]] == [1, *(2**n for n in range(len(found) - 2))]
 
 
-@pytest.mark.parametrize(("seed", "most"), [(0, 1), (1, 7), (2, 300), (3, 5000)])
+@pytest.mark.parametrize(("seed", "most"), [(0, 1), (1, 7), (2, 300)])
 def test_any_pieces_give_the_same_units(subword_model: TrainedLanguageModel, seed: int, most: int) -> None:
-    text = TEXT[-900:] if most == 1 else TEXT  # byte by byte is slow
+    text = TEXT[-900:] if most < 10 else TEXT  # small pieces are slow
     whole = list(lmlong.score(subword_model, text))
     scores = TextScore(subword_model)
     found = [unit for piece in pieces(text.encode(), seed, most) for unit in scores.read(piece)]
@@ -137,11 +137,11 @@ def test_a_line_of_broken_bytes_that_never_ends_takes_no_memory(subword_model: T
     scores = TextScore(subword_model)
     sizes = []
     for _ in range(4):
-        assert not list(scores.read(b"\xff\xfeA" * 10_000))
+        assert not list(scores.read(b"\xff\xfeA" * 3_000))
         sizes.append(len(json.dumps(scores.to_json())))
     assert max(sizes[1:]) < sizes[0] + 100
     (found,) = scores.finish()
-    assert found.bytes == 120_000 and scores.not_read == 80_000
+    assert found.bytes == 36_000 and scores.not_read == 24_000
 
 
 def test_settled_text_goes_on(subword_model: TrainedLanguageModel) -> None:
@@ -151,12 +151,6 @@ def test_settled_text_goes_on(subword_model: TrainedLanguageModel) -> None:
     assert [each.text for each in found] == ["to be or not\n"]  # told, though the next line might change its last token
     found += [*scores.read(b"to be"), *scores.finish()]
     assert [each.bytes for each in found] == [13, 5]
-
-
-def test_the_end_of_a_document_is_scored_where_it_is_wanted(subword_model: TrainedLanguageModel) -> None:
-    scores = TextScore(subword_model)
-    found = [*scores.read(TEXT.encode()), *scores.finish(end=True)]
-    assert sum(each.bits for each in found) == pytest.approx(eval_bits(subword_model, TEXT, end=True), rel=1e-6)
 
 
 def test_one_long_line_has_all_its_bits_and_little_text(subword_model: TrainedLanguageModel) -> None:
@@ -207,5 +201,5 @@ def test_a_state_that_was_read_in_bf16_can_be_saved(subword_model: TrainedLangua
 
 
 def test_no_module_hides_the_function() -> None:
-    """A package called lmlong.score would replace the function as soon as one of its modules is imported."""
+    """A package named lmlong.score would replace the function as soon as one of its modules is imported."""
     assert find_spec("lmlong.score") is None and callable(lmlong.score)

@@ -33,23 +33,20 @@ def values(folder: Workspace, **options: Any) -> dict[str, Any]:
     return gradients(folder.recipe({"text.sequence_length": 40, **variants.linear(), **options}), True)
 
 
-def test_the_same_numbers_have_the_same_digests(folder: Workspace) -> None:
-    assert digests.parts(values(folder)) == digests.parts(values(folder))
+def test_digests_differ_where_numbers_do(folder: Workspace) -> None:
+    changed = values(folder)
+    first = digests.parts(changed)
+    assert digests.parts(values(folder)) == first
 
+    other = digests.parts(values(folder, seed=1))
+    same = [path for path in first if first[path] == other[path]]
+    assert first.keys() == other.keys() and not [path for path in same if not path.startswith("/state")]
 
-def test_one_bit_of_one_gradient_changes_its_digest_alone(folder: Workspace) -> None:
-    before, changed = values(folder), values(folder)
     gradient = changed["gradients"]["blocks.1.mlp.out_proj.weight"]
     gradient[0, 0] = torch.nextafter(gradient[0, 0], torch.tensor(9.0))
-    first, second = digests.parts(before), digests.parts(changed)
-    assert [path for path in first if first[path] != second[path]] == ["/gradients/blocks.1.mlp.out_proj.weight"]
-    assert digests.digest(first) != digests.digest(second)
-
-
-def test_another_seed_changes_the_loss_and_the_gradients(folder: Workspace) -> None:
-    first, second = digests.parts(values(folder)), digests.parts(values(folder, seed=1))
-    same = [path for path in first if first[path] == second[path]]
-    assert first.keys() == second.keys() and not [path for path in same if not path.startswith("/state")]
+    one_bit = digests.parts(changed)
+    assert [path for path in first if first[path] != one_bit[path]] == ["/gradients/blocks.1.mlp.out_proj.weight"]
+    assert digests.digest(first) != digests.digest(one_bit)
 
 
 def test_a_tensor_is_not_one_of_another_shape_or_type() -> None:
@@ -83,19 +80,15 @@ def test_cases_that_differ_fail_or_are_missing_are_named() -> None:
 def test_the_command_names_a_case_that_is_not_as_in_the_history(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    module = runpy.run_path(str(TOOLS / "baseline"))
     history = tmp_path / "history.jsonl"
-    words = ["baseline", "--exact", "--only", f"^{CASE}$", "--history", str(history)]
+    monkeypatch.setattr(sys, "argv", ["baseline", "--exact", "--only", f"^{CASE}$", "--history", str(history)])
 
     def command() -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", words)
-        with pytest.raises(SystemExit) as left:
-            runpy.run_path(str(TOOLS / "baseline"), run_name="__main__")
-        return int(left.value.code or 0), capsys.readouterr().out
+        return module["main"](), capsys.readouterr().out
 
     assert command()[0] == 1  # there is nothing to compare with
-    module = runpy.run_path(str(TOOLS / "baseline"))
-    measured = exact.measure(exact.find_cases(f"^{CASE}$"))
-    line = module["line_of"](0.0, {}, {}, measured.cases)
+    line = module["line_of"](0.0, {}, {}, exact.measure(exact.find_cases(f"^{CASE}$")).cases)
     history.write_text(json.dumps(line) + "\n")
     code, output = command()
     assert code == 0 and output.startswith("1 cases, ")

@@ -41,23 +41,25 @@ def convert(folder: Path, *words: str) -> Finished:
 
 @pytest.fixture
 def stages_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stages are trained in this process: in processes of their own they are in `converted`."""
+    """Stages are trained in this process; in processes of their own they are below."""
+    monkeypatch.setattr(conversion, "_train", train_here)
 
-    def trained(stage: conversion.StageRun, overwrite: bool) -> int:
-        train(stage.recipe, stage.folder, resume="auto" if stage.folder.is_dir() else None)
-        return 0
 
-    monkeypatch.setattr(conversion, "_train", trained)
+def train_here(stage: conversion.StageRun, overwrite: bool) -> int:
+    train(stage.recipe, stage.folder, resume="auto" if stage.folder.is_dir() else None)
+    return 0
 
 
 @pytest.fixture(scope="module")
 def converted(folder: Path) -> dict[str, dict]:
-    """What a conversion tells, by name."""
-    done = convert(folder, *HYBRID, *STEPS, "--out", "student", "--json", "told.json")
+    """The points of a conversion, by name."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(conversion, "_train", train_here)
+        done = convert(folder, *HYBRID, *STEPS, "--out", "student", "--json", "points.json")
     assert done.returncode == 0, done.stderr
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert "teacher" in done.stdout and "swapped" in done.stdout
-    return {point["name"]: point for point in json.loads((folder / "told.json").read_text())}
+    return {point["name"]: point for point in json.loads((folder / "points.json").read_text())}
 
 
 def bits(point: dict) -> float:
@@ -108,7 +110,7 @@ def loss_with(run: Path, changed: dict[str, torch.Tensor]) -> float:
     short = recipe.model_copy(update={"text": recipe.text.model_copy(update={"sequence_length": 32})})
     text = conversion_report.CausalDataModule(short, tokens).validation(recipe.training.validation_tokens)
     token_bytes = torch.from_numpy(tokens.tokenizer.token_bytes)
-    return conversion_report.loss_totals(model, map(conversion_report.as_tensors, text), token_bytes).nats
+    return conversion_report.loss_totals(model, map(conversion_report.batch_tensors, text), token_bytes).nats
 
 
 def test_all_but_attention_is_copied_and_stays_through_the_first_stage(folder: Path, converted: dict) -> None:
@@ -136,6 +138,21 @@ def test_a_conversion_that_is_done_has_no_more_to_do(folder: Path, converted: di
     assert json.loads(again.stdout)[-1]["totals"] == converted["text"]["totals"]
     after = read.read_weights(read.find(folder / "student"))
     assert all(torch.equal(weights[name], after[name]) for name in weights)
+
+
+def test_a_stage_is_trained_or_resumed_in_a_process_and_the_first_that_fails_ends_it(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    works, fails = (
+        recipe_file.load(str(folder / "tiny.yaml"), ["training.steps=2", *more])
+        for more in ([], ["training.init_from=/nowhere"])
+    )
+    first = conversion.StageRun("first", works, folder / "first")
+    second = conversion.StageRun("second", fails, folder / "second")
+    assert conversion.train_stages([first, second, first], overwrite=False) == 4
+    output, errors = capfd.readouterr()
+    assert read.find(folder / "first").name == "step-00000002" and not (folder / "second").exists()
+    assert output == "" and "stage 2 of 3: second, in " in errors and "stage 3" not in errors
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 """Checkpoints with changed values and a manifest that is right: used or refused, and nothing else.
 
-What a number stands for, and many more of them: `tools/fuzz_files.py --kind checkpoints --files 1 --seed NUMBER`.
+What a number stands for, and many more of them: `tools/fuzz.py crafted-checkpoints --cases 1 --seed NUMBER`.
 """
 
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ files."""
 import json
 import math
 import os
-import shutil
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,10 +19,7 @@ from lmlong.recipe import Recipe
 from lmlong.training.deepspeed_strategy import LEFT_BEHIND
 from lmlong.training.run import train
 
-from .conftest import lmlong as command
-from .conftest import metrics
-
-Recipes = Callable[..., Recipe]
+from .conftest import Recipes, equal, losses, metrics, train_in_processes, weights
 
 STEPS = (
     "training.clip=0.05",  # far below the gradients, so that their scale would show
@@ -34,6 +29,7 @@ STEPS = (
     "text.validation.fraction=0.2",
 )
 ALONE = (*STEPS, "training.batch_size=2", "training.accumulate=4")
+SHORT = (*ALONE, "training.steps=6")
 TWO = (*STEPS, "training.batch_size=2", "training.accumulate=2", "devices=2")
 
 
@@ -45,31 +41,31 @@ def sharded(stage: int, folder: Path) -> list[str]:
     return ["training.strategy=deepspeed", *deepspeed]
 
 
-def run(recipe: Path, folder: Path, *options: str) -> str:
-    """Train by the command line; what it said on stderr."""
-    child = command("train", recipe, "--out", folder, *options, start_new_session=True)
-    output, errors = child.communicate(timeout=150)
-    assert child.returncode == 0, errors
-    assert output.startswith("validation ") and output.count("validation ") == 1
-    return errors
+@pytest.fixture
+def recipe_of(shared_recipe_of: Recipes) -> Recipes:
+    return shared_recipe_of
 
 
-def losses(folder: Path) -> list[float]:
-    return [line["loss"] for line in metrics(folder) if "loss" in line]
+@pytest.fixture(scope="module")
+def alone(shared: Path, shared_recipe_of: Recipes) -> Path:
+    """A run without DeepSpeed, with Muon."""
+    train(shared_recipe_of(*ALONE), shared / "alone")
+    return shared / "alone"
 
 
-def norms(folder: Path) -> list[float]:
-    return [line["gradient_norm"] for line in metrics(folder) if "loss" in line]
+def resume_at_six(recipe: Recipe, whole: Path, folder: Path) -> Path:
+    """Repeat the second half of a run into another folder."""
+    train(recipe, folder, resume=str(whole / "checkpoints" / "step-00000006"))
+    return folder
 
 
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return read.read_weights(read.find(folder))
-
-
-def close(some: Path, others: Path) -> None:
+def assert_close(some: Path, others: Path) -> None:
     """Both runs are the same one, but for rounding."""
     assert losses(some) == pytest.approx(losses(others), rel=1e-4)
-    assert norms(some) == pytest.approx(norms(others), rel=1e-2)
+    some_norms, other_norms = (
+        [line["gradient_norm"] for line in metrics(run) if "loss" in line] for run in (some, others)
+    )
+    assert some_norms == pytest.approx(other_norms, rel=1e-2)
     mine = weights(some)
     for name, truth in weights(others).items():
         assert float((mine[name] - truth).norm()) < 2e-3 * float(truth.norm()) + 1e-4, name
@@ -77,88 +73,91 @@ def close(some: Path, others: Path) -> None:
 
 # stage 3, which has all that the others have, stands for them in the usual suite
 @pytest.mark.parametrize("stage", [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow), 3])
-def test_two_processes_are_one_run_that_goes_on_anywhere(
-    tiny: Path, recipe_of: Recipes, tmp_path: Path, stage: int, capsys: pytest.CaptureFixture[str]
+def test_two_processes_are_one_run_that_resumes_anywhere(
+    shared: Path, alone: Path, recipe_of: Recipes, tmp_path: Path, stage: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    segments = ["training.segment=16"]
-    train(recipe_of(*ALONE), tmp_path / "alone")
-    options = [*TWO, *segments, *sharded(stage, tmp_path)]
-    errors = run(tiny, tmp_path / "whole", *options)
-    assert "Warning" not in errors and errors.count("parameters,") == 1
-    close(tmp_path / "whole", tmp_path / "alone")
-
-    checkpoint = tmp_path / "whole" / "checkpoints" / "step-00000006"
-    assert {path.name for path in checkpoint.iterdir()} == {
+    """They resume a run without DeepSpeed, and such a run resumes theirs."""
+    whole, options = tmp_path / "whole", [*TWO, "training.segment=16", *sharded(stage, tmp_path)]
+    middle = alone / "checkpoints" / "step-00000003"
+    _, errors = train_in_processes(shared / "tiny.yaml", whole, *options, "--resume", middle)
+    assert "Warning" not in errors
+    assert_close(whole, alone)
+    assert {path.name for path in (whole / "checkpoints" / "step-00000006").iterdir()} == {
         *("model.safetensors", "training.pt", "manifest.json", "recipe.yaml", "tokenizer.model")
     }
-
-    again = tmp_path / "again"  # as many processes: the same run, to the last bit
-    shutil.copytree(tmp_path / "whole", again, symlinks=True)
-    run(tiny, again, *options, "--resume", str(again / "checkpoints" / checkpoint.name))
-    assert losses(again) == losses(tmp_path / "whole")
-    mine, other = weights(again), weights(tmp_path / "whole")
-    assert all(torch.equal(mine[name], other[name]) for name in other)
-
-    fewer = tmp_path / "fewer"  # one process, without DeepSpeed, that reads as many sequences a step
-    shutil.copytree(tmp_path / "whole", fewer, symlinks=True)
-    train(recipe_of(*TWO, "devices=1"), fewer, resume=str(fewer / "checkpoints" / checkpoint.name))
+    capsys.readouterr()
+    fewer = resume_at_six(recipe_of(*TWO, "devices=1"), whole, tmp_path / "fewer")
     assert "changed since the checkpoint: training.accumulate from 2 to 4" in capsys.readouterr().err
-    close(fewer, tmp_path / "whole")
-    written = "".join(lmlong.load(str(fewer)).stream("the ", max_tokens=20))
-    assert written
+    assert_close(fewer, whole)
+    assert "".join(lmlong.load(str(fewer)).stream("the ", max_tokens=20))
 
 
-@pytest.mark.parametrize(("stage", "optimizer"), [(1, "muon"), (2, "muon"), (3, "muon"), (2, "adamw"), (3, "adamw")])
-def test_a_run_begun_without_goes_on_with_deepspeed(
-    recipe_of: Recipes, tmp_path: Path, stage: int, optimizer: str, capsys: pytest.CaptureFixture[str]
+@pytest.mark.slow
+def test_two_processes_resume_to_the_same_bit(shared: Path, tmp_path: Path) -> None:
+    options = [*TWO, *sharded(3, tmp_path)]
+    train_in_processes(shared / "tiny.yaml", tmp_path / "whole", *options)
+    middle = tmp_path / "whole" / "checkpoints" / "step-00000006"
+    train_in_processes(shared / "tiny.yaml", tmp_path / "again", *options, "--resume", middle)
+    assert equal(tmp_path / "again", tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("stage", "optimizer"),
+    [(1, "muon"), pytest.param(2, "muon", marks=pytest.mark.slow), pytest.param(3, "muon", marks=pytest.mark.slow),
+     (2, "adamw"), (3, "adamw")],
+)  # fmt: skip
+def test_a_run_begun_without_is_resumed_with_deepspeed(
+    alone: Path, recipe_of: Recipes, tmp_path: Path, stage: int, optimizer: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    train(recipe_of(*ALONE, f"training.optimizer={optimizer}"), tmp_path / "alone")
-    folder = tmp_path / "other"
-    shutil.copytree(tmp_path / "alone", folder, symlinks=True)
-    recipe = recipe_of(*ALONE, *sharded(stage, tmp_path))
+    if optimizer != "muon":
+        alone = tmp_path / "alone"
+        train(recipe_of(*ALONE, f"training.optimizer={optimizer}"), alone)
     before = dict(os.environ)
-    train(recipe, folder, resume=str(folder / "checkpoints" / "step-00000006"))
+    resumed = resume_at_six(recipe_of(*ALONE, *sharded(stage, tmp_path)), alone, tmp_path / "resumed")
     assert {name for name in LEFT_BEHIND if os.environ.get(name) != before.get(name)} == set()
     assert "changed since the checkpoint: training.strategy from auto to deepspeed" in capsys.readouterr().err
-    close(folder, tmp_path / "alone")
+    assert_close(resumed, alone)
 
 
 OPTIONS = [
-    ["model.attention.feature_map=favor", "training.activation_checkpointing=true", "training.segment=16"],
     ["model.attention.feature_map=taylor", "model.attention.decay=fixed", "model.dropout=0.1"],
-    ["model.attention.kind=[window, linear]", "model.attention.window=20", "training.carry_state=true"],
     ["model.attention.kind=softmax", "model.convolution=0", "training.activation_checkpointing=true"],
+    ["model.attention.feature_map=favor", "training.activation_checkpointing=true", "training.segment=16"],
+    ["model.attention.kind=[window, linear]", "model.attention.window=20", "training.carry_state=true"],
 ]
 
 
 @pytest.mark.parametrize(
     "options",
-    [pytest.param(OPTIONS[0], marks=pytest.mark.slow), *OPTIONS[1:]],
-    ids=["favor", "taylor", "window", "softmax"],
+    [*OPTIONS[:2], *(pytest.param(each, marks=pytest.mark.slow) for each in OPTIONS[2:])],
+    ids=["taylor", "softmax", "favor", "window"],
 )
 def test_weights_that_come_and_go_are_there_when_needed(recipe_of: Recipes, tmp_path: Path, options: list[str]) -> None:
-    train(recipe_of(*ALONE, *options), tmp_path / "alone")
-    train(recipe_of(*ALONE, *options, *sharded(3, tmp_path)), tmp_path / "sharded")
-    close(tmp_path / "sharded", tmp_path / "alone")
+    train(recipe_of(*SHORT, *options), tmp_path / "alone")
+    train(recipe_of(*SHORT, *options, *sharded(3, tmp_path)), tmp_path / "sharded")
+    assert_close(tmp_path / "sharded", tmp_path / "alone")
 
 
-@pytest.mark.parametrize("more", [[], ["training.segment=16"]], ids=["whole", "segments"])
+@pytest.mark.parametrize(
+    "more", [pytest.param([], marks=pytest.mark.slow), ["training.segment=16"]], ids=["whole", "segments"]
+)
 def test_a_teacher_stays_whole(recipe_of: Recipes, tmp_path: Path, more: list[str]) -> None:
     train(recipe_of("training.steps=2", "model.attention.kind=softmax"), tmp_path / "teacher")
-    taught = [*ALONE, f"training.teacher={tmp_path / 'teacher'}", *more]
+    taught = [*SHORT, f"training.teacher={tmp_path / 'teacher'}", *more]
     train(recipe_of(*taught), tmp_path / "alone")
     train(recipe_of(*taught, *sharded(3, tmp_path)), tmp_path / "sharded")
-    close(tmp_path / "sharded", tmp_path / "alone")
+    assert_close(tmp_path / "sharded", tmp_path / "alone")
 
 
-@pytest.mark.parametrize("stage", [2, 3])
-def test_in_bfloat16_products_are_rounded_and_weights_are_not(recipe_of: Recipes, tmp_path: Path, stage: int) -> None:
-    options = [*ALONE, "training.precision=bf16"]
+@pytest.mark.parametrize("stage", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_in_bfloat16_products_are_rounded_and_weights_are_not(
+    alone: Path, recipe_of: Recipes, tmp_path: Path, stage: int
+) -> None:
+    options = [*SHORT, "training.precision=bf16"]
     train(recipe_of(*options), tmp_path / "alone")
     train(recipe_of(*options, *sharded(stage, tmp_path)), tmp_path / "sharded")
-    train(recipe_of(*ALONE), tmp_path / "exact")
     assert losses(tmp_path / "sharded") == pytest.approx(losses(tmp_path / "alone"), rel=1e-3)
-    assert losses(tmp_path / "sharded") != pytest.approx(losses(tmp_path / "exact"), rel=1e-6)
+    assert losses(tmp_path / "sharded") != pytest.approx(losses(alone)[:6], rel=1e-6)
     assert {tensor.dtype for tensor in weights(tmp_path / "sharded").values()} == {torch.float32}
 
 
@@ -184,7 +183,7 @@ def test_a_step_that_is_not_finite_moves_no_weight(
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
-@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("stage", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_small_model_takes_little_memory(recipe_of: Recipes, tmp_path: Path, stage: int) -> None:
     """Even of what it is given and never touches, by which a process may become too large to be forked."""
     train(recipe_of("training.steps=1", *sharded(stage, tmp_path)), tmp_path / "first")
@@ -199,27 +198,19 @@ def address_space() -> int:
     return int(line.split()[1]) << 10
 
 
-def test_settings_of_its_own(recipe_of: Recipes, tmp_path: Path) -> None:
+SETTINGS: list[tuple[dict, str]] = [
+    ({"bf16": {"enabled": True}}, "bf16 comes from the recipe's training.precision"),
+    ({"zero_optimization": {"stage": 1}}, "zero_optimization.stage comes from the recipe's training.deepspeed.sta"),
+    ({"zero_optimization": "x"}, "zero_optimization is 'x', not an object"),
+    ({"zero_optimization": {"reduce_bucket_size": "x"}}, r"zero_optimization is \{.*valid integer"),
+    ({"steps_per_print": 9, "wall_clock_breakdown": "x"}, "wall_clock_breakdown is 'x', which DeepSpeed cannot read"),
+]
+
+
+def test_wrong_settings_are_refused_by_name(recipe_of: Recipes, tmp_path: Path) -> None:
     file = tmp_path / "settings.json"
     options = ["training.strategy=deepspeed", f"training.deepspeed.config={file}"]
-    contradictions: list[tuple[dict, str]] = [
-        ({"bf16": {"enabled": True}}, "bf16 comes from the recipe's training.precision"),
-        ({"zero_optimization": {"stage": 1}}, "zero_optimization.stage comes from the recipe's training.deepspeed.sta"),
-    ]
-    for settings, message in contradictions:
-        file.write_text(json.dumps(settings))
-        with pytest.raises(UsageError, match=message):
-            train(recipe_of(*options), tmp_path / "run", overwrite=True)
-    wrong: list[tuple[dict, str]] = [
-        ({"zero_optimization": "x"}, "zero_optimization is 'x', not an object"),
-        ({"zero_optimization": {"reduce_bucket_size": "x"}}, r"zero_optimization is \{.*valid integer"),
-        (
-            {"steps_per_print": 9, "wall_clock_breakdown": "x"},
-            "wall_clock_breakdown is 'x', which DeepSpeed cannot read",
-        ),
-        ({"activation_checkpointing": 5}, "activation_checkpointing is 5, which DeepSpeed cannot read"),
-    ]
-    for settings, message in wrong:
+    for settings, message in SETTINGS:
         file.write_text(json.dumps(settings))
         with pytest.raises(UsageError, match=rf"training\.deepspeed\.config: {file}: {message}"):
             train(recipe_of(*options), tmp_path / "run", overwrite=True)

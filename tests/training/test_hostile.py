@@ -14,10 +14,9 @@ from lmlong.checkpoint.manifest import RECIPE, TOKENIZER, TRAINING, WEIGHTS
 from lmlong.errors import CheckpointError
 from lmlong.inference.loading import load
 from lmlong.io.folder_manifest import manifest_text
-from lmlong.recipe import Recipe
 from lmlong.training.run import train
 
-Recipes = Callable[..., Recipe]
+from .conftest import Recipes
 
 
 @pytest.fixture(scope="module")

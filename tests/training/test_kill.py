@@ -1,20 +1,19 @@
-"""A run killed without warning, at whatever moment, goes on to the same losses and weights, to the last bit."""
+"""A run that is killed or stopped, at whatever moment, resumes to the same losses and weights, to the last bit."""
 
 import random
+import signal
+import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from lmlong.checkpoint import read
-from lmlong.io.files import sha256
-from lmlong.recipe import Recipe
 from lmlong.training.run import train
 
-from .conftest import lmlong, losses, metrics
+from .conftest import Recipes, equal, lmlong, logged_steps, metrics
 
-STEPS, KILLS = 40, 4
+STEPS = 60
 
 
 def options(precision: str) -> list[str]:
@@ -24,35 +23,41 @@ def options(precision: str) -> list[str]:
     ]
 
 
-def train_and_kill(recipe: Path, run: Path, precision: str, seconds: float) -> int:
-    """Train in a process of its own, kill it so long after its first new step, and return its exit code."""
-    child = lmlong("train", recipe, *options(precision), "--out", run, "--resume", "auto")
+def resume(recipe: Path, run: Path, *options: str) -> subprocess.Popen[str]:
+    """Continue a run in a process of its own, until it has logged a new step."""
+    child = lmlong("train", recipe, *options, "--out", run, "--resume", "auto")
     before = len(metrics(run))
-    while len(metrics(run)) in (0, before) and child.poll() is None:
+    while len(metrics(run)) in (0, before):
         time.sleep(0.002)
-    time.sleep(seconds)
-    child.kill()
-    _, errors = child.communicate(timeout=120)
-    assert child.returncode in (0, -9), errors
-    return child.returncode
+        assert child.poll() is None, child.communicate()
+    return child
 
 
-def outcome(run: Path) -> tuple[list, str]:
-    """The losses of all steps, and the weights' hash."""
-    return losses(run), sha256(read.find(run) / "model.safetensors")
-
-
-@pytest.mark.parametrize("precision", ["32", pytest.param("bf16", marks=pytest.mark.slow)])
-def test_a_run_killed_time_and_again_is_the_run_that_was_not(
-    tiny: Path, recipe_of: Callable[..., Recipe], tmp_path: Path, precision: str
+@pytest.mark.parametrize(
+    ("precision", "kills", "number"),
+    [("32", 1, signal.SIGINT), pytest.param("bf16", 3, signal.SIGTERM, marks=pytest.mark.slow)],
+)
+def test_a_run_that_is_killed_and_stopped_is_the_run_that_was_not(
+    tiny: Path, recipe_of: Recipes, tmp_path: Path, precision: str, kills: int, number: signal.Signals
 ) -> None:
+    run, draw = tmp_path / "cut", random.Random(precision)
+    for _ in range(kills):  # a step takes some milliseconds, a save or a validation a few times that
+        child = resume(tiny, run, *options(precision))
+        time.sleep(draw.random() * 0.05)
+        child.kill()
+        child.communicate()
+        assert child.returncode == -signal.SIGKILL and logged_steps(run)[-1] < STEPS
+
+    child = resume(tiny, run, *options(precision))
+    child.send_signal(number)
+    output, errors = child.communicate(timeout=60)
+    assert child.returncode == 128 + number and "Traceback" not in errors, errors
+    reached = logged_steps(run)[-1]
+    assert f"stopped after step {reached}" in output and reached < STEPS
+    assert read.find(run).name == f"step-{reached:08d}"
+
     recipe = recipe_of(*options(precision))
-    train(recipe, tmp_path / "whole")
-    draw, killed = random.Random(precision), 0
-    run = tmp_path / "cut"
-    for _ in range(KILLS):  # a step takes some milliseconds, a save or a validation a few times that
-        killed += train_and_kill(tiny, run, precision, draw.random() * 0.15) == -9
-    assert killed >= 2
     train(recipe, run, resume="auto")
-    assert outcome(run) == outcome(tmp_path / "whole")
+    train(recipe, tmp_path / "whole")
+    assert equal(run, tmp_path / "whole")
     assert not list((run / "checkpoints").glob(".*"))

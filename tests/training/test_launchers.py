@@ -1,22 +1,19 @@
 """Processes that others start: torchrun on two machines, as this one plays them, and SLURM."""
 
 import os
+import random
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from lmlong.errors import UsageError
-from lmlong.recipe import Recipe
 from lmlong.training.distributed import check_launch, is_main_process
 from lmlong.training.run import train
 
-from .conftest import losses
-
-Recipes = Callable[..., Recipe]
+from .conftest import Recipes, logged_steps, losses
 
 
 def free_port() -> int:
@@ -25,76 +22,85 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-def together(commands: list[list[str]], environments: list[dict[str, str]], fails: str = "") -> list[str]:
-    """Run commands at the same time; what each said on stdout. With `fails`, each must end by a line with this text."""
+def together(command: list[object], environments: list[dict[str, str]], fails: str = "") -> tuple[list[str], str]:
+    """Run a command in several environments at the same time; what each printed, and the messages of all. With `fails`,
+    each must fail with this text."""
     children = [
         subprocess.Popen(
-            *(command,),
+            [sys.executable, "-m", *map(str, command)],
             env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
-        for command, environment in zip(commands, environments, strict=True)
+        for environment in environments
     ]
     try:
-        spoken = [child.communicate(timeout=120) for child in children]
+        printed = [child.communicate(timeout=120) for child in children]
     finally:
         for child in children:
             child.kill()
     if fails:
-        assert all(fails in errors for _, errors in spoken) and all(child.returncode for child in children), spoken
-        return []
-    assert [child.returncode for child in children] == [0] * len(children), spoken
-    return [output for output, _ in spoken]
+        assert all(fails in errors for _, errors in printed) and all(child.returncode for child in children), printed
+    else:
+        assert [child.returncode for child in children] == [0] * len(children), printed
+    return [output for output, _ in printed], "".join(errors for _, errors in printed)
 
 
-def test_two_machines_under_torchrun(tiny: Path, recipe_of: Recipes, tmp_path: Path) -> None:
-    port = free_port()
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
-    meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "test"]
-    options = ["nodes=2", "training.batch_size=2", "--out", str(tmp_path / "two")]
-    command = [*torchrun, *meeting, "-m", "lmlong", "train", str(tiny), *options]
-    outputs = together([command, command], [{}, {}])
-    assert sorted(output.count("validation ") for output in outputs) == [0, 1]
-    train(recipe_of("training.batch_size=4"), tmp_path / "one")
-    assert [loss for _, loss in losses(tmp_path / "two")] == pytest.approx(
-        [loss for _, loss in losses(tmp_path / "one")], rel=1e-4
-    )
-
-
-@pytest.mark.slow  # test_prepare_once.py trains in two tasks of SLURM too, without comparing losses
-def test_two_tasks_under_slurm(tiny: Path, recipe_of: Recipes, tmp_path: Path) -> None:
-    """srun tells each task what it is by variables, and nothing else."""
+def tasks_of_slurm() -> list[dict[str, str]]:
+    """The variables by which srun tells each of two tasks what it is, and nothing else does."""
     job = {"SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "2", "SLURM_NNODES": "1", "SLURM_NODEID": "0",
            "SLURM_JOB_NAME": "books", "SLURM_NODELIST": "127.0.0.1", "MASTER_PORT": str(free_port())}  # fmt: skip
-    tasks = [{**job, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)} for rank in range(2)]
-    options = ["devices=2", "training.batch_size=2", "--out", str(tmp_path / "two")]
-    outputs = together([[sys.executable, "-m", "lmlong", "train", str(tiny), *options]] * 2, tasks)
+    return [{**job, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)} for rank in range(2)]
+
+
+def test_documents_of_unequal_lengths_on_two_machines_under_torchrun(
+    tiny: Path, recipe_of: Recipes, tmp_path: Path
+) -> None:
+    """Each process has as many segments to run as the other, however long its own documents are."""
+    draw = random.Random(1)
+    lines = (tmp_path / "book.txt").read_text().splitlines()
+    (tmp_path / "books").mkdir()
+    for number in range(60):
+        (tmp_path / "books" / f"{number}.txt").write_text("\n".join(draw.choices(lines, k=draw.choice([1, 2, 3, 12]))))
+    options = [
+        *("text.rows=documents", f"text.sources.0.paths=[{tmp_path / 'books'}]", "text.sequence_length=512"),
+        *("training.segment=100", "training.steps=10", "text.validation.fraction=0.2"),
+    ]
+    torchrun = ["torch.distributed.run", "--nnodes", 2, "--nproc-per-node", 1, "--rdzv-backend", "c10d"]
+    torchrun += ["--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-id", "test", "-m", "lmlong", "train", tiny]
+    two = ["nodes=2", "training.batch_size=2", "--out", tmp_path / "two"]
+    outputs, _ = together([*torchrun, *options, *two], [{}, {}])
+    assert sorted(output.count("validation ") for output in outputs) == [0, 1]
+    train(recipe_of(*options, "training.batch_size=4"), tmp_path / "one")
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-4)
+
+
+def test_two_tasks_under_slurm_tokenize_once(tiny: Path, recipe_of: Recipes, tmp_path: Path) -> None:
+    """One of them makes the token files, and the other waits for it."""
+    book = tmp_path / "book.txt"
+    book.write_text(book.read_text() * 200)
+    tokenizer = ["training.steps=4", "text.tokenizer.kind=sentencepiece", "text.tokenizer.vocabulary=300"]
+    options = ["devices=2", "training.batch_size=2", "--out", tmp_path / "two"]
+    outputs, errors = together(["lmlong", "train", tiny, *tokenizer, *options], tasks_of_slurm())
     assert [output.count("validation ") for output in outputs] == [1, 0]
-    train(recipe_of("training.batch_size=4"), tmp_path / "one")
-    assert [loss for _, loss in losses(tmp_path / "two")] == pytest.approx(
-        [loss for _, loss in losses(tmp_path / "one")], rel=1e-4
-    )
+    assert "waiting for process" in errors and len(list((tmp_path / "cache" / "tokens").iterdir())) == 1
+    train(recipe_of(*tokenizer, "training.batch_size=4"), tmp_path / "one")
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-4)
 
 
 @pytest.mark.slow
-def test_a_damaged_checkpoint_under_slurm(tiny: Path, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_under_slurm(tiny: Path, recipe_of: Recipes, tmp_path: Path) -> None:
     """Only the first task verifies digests: the second one, which has read the damaged checkpoint, may not train with
     it, and the next start resumes from the one before."""
-    options = ["training.keep_last=5", "--out", str(tmp_path / "run")]
-    command = [sys.executable, "-m", "lmlong", "train", str(tiny), *options]
-    subprocess.run(command, check=True, capture_output=True)
-    weights = tmp_path / "run" / "checkpoints" / "step-00000012" / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-4] + b"abcd")
-    job = {"SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "2", "SLURM_NNODES": "1", "SLURM_NODEID": "0",
-           "SLURM_JOB_NAME": "books", "SLURM_NODELIST": "127.0.0.1"}  # fmt: skip
-    two = [*command, "devices=2", "training.batch_size=2", "training.steps=14", "--resume", "auto"]
+    run = tmp_path / "run"
+    train(recipe_of("training.keep_last=5"), run)
+    damaged = run / "checkpoints" / "step-00000012" / "model.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-4] + b"abcd")
+    two = ["devices=2", "training.batch_size=2", "training.steps=14", "training.keep_last=5", "--resume", "auto"]
     for fails in ("have read different checkpoints", ""):
-        ports = {"MASTER_PORT": str(free_port())}
-        tasks = [{**job, **ports, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)} for rank in range(2)]
-        together([two] * 2, tasks, fails)
-    assert [step for step, _ in losses(tmp_path / "run")] == list(range(1, 15))
+        together(["lmlong", "train", tiny, *two, "--out", run], tasks_of_slurm(), fails)
+    assert logged_steps(run) == list(range(1, 15))
 
 
 LAUNCHES = [

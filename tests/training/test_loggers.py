@@ -5,7 +5,7 @@ import io
 import json
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from lmlong.cli.report import after_training
 from lmlong.errors import UsageError
 from lmlong.native.build import find_compiler
-from lmlong.recipe import Recipe
 from lmlong.training import loggers
 from lmlong.training.run import TrainingResult, train
 
-from .conftest import losses, metrics
-
-Recipes = Callable[..., Recipe]
+from .conftest import Recipes, logged_steps, losses, metrics
 
 STRONGEST = "mixing" if find_compiler() else "lzma"
 
@@ -42,7 +39,7 @@ def events(run: Path) -> EventAccumulator:
 
 
 def of(run: Path) -> dict[int, float]:
-    return dict(losses(run))
+    return dict(zip(logged_steps(run), losses(run), strict=True))
 
 
 def assert_as_printed(figures: dict[str, float], result: TrainingResult) -> None:

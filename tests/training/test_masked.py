@@ -1,7 +1,6 @@
 """Whole runs of tiny encoders: they learn, their figures are true, and how they are cut up changes nothing."""
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,15 +9,11 @@ import torch
 
 from lmlong.checkpoint import read
 from lmlong.errors import CheckpointError, UsageError
-from lmlong.model.metrics import loss_totals
-from lmlong.recipe import Recipe
-from lmlong.training.module import as_tensors
+from lmlong.model.metrics import batch_tensors, loss_totals
 from lmlong.training.prepare import prepare_run
 from lmlong.training.run import train
 
-from .conftest import lmlong, metrics
-
-Recipes = Callable[..., Recipe]
+from .conftest import Recipes, assert_resumes_exactly, losses, metrics, train_in_processes, weights
 
 SLOTS = "model.attention.linformer.projected=8"
 KINDS = {
@@ -46,24 +41,22 @@ def masked(recipe_of: Recipes) -> Recipes:
     return lambda *overrides: recipe_of("objective=masked", *overrides)
 
 
-def losses(run: Path) -> list[float]:
-    return [line["loss"] for line in metrics(run) if "loss" in line]
-
-
-def weights(run: Path) -> dict[str, torch.Tensor]:
-    return read.read_weights(read.find(run))
-
-
-def same(some: Path, others: Path) -> bool:
-    mine = weights(some)
-    return losses(some) == losses(others) and all(torch.equal(mine[name], w) for name, w in weights(others).items())
-
-
-@pytest.mark.parametrize("options", [KINDS["full"], POOLED, HOURGLASS], ids=["full", "linformer", "hourglass"])
-def test_an_encoder_learns_what_letters_alone_do_not_tell(masked: Recipes, tmp_path: Path, options: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [(KINDS["full"], 60), (POOLED, 200), (HOURGLASS, 60)],
+    ids=["full", "linformer", "hourglass"],
+)
+def test_an_encoder_learns_what_letters_alone_do_not_tell(
+    masked: Recipes, tmp_path: Path, options: list[str], steps: int
+) -> None:
     """Letters in turn, each as frequent as the others: only the visible ones around tell a hidden one."""
     (tmp_path / "book.txt").write_text("abcdefgh" * 2000)
-    longer = ["training.steps=250", "training.batch_size=8", "training.validate_every=150", "training.log_every=50"]
+    longer = [
+        f"training.steps={steps}",
+        "training.batch_size=8",
+        "training.validate_every=150",
+        "training.log_every=50",
+    ]
     outcome = train(masked(*longer, *options), tmp_path / "run")
     assert outcome.validation is not None and outcome.baselines is None
     assert outcome.validation.nats_per_token < 0.3 * math.log(8)
@@ -72,7 +65,7 @@ def test_an_encoder_learns_what_letters_alone_do_not_tell(masked: Recipes, tmp_p
 def test_the_figures_are_those_of_the_weights(masked: Recipes, tmp_path: Path) -> None:
     outcome = train(masked(), tmp_path / "run")
     setup = prepare_run(masked(), read.find(tmp_path / "run"))
-    batches = [as_tensors(batch) for batch in setup.data.validation()]
+    batches = [batch_tensors(batch) for batch in setup.data.validation()]
     again = loss_totals(setup.model.eval(), batches, torch.from_numpy(setup.tokens.tokenizer.token_bytes))
     assert outcome.validation is not None
     assert again.nats == pytest.approx(outcome.validation.nats, rel=1e-6)
@@ -89,21 +82,24 @@ def test_the_figures_are_those_of_the_weights(masked: Recipes, tmp_path: Path) -
     assert int(best.name[5:]) == min(validated, key=lambda at: validated[at])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_run_resumed_goes_on_to_the_same_bit(masked: Recipes, tmp_path: Path, kind: str) -> None:
+IN_SLOW = [
+    pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS if kind not in ("layerwise", "favor", "hourglass")
+]
+
+
+@pytest.mark.parametrize("kind", ["layerwise", "favor", "hourglass", *IN_SLOW])
+def test_a_run_resumes_exactly(masked: Recipes, tmp_path: Path, kind: str) -> None:
     """With dropout and accumulation, and features that are drawn anew."""
-    options = [*KINDS[kind], "model.dropout=0.2", "training.accumulate=2", "training.batch_size=2"]
-    options.append("training.schedule=constant")
-    train(masked(*options), tmp_path / "whole")
-    for steps in (5, 9, 12):
-        train(masked(*options, f"training.steps={steps}"), tmp_path / "parts", resume="auto")
-    assert same(tmp_path / "parts", tmp_path / "whole")
+    options = ["model.dropout=0.2", "training.accumulate=2", "training.batch_size=2"]
+    assert_resumes_exactly(masked, tmp_path, *KINDS[kind], *options)
 
 
 @pytest.mark.parametrize("rows", ["windows", "documents"])
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_parts_and_processes_are_the_step_of_the_whole_batch(
-    tiny: Path, masked: Recipes, tmp_path: Path, rows: str
+    tiny: Path, masked: Recipes, tmp_path: Path, rows: str, processes: int
 ) -> None:
+    """Usually in one process: tests/data/test_masking.py shares batches out among ranks."""
     books = tmp_path / "books"
     books.mkdir()
     lines = (tmp_path / "book.txt").read_text().splitlines()
@@ -111,19 +107,15 @@ def test_parts_and_processes_are_the_step_of_the_whole_batch(
         (books / f"{number}.txt").write_text("\n".join(lines[number * 6 : number * 6 + 1 + number % 6]))
     options = [f"text.rows={rows}", f"text.sources.0.paths=[{books}]", "text.validation.fraction=0.2", *KINDS["full"]]
     train(masked(*options, "training.batch_size=4"), tmp_path / "whole")
-    train(masked(*options, "training.batch_size=1", "training.accumulate=4"), tmp_path / "parts")
+    if processes == 1:
+        train(masked(*options, "training.batch_size=1", "training.accumulate=4"), tmp_path / "parts")
+    else:
+        in_two = ["objective=masked", "devices=2", "training.batch_size=2"]
+        output, _ = train_in_processes(tiny, tmp_path / "parts", *options, *in_two)
+        assert output.startswith("validation   perplexity ") and "generate" not in output
     assert losses(tmp_path / "parts") == pytest.approx(losses(tmp_path / "whole"), rel=1e-4)
-    two = ["devices=2", "training.batch_size=2"]
-    child = lmlong("train", tiny, "objective=masked", *options, *two, "--out", tmp_path / "two", start_new_session=True)
-    output, errors = child.communicate(timeout=120)
-    assert child.returncode == 0, errors
-    assert output.startswith("validation   perplexity ") and "generate" not in output
-    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "whole"), rel=1e-4)
-
-    def validated(run: str) -> list[int]:
-        return [line["validation"]["tokens"] for line in metrics(tmp_path / run) if "validation" in line]
-
-    assert validated("two") == validated("whole")
+    validated = [metrics(tmp_path / run)[-1]["validation"]["tokens"] for run in ("parts", "whole")]
+    assert validated[0] == validated[1]
 
 
 @pytest.mark.parametrize("rows", ["windows", "documents"])
@@ -134,13 +126,13 @@ def test_blocks_change_nothing_of_what_is_read(masked: Recipes, rows: str) -> No
         assert all(np.array_equal(mine, others) for mine, others in pairs)
 
 
-def test_bfloat16_learns_what_float32_learns(masked: Recipes, tmp_path: Path) -> None:
-    for precision in ("32", "bf16"):
-        train(masked(f"training.precision={precision}", *KINDS["pattern"]), tmp_path / precision)
-    assert losses(tmp_path / "bf16") == pytest.approx(losses(tmp_path / "32"), rel=0.02)
+IN_SLOW_OF_DEEPSPEED = [(2, "layerwise"), (3, "favor"), (3, "hourglass")]
 
 
-@pytest.mark.parametrize(("stage", "kind"), [(2, "layerwise"), (3, "favor"), (3, "layerwise"), (3, "hourglass")])
+@pytest.mark.parametrize(
+    ("stage", "kind"),
+    [(3, "layerwise"), *(pytest.param(*each, marks=pytest.mark.slow) for each in IN_SLOW_OF_DEEPSPEED)],
+)
 def test_deepspeed_is_the_same_run(masked: Recipes, tmp_path: Path, stage: int, kind: str) -> None:
     options = [*KINDS[kind], "training.schedule=constant"]
     train(masked(*options), tmp_path / "alone")

@@ -10,16 +10,20 @@ from lmlong.model.metrics import METRICS
 from lmlong.training.loggers import learning_curve
 from lmlong.training.metrics_log import MetricsLog, last_validation, read_entries
 
+GARBAGE = (b"garbage\n", b"\xff\xfe\x00\n", b"[]\n", b'{"step": "3"}\n', b"\n", b'{"loss": 1}\n', b"[" * 10_000 + b"\n")
 
-def test_lines_after_the_step_and_unfinished_ones_are_dropped(tmp_path: Path) -> None:
+
+def test_lines_after_the_step_and_invalid_or_unfinished_ones_are_dropped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     metrics_log = MetricsLog(tmp_path / "metrics.jsonl")
     for step in (10, 20, 20, 30):
         metrics_log.write(step=step, loss=step / 10)
-    with metrics_log.path.open("a") as file:
-        file.write('{"step": 4')
+    lines = metrics_log.path.read_bytes().splitlines(keepends=True)
+    metrics_log.path.write_bytes(b"".join([lines[0], *GARBAGE, *lines[1:], b'{"step": 4']))
     metrics_log.cut_back(20)
-    lines = [json.loads(line) for line in metrics_log.path.read_text().splitlines()]
-    assert lines == [{"step": 10, "loss": 1.0}, {"step": 20, "loss": 2.0}, {"step": 20, "loss": 2.0}]
+    assert metrics_log.path.read_bytes() == b"".join(lines[:3])
+    assert f"{len(GARBAGE)} invalid lines were dropped" in capsys.readouterr().err
 
 
 def test_numbers_json_has_no_word_for_become_null(tmp_path: Path) -> None:

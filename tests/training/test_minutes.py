@@ -1,22 +1,20 @@
 """Runs that end by time: their schedule, and what is left of the time after a kill."""
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from lmlong.checkpoint import read
 from lmlong.cli.report import after_training
-from lmlong.recipe import Recipe, Training
+from lmlong.recipe import Training
 from lmlong.training.optimizer import ENDLESS, count_steps, learning_rate_factor
 from lmlong.training.plan import Plan, StepCost
 from lmlong.training.progress import TrainingClock
 from lmlong.training.run import train
 
-from .conftest import lmlong, metrics
+from .conftest import Recipes, lmlong, metrics
 
-Recipes = Callable[..., Recipe]
 BY_TIME = ("training.steps=null", "training.validate_every=100000", "training.checkpoint_every=1")
 
 

@@ -1,6 +1,5 @@
 """The course of the learning rate in closed form, and what decays."""
 
-import math
 from collections.abc import Callable
 
 import pytest
@@ -72,12 +71,6 @@ def test_a_run_ends_by_steps_or_tokens_whichever_comes_first(
     assert count_steps(recipe.Training(steps=steps, tokens=tokens), 100) == expected
 
 
-def test_a_closed_form_of_the_whole_cosine() -> None:
-    training = options(warmup_steps=0)
-    total = sum(learning_rate_factor(step, 100, training) for step in range(100))
-    assert total == pytest.approx(sum((1 + math.cos(math.pi * step / 100)) / 2 for step in range(100)))
-
-
 def test_an_untied_output_is_trained_as_the_embedding() -> None:
     model = LanguageModel(recipe.Model(width=64, layers=1, tied_output=False), 50)
     group = make_optimizer(model, options(optimizer="muon")).param_groups[0]
@@ -87,10 +80,10 @@ def test_an_untied_output_is_trained_as_the_embedding() -> None:
 
 def test_muon_changes_as_much_at_any_width() -> None:
     """Four steps, by default options: what layers, gates and logits change by, root mean square."""
-    narrow, wide = _changes(64), _changes(512)
+    narrow, wide = _changes(64), _changes(256)
     assert narrow.keys() == wide.keys() and len(narrow) == 5
     for name, change in narrow.items():
-        assert 0.5 < wide[name] / change < 1.7, f"{name}: {change} at width 64, {wide[name]} at 512"
+        assert 0.5 < wide[name] / change < 1.7, f"{name}: {change} at width 64, {wide[name]} at 256"
 
 
 def _changes(width: int) -> dict[str, float]:

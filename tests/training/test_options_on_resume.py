@@ -8,16 +8,14 @@ import pytest
 
 from lmlong.checkpoint import read
 from lmlong.errors import UsageError
-from lmlong.recipe import Recipe, Training
+from lmlong.recipe import Training
 from lmlong.training.resume import resumed_recipe
 from lmlong.training.run import train
 
-from .conftest import metrics
-
-Recipes = Callable[..., Recipe]
+from .conftest import Recipes, logged_steps, losses, metrics
 
 LEARNING = {
-    "learning_rate": ["learning_rate=3e-2"],
+    "learning_rate": ["learning_rate=3e-2", "schedule=constant"],
     "schedule": ["schedule=constant"],
     "warmup_steps": ["warmup_steps=6"],
     "decay_fraction": ["schedule=warmup-stable-decay", "decay_fraction=0.9"],
@@ -36,7 +34,7 @@ BESIDE = {"decay_fraction": ["schedule=warmup-stable-decay"]}
 
 FILES: dict[str, tuple[list[str], Callable[[Path], bool]]] = {
     "validate_every": (["validate_every=7"], lambda run: 7 in validated(run)),
-    "validation_tokens": (["validate_every=7", "validation_tokens=64"], lambda run: validated(run)[7] <= 64),
+    "validation_tokens": (["validate_every=7", "validation_tokens=64"], lambda run: validated(run).get(7, 99) <= 64),
     "final_validation_tokens": (
         ["validation_tokens=64", "final_validation_tokens=200"],
         lambda run: any("final_validation" in line for line in metrics(run)),
@@ -46,7 +44,7 @@ FILES: dict[str, tuple[list[str], Callable[[Path], bool]]] = {
     "keep_every": (["checkpoint_every=1", "keep_every=3"], lambda run: {6} <= kept(run)),
     "log_every": (
         ["log_every=5"],
-        lambda run: [line["step"] for line in metrics(run) if "loss" in line][-2:] == [5, 8],
+        lambda run: logged_steps(run)[-2:] == [5, 8],
     ),
     "sample_tokens": (["sample_tokens=2"], lambda run: any("sample" in line for line in metrics(run))),
     "loggers": (["loggers=[tensorboard]"], lambda run: (run / "tensorboard").is_dir()),
@@ -92,63 +90,51 @@ def test_no_option_is_forgotten() -> None:
     assert {*LEARNING, *FILES, *REFUSED, *OF_A_TEACHER, *FROM_THE_RECIPE} == set(Training.model_fields)
 
 
-@pytest.fixture(scope="module")
-def four_steps(shared: Path, shared_recipe_of: Recipes) -> Path:
-    train(shared_recipe_of("training.steps=4"), shared / "run")
-    return shared / "run"
-
-
 @pytest.fixture
 def recipe_of(shared_recipe_of: Recipes) -> Recipes:
     return shared_recipe_of
 
 
-@pytest.fixture
-def begun(four_steps: Path, tmp_path: Path) -> Callable[[str], Path]:
-    """Copies of a run of four steps."""
-    return lambda name: Path(shutil.copytree(four_steps, tmp_path / name, symlinks=True))
-
-
-def on(recipe_of: Recipes, run: Path, *options: str) -> list[float]:
-    """The losses of a run that goes on with options changed."""
+def resume(recipe_of: Recipes, run: Path, *options: str) -> list[float]:
+    """Resume a run with changed options, and return the losses since."""
     train(recipe_of("training.steps=8", *(f"training.{option}" for option in options)), run, resume="auto")
-    return [line["loss"] for line in metrics(run) if "loss" in line][4:8]
+    return losses(run)[4:8]
+
+
+@pytest.fixture(scope="module")
+def usual(four_steps: Path, shared: Path, shared_recipe_of: Recipes) -> Path:
+    """That run, resumed with the same options."""
+    run = Path(shutil.copytree(four_steps, shared / "usual", symlinks=True))
+    resume(shared_recipe_of, run)
+    return run
 
 
 @pytest.mark.parametrize("name", LEARNING)
-def test_what_is_learned_follows_from_the_options_of_now(recipe_of: Recipes, begun: Callable, name: str) -> None:
-    usual = on(recipe_of, begun("usual"), *BESIDE.get(name, ()))
-    changed = on(recipe_of, begun("changed"), *LEARNING[name])
-    assert changed != usual[: len(changed)]
-
-
-def test_a_changed_rate_is_that_of_a_run_that_always_had_it(recipe_of: Recipes, begun: Callable) -> None:
-    """The rate of each line is the one that was learned by."""
-    run = begun("changed")
-    on(recipe_of, run, "learning_rate=3e-2", "schedule=constant")
-    assert {line["learning_rate"] for line in metrics(run)[4:] if "loss" in line} == {3e-2}
+def test_what_is_learned_follows_from_the_present_options(
+    recipe_of: Recipes, run: Path, usual: Path, name: str
+) -> None:
+    if name in BESIDE:
+        usual = Path(shutil.copytree(run, run.with_name("usual"), symlinks=True))
+        resume(recipe_of, usual, *BESIDE[name])
+    changed = resume(recipe_of, run, *LEARNING[name])
+    assert changed != losses(usual)[4 : 4 + len(changed)]
+    if name == "learning_rate":
+        assert {line["learning_rate"] for line in metrics(run)[4:] if "loss" in line} == {3e-2}
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_what_is_written_follows_from_the_options_of_now(recipe_of: Recipes, begun: Callable, name: str) -> None:
+def test_what_is_written_follows_from_the_present_options(
+    recipe_of: Recipes, run: Path, usual: Path, name: str
+) -> None:
     options, shows = FILES[name]
-    usual, changed = begun("usual"), begun("changed")
-    on(recipe_of, usual)
-    on(recipe_of, changed, *options)
-    assert shows(changed) and not _shows(shows, usual)
-
-
-def _shows(shows: Callable[[Path], bool], run: Path) -> bool:
-    try:
-        return shows(run)
-    except KeyError:
-        return False
+    resume(recipe_of, run, *options)
+    assert shows(run) and not shows(usual)
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_would_make_another_run_is_refused(recipe_of: Recipes, begun: Callable, name: str) -> None:
+def test_what_would_make_another_run_is_refused(recipe_of: Recipes, run: Path, name: str) -> None:
     with pytest.raises(UsageError, match=f"--resume: training.{name}"):
-        on(recipe_of, begun("changed"), f"{name}={REFUSED[name]}")
+        resume(recipe_of, run, f"{name}={REFUSED[name]}")
 
 
 @pytest.mark.parametrize("name", OF_A_TEACHER)
@@ -159,24 +145,23 @@ def test_a_teacher_goes_on_teaching_the_same(recipe_of: Recipes, name: str) -> N
 
 
 @pytest.mark.parametrize("name", FROM_THE_RECIPE)
-def test_all_else_is_taken_from_the_recipe(recipe_of: Recipes, begun: Callable, name: str) -> None:
+def test_all_else_is_taken_from_the_recipe(recipe_of: Recipes, run: Path, name: str) -> None:
     new = recipe_of("training.optimizer=muon", f"training.{name}={FROM_THE_RECIPE[name]}")
-    old = read.read_recipe(read.find(begun("run")))
+    old = read.read_recipe(read.find(run))
     assert getattr(new.training, name) != getattr(old.training, name)
     assert resumed_recipe(old, new) == new
 
 
 def test_a_text_that_has_moved_is_the_same_text(
-    recipe_of: Recipes, begun: Callable, shared: Path, tmp_path: Path
+    recipe_of: Recipes, run: Path, usual: Path, shared: Path, tmp_path: Path
 ) -> None:
-    run, usual = begun("moved"), on(recipe_of, begun("usual"))
     shutil.copyfile(shared / "book.txt", tmp_path / "moved.txt")
     source = f"{{kind: files, paths: [{tmp_path}/moved.txt]}}"
     train(recipe_of("training.steps=8", f"text.sources=[{source}]"), run, resume="auto")
-    assert [line["loss"] for line in metrics(run) if "loss" in line][4:] == usual
+    assert losses(run) == losses(usual)
 
 
-def test_sources_may_not_be_weighted_anew(recipe_of: Recipes, begun: Callable, shared: Path) -> None:
+def test_sources_may_not_be_weighted_anew(recipe_of: Recipes, run: Path, shared: Path) -> None:
     source = f"{{kind: files, paths: [{shared}/book.txt], weight: 2}}"
     with pytest.raises(UsageError, match=r"--resume: text\.sources"):
-        train(recipe_of("training.steps=8", f"text.sources=[{source}]"), begun("run"), resume="auto")
+        train(recipe_of("training.steps=8", f"text.sources=[{source}]"), run, resume="auto")

@@ -1,7 +1,6 @@
 """What a dry run predicts, held against steps that were really taken."""
 
 from collections import Counter
-from collections.abc import Callable
 
 import pytest
 
@@ -9,12 +8,12 @@ from lmlong.data.data_module import DATA_MODULES
 from lmlong.data.token_dataset import prepare
 from lmlong.model.base import count_parameters
 from lmlong.model.build import build, without_memory
-from lmlong.recipe import Recipe
 from lmlong.training import plan, profile
 from lmlong.training.prepare import prepare_run
 from lmlong.training.profile import BatchShape, StepProfile, profile_step
 
-Recipes = Callable[..., Recipe]
+from .conftest import Recipes
+
 LONG = ["text.sequence_length=4096", "text.rows=documents", "model.width=64", "training.batch_size=4"]
 
 
@@ -29,7 +28,7 @@ def test_memory_grows_as_predicted_and_a_proposal_fits(recipe_of: Recipes, short
     recipe = recipe_of(*LONG, "training.accumulate=3")
     growth = plan.MemoryModel(recipe, 4, segmented=False)
     measured = profile_step(recipe, BatchShape(4, 4096, None)).peak
-    # what an allocator holds on to differs from time to time by more than one would like: tools/plan_accuracy.py
+    # what an allocator holds on to differs from time to time by more than one would like
     assert growth.cost(4, None).bytes == pytest.approx(measured, rel=0.35)
     assert growth.second.parameters == count_parameters(prepare_run(recipe).model)
 

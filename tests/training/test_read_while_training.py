@@ -2,15 +2,14 @@
 
 import json
 import shutil
-import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from click.testing import CliRunner
+from grids import thinned
 
 from lmlong.checkpoint import manifest, read, write
 from lmlong.cli.main import lmlong
@@ -21,37 +20,13 @@ from lmlong.recipe import file as recipe_file
 from lmlong.training.checkpoint_store import CheckpointStore
 from lmlong.training.run import train
 
-Recipes = Callable[..., Recipe]
+from .conftest import Recipes
 
 
 @pytest.fixture(scope="module")
 def run(shared: Path, shared_recipe_of: Recipes) -> Path:
     train(shared_recipe_of("training.steps=1", "model.width=16", "model.layers=1"), shared / "run")
     return shared / "run"
-
-
-@contextmanager
-def checkpoints_come_and_go(run: Path) -> Iterator[None]:
-    """Write checkpoints as fast as the disk takes them, and keep the newest alone, as a run does."""
-    newest, store, done = read.find(run), CheckpointStore(run / "checkpoints"), threading.Event()
-    recipe, tokenizer = ((newest / name).read_bytes() for name in (manifest.RECIPE, manifest.TOKENIZER))
-    weights, training = read.read_weights(newest), {"step": 0}
-    steps = iter(range(manifest.read(newest).step + 1, 1 << 30))
-
-    def save() -> None:
-        while not done.is_set():
-            step = next(steps)
-            write.write(store.path(step), write.Contents(weights, training, recipe.decode(), tokenizer, step))
-            store.link()
-            store.prune()
-
-    writer = threading.Thread(target=save)
-    writer.start()
-    try:
-        yield
-    finally:
-        done.set()
-        writer.join()
 
 
 def command(*words: object) -> str:
@@ -76,15 +51,7 @@ def recipe_from(run: Path) -> Recipe:
     return recipe_file.load(str(run.parent / "tiny.yaml"), overrides)
 
 
-@pytest.mark.parametrize("reader", READERS)
-def test_a_run_is_read_while_its_checkpoints_are_replaced(run: Path, tmp_path: Path, reader: str) -> None:
-    with checkpoints_come_and_go(run):
-        for number in range(5):
-            READERS[reader](run, tmp_path / str(number))
-
-
-@pytest.mark.parametrize("reader", READERS)
-@pytest.mark.parametrize("name", manifest.FILES)
+@thinned(pytest.mark.parametrize("reader", READERS), pytest.mark.parametrize("name", manifest.FILES))
 def test_a_checkpoint_that_is_removed_after_it_was_verified_is_not_missed(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, reader: str
 ) -> None:

@@ -12,13 +12,12 @@ import pytest
 import torch
 
 from lmlong.checkpoint import read, write
-from lmlong.recipe import Recipe
 from lmlong.training.checkpoint_store import CheckpointStore
 from lmlong.training.progress import Progress
 from lmlong.training.run import train
 from lmlong.training.signals import StopOnSignal
 
-Recipes = Callable[..., Recipe]
+from .conftest import Recipes, ignored
 
 
 def test_a_signal_that_comes_while_the_ranks_talk_is_heard_the_next_time() -> None:
@@ -68,19 +67,27 @@ def test_a_signal_that_comes_within_a_message_is_heard(monkeypatch: pytest.Monke
 SAVING = ["SIGINT", "SIGTERM", "SIGQUIT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU"]
 
 
-@pytest.mark.parametrize("name", SAVING)
-def test_each_signal_stops_training_after_a_step_that_is_saved(
-    recipe_of: Recipes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+@pytest.fixture
+def raise_at_step_two(monkeypatch: pytest.MonkeyPatch) -> Callable[[signal.Signals], None]:
+    def plant(number: signal.Signals) -> None:
+        log = Progress.step
+
+        def step_with_signal(progress: Progress, step: int, *more: Any) -> float:
+            if step == 2:
+                signal.raise_signal(number)
+            return log(progress, step, *more)
+
+        monkeypatch.setattr(Progress, "step", step_with_signal)
+
+    return plant
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGHUP"])
+def test_a_signal_stops_training_after_a_step_that_is_saved(
+    recipe_of: Recipes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raise_at_step_two: Callable, name: str
 ) -> None:
-    """Also those that cluster schedulers send before a time limit."""
-    number, log = signal.Signals[name], Progress.step
-
-    def step_with_signal(progress: Progress, step: int, *more: Any) -> float:
-        if step == 2:
-            signal.raise_signal(number)
-        return log(progress, step, *more)
-
-    monkeypatch.setattr(Progress, "step", step_with_signal)
+    number = signal.Signals[name]
+    raise_at_step_two(number)
     monkeypatch.setattr(StopOnSignal, "_discard_output", staticmethod(lambda: None))  # this terminal is still open
     before = {each: signal.getsignal(each) for each in map(signal.Signals.__getitem__, SAVING)}
     with pytest.raises(KeyboardInterrupt if name == "SIGINT" else SystemExit) as stopped:
@@ -88,6 +95,23 @@ def test_each_signal_stops_training_after_a_step_that_is_saved(
     assert name == "SIGINT" or stopped.value.args == (128 + number,)
     assert read.find(tmp_path / "run").name == "step-00000002"
     assert {each: signal.getsignal(each) for each in before} == before
+
+
+def test_under_nohup_a_closed_terminal_stops_nothing(
+    recipe_of: Recipes, tmp_path: Path, raise_at_step_two: Callable
+) -> None:
+    raise_at_step_two(signal.SIGHUP)
+    with ignored(signal.SIGHUP):
+        assert train(recipe_of("training.steps=4"), tmp_path / "run").step == 4
+
+
+@pytest.mark.parametrize("name", SAVING)
+def test_each_of_these_signals_stops_training(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Also those that cluster schedulers send before a time limit."""
+    monkeypatch.setattr(StopOnSignal, "_discard_output", staticmethod(lambda: None))
+    with StopOnSignal() as signals:
+        signal.raise_signal(signal.Signals[name])
+    assert signals.received == signal.Signals[name]
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGQUIT"])

@@ -1,22 +1,20 @@
-"""Text that comes through a pipe is trained on like a file: more than once, by all processes, and on another day."""
+"""Text that comes through a pipe is trained on like a file: more than once, and by a later run."""
 
 import json
 import os
 import pty
-import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from commands import lmlong as call_lmlong
+from commands import Finished
+from commands import lmlong as command
 
-from lmlong.recipe import Recipe
 from lmlong.training.run import train
 
-from .conftest import lmlong, losses
+from .conftest import Recipes, logged_steps, losses
 
-COMMAND = [sys.executable, "-m", "lmlong"]
 PIPED = "text.sources=[{kind: files, paths: ['-']}]"
 
 
@@ -26,16 +24,26 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-@pytest.fixture
-def book(tiny: Path) -> Path:
-    return next(tiny.parent.glob("*.txt"))
+@contextmanager
+def standard_input(descriptor: int) -> Iterator[None]:
+    """Let a file be the standard input of this process."""
+    before = os.dup(0)
+    os.dup2(descriptor, 0)
+    try:
+        yield
+    finally:
+        os.dup2(before, 0)
+        os.close(before)
 
 
-def told(*arguments: object, input: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
-    """Run a command that is given a text, or nothing at all, by standard input."""
-    command = [*COMMAND, *map(str, arguments)]
-    given = {"stdin": subprocess.DEVNULL} if input is None else {"input": input}
-    return subprocess.run(command, capture_output=True, timeout=120, **given)  # type: ignore[call-overload]
+def piped(text: bytes, *words: object, cwd: Path | None = None) -> Finished:
+    """Run a command with a text in the pipe that is its standard input."""
+    reader, writer = os.pipe()
+    with os.fdopen(reader) as source:
+        with os.fdopen(writer, "wb") as sink:
+            sink.write(text)  # less than a pipe holds
+        with standard_input(source.fileno()):
+            return command(*words, cwd=cwd)
 
 
 def table(output: str) -> list[str]:
@@ -43,51 +51,41 @@ def table(output: str) -> list[str]:
     return [line for line in output.splitlines() if "tokens read" not in line]
 
 
-def test_a_run_learns_from_a_pipe_as_from_a_file_and_goes_on_without_it(
-    recipe_of: Callable[..., Recipe], tiny: Path, book: Path, tmp_path: Path
+def test_a_run_learns_from_a_pipe_as_from_a_file_and_resumes_without_it(
+    recipe_of: Recipes, tiny: Path, tmp_path: Path
 ) -> None:
+    run, book = tmp_path / "pipe", tmp_path / "book.txt"
     train(recipe_of("training.steps=4"), tmp_path / "file")
-    done = told("train", tiny, PIPED, "training.steps=4", "--out", tmp_path / "pipe", input=book.read_bytes())
-    assert done.returncode == 0 and b"standard input: " in done.stderr, done.stderr.decode()
-    assert losses(tmp_path / "pipe") == losses(tmp_path / "file")
-    run = tmp_path / "pipe"
-    more = call_lmlong("train", run / "recipe.yaml", "training.steps=6", "--resume", "auto", "--out", run)
-    assert more.returncode == 0, more.stderr
-    assert losses(run)[-1][0] == 6
+    done = piped(book.read_bytes(), "train", tiny, PIPED, "training.steps=4", "--out", run)
+    assert done.returncode == 0 and "standard input: " in done.stderr, done.stderr
+    assert losses(run) == losses(tmp_path / "file")
+    more = command("train", run / "recipe.yaml", "training.steps=6", "--resume", "auto", "--out", run)
+    assert more.returncode == 0 and logged_steps(run)[-1] == 6, more.stderr
     words = [run, "--lengths", "8", "--min-documents", "1", "--by", "position", "--data"]
-    file, pipe = call_lmlong("eval", *words, book), told("eval", *words, "-", input=book.read_bytes())
-    assert file.returncode == 0 and table(file.stdout) == table(pipe.stdout.decode()), pipe.stderr.decode()
+    file, pipe = command("eval", *words, book), piped(book.read_bytes(), "eval", *words, "-")
+    assert file.returncode == 0 and table(file.stdout) == table(pipe.stdout), pipe.stderr
 
 
-def test_two_processes_learn_from_one_pipe(tiny: Path, book: Path, tmp_path: Path) -> None:
-    options = [PIPED, "devices=2", "training.steps=4", "--out", tmp_path / "run"]
-    with book.open() as text, subprocess.Popen(["cat"], stdin=text, stdout=subprocess.PIPE) as pipe:
-        child = lmlong("train", tiny, *options, stdin=pipe.stdout)
-        _, errors = child.communicate(timeout=120)
-    assert child.returncode == 0, errors
-    assert errors.count("standard input: ") == 1
-    assert losses(tmp_path / "run")[-1][0] == 4
-
-
-def test_a_suffix_says_what_comes() -> None:
+def test_a_suffix_names_the_format() -> None:
     lines = "".join(json.dumps({"text": text, "title": text.upper()}) + "\n" for text in ("one", "two"))
-    shown = told("data", "show", "--json", "--", "-.jsonl", input=lines.encode())
-    assert [json.loads(line)["title"] for line in shown.stdout.splitlines()] == ["ONE", "TWO"], shown.stderr.decode()
-    wrong = told("data", "show", "--", "-.jsonl", input=b"no record\n")
-    assert wrong.returncode == 2 and b"cannot read it" in wrong.stderr and b"Traceback" not in wrong.stderr
+    shown = piped(lines.encode(), "data", "show", "--json", "--", "-.jsonl")
+    assert [json.loads(line)["title"] for line in shown.stdout.splitlines()] == ["ONE", "TWO"], shown.stderr
+    wrong = piped(b"no record\n", "data", "show", "--", "-.jsonl")
+    assert wrong.returncode == 2 and "cannot read it" in wrong.stderr and "Traceback" not in wrong.stderr
 
 
-def test_where_nothing_comes_it_is_told(cache: Path) -> None:
-    empty = told("data", "show", "-")
-    assert empty.returncode == 2 and b"standard input is empty" in empty.stderr
-    master, terminal = pty.openpty()
-    asked = subprocess.run([*COMMAND, "data", "show", "-"], stdin=terminal, capture_output=True, timeout=60)
-    os.close(master)
-    assert asked.returncode == 2 and b"standard input is a terminal" in asked.stderr
+def test_nothing_to_read_is_an_error(cache: Path) -> None:
+    empty = piped(b"", "data", "show", "-")
+    assert empty.returncode == 2 and "standard input is empty" in empty.stderr
+    ours, terminal = pty.openpty()
+    with standard_input(terminal):
+        asked = command("data", "show", "-")
+    os.close(ours)
+    os.close(terminal)
+    assert asked.returncode == 2 and "standard input is a terminal" in asked.stderr
     assert not list(cache.glob("input/*"))
 
 
 def test_a_file_of_that_name_can_be_read(tmp_path: Path) -> None:
     (tmp_path / "-").write_text("a file")
-    shown = subprocess.run([*COMMAND, "data", "show", "./-"], cwd=tmp_path, input=b"a pipe", capture_output=True)
-    assert shown.stdout == b"a file\n"
+    assert piped(b"a pipe", "data", "show", "./-", cwd=tmp_path).stdout == "a file\n"

@@ -1,6 +1,5 @@
 """Effective memory and denominators of each head, as the log of a run tells them."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,14 +10,11 @@ from lmlong.attention.gates import memory_lengths
 from lmlong.checkpoint import read
 from lmlong.cli.info import info
 from lmlong.evaluation.state_health import denominators
-from lmlong.recipe import Recipe
-from lmlong.training.module import as_tensors
+from lmlong.model.metrics import batch_tensors
 from lmlong.training.prepare import prepare_run
 from lmlong.training.run import train
 
-from .conftest import metrics
-
-Recipes = Callable[..., Recipe]
+from .conftest import Recipes, metrics
 
 
 def health(run: Path) -> list[dict]:
@@ -56,7 +52,7 @@ def test_denominators_are_the_smallest_of_the_validation_text(recipe_of: Recipes
     setup = prepare_run(recipe_of(), read.find(tmp_path / "run"))
     smallest = min(
         found.smallest
-        for tokens, _, starts in map(as_tensors, setup.data.validation())
+        for tokens, _, starts in map(batch_tensors, setup.data.validation())
         for found in denominators(setup.model.eval(), tokens, starts)  # type: ignore[arg-type]
     )
     assert min(min(n["smallest_denominator"]) for n in health(tmp_path / "run")[-1]) == pytest.approx(

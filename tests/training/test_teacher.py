@@ -1,35 +1,33 @@
 """A model that learns from a teacher: what it learns, and that it stays the same run."""
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from lmlong.checkpoint import read
 from lmlong.errors import RecipeError, UsageError
 from lmlong.inference.loading import load
 from lmlong.model.loss import Softening
-from lmlong.recipe import Recipe
+from lmlong.training import profile
 from lmlong.training.distillation import Teacher, taught_loss
 from lmlong.training.plan import make_plan
+from lmlong.training.profile import BatchShape
 from lmlong.training.run import train
 
-from .conftest import assert_resumes_exactly, lmlong, metrics
-
-Recipes = Callable[..., Recipe]
-
-
-def losses(run: Path) -> list[float]:
-    return [line["loss"] for line in metrics(run) if "loss" in line]
+from .conftest import Recipes, assert_resumes_exactly, losses, metrics, train_in_processes, weights
 
 
 @pytest.fixture
-def teacher(recipe_of: Recipes, tmp_path: Path) -> Path:
+def recipe_of(shared_recipe_of: Recipes) -> Recipes:
+    return shared_recipe_of
+
+
+@pytest.fixture(scope="module")
+def teacher(shared: Path, shared_recipe_of: Recipes) -> Path:
     """A softmax model of another width, which has learned half of what the text could teach it."""
-    train(recipe_of("model.attention.kind=softmax", "model.width=48"), tmp_path / "teacher")
-    return tmp_path / "teacher"
+    train(shared_recipe_of("model.attention.kind=softmax", "model.width=48"), shared / "teacher")
+    return shared / "teacher"
 
 
 @pytest.fixture
@@ -57,25 +55,17 @@ def test_a_student_comes_nearer_to_its_teacher_than_one_without(
     assert divergence(tmp_path / "with", teacher) < 0.3 * divergence(tmp_path / "without", teacher)
 
 
-def test_the_loss_that_is_told_is_that_of_the_text(taught: Recipes, recipe_of: Recipes, tmp_path: Path) -> None:
+def test_the_reported_loss_is_that_of_the_text_and_the_teacher_is_in_no_checkpoint(
+    taught: Recipes, recipe_of: Recipes, tmp_path: Path
+) -> None:
     train(taught("training.steps=1"), tmp_path / "with")
     train(recipe_of("training.steps=1"), tmp_path / "without")
     assert losses(tmp_path / "with") == losses(tmp_path / "without")  # before the first step they are one model
-
-
-def test_the_teacher_is_in_no_checkpoint(taught: Recipes, recipe_of: Recipes, tmp_path: Path) -> None:
-    for name, recipe in (("with", taught("training.steps=1")), ("without", recipe_of("training.steps=1"))):
-        train(recipe, tmp_path / name)
-    sizes = [
-        sum(file.stat().st_size for file in (tmp_path / name / "checkpoints").glob("*/model.safetensors"))
-        for name in ("with", "without")
-    ]
-    assert sizes[0] == sizes[1]
+    assert weights(tmp_path / "with").keys() == weights(tmp_path / "without").keys()
 
 
 def test_it_is_the_same_in_segments_and_in_parts(taught: Recipes, tmp_path: Path) -> None:
-    whole = taught("training.steps=6")
-    train(whole, tmp_path / "whole")
+    train(taught("training.steps=6"), tmp_path / "whole")
     for name, options in {
         "segments": ["training.segment=16"],
         "parts": ["training.batch_size=2", "training.accumulate=2"],
@@ -85,28 +75,23 @@ def test_it_is_the_same_in_segments_and_in_parts(taught: Recipes, tmp_path: Path
         assert losses(tmp_path / name) == pytest.approx(losses(tmp_path / "whole"), rel=1e-4), name
 
 
-@pytest.mark.parametrize("options", [[], ["training.segment=16", "training.teacher_temperature=2"]])
-def test_it_resumes_exactly(taught: Recipes, tmp_path: Path, options: list[str]) -> None:
-    assert_resumes_exactly(taught, tmp_path, *options)
+def test_it_resumes_exactly(taught: Recipes, tmp_path: Path) -> None:
+    assert_resumes_exactly(taught, tmp_path, "training.segment=16", "training.teacher_temperature=2")
 
 
-def test_another_teacher_makes_another_run(taught: Recipes, recipe_of: Recipes, teacher: Path, tmp_path: Path) -> None:
-    train(taught("training.steps=4"), tmp_path / "run")
-    for change in ("training.teacher_share=0.2", "training.teacher_temperature=3", "training.teacher=null"):
-        with pytest.raises(UsageError, match=f"--resume: {change.partition('=')[0]}"):
-            train(taught("training.steps=8", change), tmp_path / "run", resume="auto")
-    shutil.rmtree(teacher)
-    train(recipe_of("training.steps=2"), teacher)
+def test_another_teacher_makes_another_run(recipe_of: Recipes, teacher: Path, tmp_path: Path) -> None:
+    own = Path(shutil.copytree(teacher, tmp_path / "teacher", symlinks=True))
+    train(recipe_of(f"training.teacher={own}", "training.steps=4"), tmp_path / "run")
+    train(recipe_of("training.steps=2"), own, overwrite=True)
     with pytest.raises(UsageError, match="--resume: the teacher has changed"):
-        train(taught("training.steps=8"), tmp_path / "run", resume="auto")
+        train(recipe_of(f"training.teacher={own}", "training.steps=8"), tmp_path / "run", resume="auto")
 
 
-def test_two_processes_learn_what_one_does(taught: Recipes, tiny: Path, teacher: Path, tmp_path: Path) -> None:
+@pytest.mark.slow  # two processes learn layers below
+def test_two_processes_learn_what_one_does(taught: Recipes, shared: Path, teacher: Path, tmp_path: Path) -> None:
     train(taught("training.steps=6"), tmp_path / "one")
     options = ["devices=2", "training.batch_size=2", "training.steps=6", "training.teacher_share=0.9"]
-    child = lmlong("train", tiny, *options, f"training.teacher={teacher}", "--out", tmp_path / "two")
-    _, errors = child.communicate(timeout=120)
-    assert child.returncode == 0, errors
+    train_in_processes(shared / "tiny.yaml", tmp_path / "two", *options, f"training.teacher={teacher}")
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-4)
 
 
@@ -132,7 +117,15 @@ def test_a_teacher_that_cannot_teach_is_refused(recipe_of: Recipes, tmp_path: Pa
             recipe_of(f"training.teacher={tmp_path / 'encoder'}", *options)
 
 
-def test_a_plan_counts_the_teacher(taught: Recipes, recipe_of: Recipes) -> None:
+def test_a_profiled_step_reads_the_teacher(taught: Recipes, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, hidden_states = [], Teacher.hidden_states
+    monkeypatch.setattr(Teacher, "hidden_states", lambda *of: [read.append(of[1].shape), hidden_states(*of)][1])
+    profile._profile(taught(), BatchShape(2, 16, None), 1)
+    assert read == [(2, 16)] * 2  # a step of one-time work, and one that is timed
+
+
+@pytest.mark.slow  # eight processes
+def test_a_plan_counts_the_memory_of_the_teacher(taught: Recipes, recipe_of: Recipes) -> None:
     large = "text.sequence_length=2048"
     alone, with_teacher = (make_plan(recipe(large)).cost.bytes for recipe in (recipe_of, taught))
     assert with_teacher > alone
@@ -141,9 +134,8 @@ def test_a_plan_counts_the_teacher(taught: Recipes, recipe_of: Recipes) -> None:
 def test_a_run_that_is_its_own_teacher_learns_nothing(recipe_of: Recipes, tmp_path: Path) -> None:
     base = tmp_path / "base"
     train(recipe_of("training.steps=12"), base)
-    itself = (f"training.init_from={base}", f"training.teacher={base}")
     for share in (0.5, 1.0):
-        train(recipe_of("training.steps=1", f"training.teacher_share={share}", *itself), tmp_path / str(share))
+        train(recipe_of("training.steps=1", f"training.teacher_share={share}", *itself(base)), tmp_path / str(share))
     norms = [metrics(tmp_path / str(share))[0]["gradient_norm"] for share in (0.5, 1.0)]
     assert norms[1] < 1e-4 * norms[0]
 
@@ -154,18 +146,28 @@ LAYERS = (
     "model.attention.feature_map=hedgehog",
     "model.convolution=4",
 )
+SOFTMAX = ("model.attention.kind=softmax", "model.convolution=0")
+
+
+@pytest.fixture(scope="module")
+def of_layers(shared: Path, shared_recipe_of: Recipes) -> Path:
+    """A softmax model of the width and depth of the tiny recipe."""
+    train(shared_recipe_of(*SOFTMAX, "training.steps=40"), shared / "of_layers")
+    return shared / "of_layers"
 
 
 @pytest.fixture
-def aligned(recipe_of: Recipes, tmp_path: Path) -> Recipes:
+def aligned(recipe_of: Recipes, of_layers: Path) -> Recipes:
     """The tiny recipe with linear layers that learn to be those of a softmax model, from whose weights they begin."""
-    start = tmp_path / "teacher"
-    train(recipe_of("model.attention.kind=softmax", "model.convolution=0", "training.steps=40"), start)
-    return lambda *more: recipe_of(*LAYERS, f"training.teacher={start}", f"training.init_from={start}", *more)
+    return lambda *more: recipe_of(*LAYERS, *itself(of_layers), *more)
 
 
-def test_layers_come_nearer_to_those_of_the_teacher(aligned: Recipes, recipe_of: Recipes, tmp_path: Path) -> None:
-    result = train(aligned("training.steps=60", "training.validate_every=1"), tmp_path / "run")
+def itself(run: Path) -> tuple[str, str]:
+    return f"training.teacher={run}", f"training.init_from={run}"
+
+
+def test_layers_come_nearer_to_those_of_the_teacher(aligned: Recipes, tmp_path: Path) -> None:
+    result = train(aligned("training.steps=60", "training.validate_every=20"), tmp_path / "run")
     errors = losses(tmp_path / "run")
     assert errors[-1] < 0.5 * errors[0]
     bits = [line["validation"]["bits_per_byte"] for line in metrics(tmp_path / "run") if "validation" in line]
@@ -173,11 +175,12 @@ def test_layers_come_nearer_to_those_of_the_teacher(aligned: Recipes, recipe_of:
     assert "bits_per_byte" not in metrics(tmp_path / "run")[0]  # the error of layers is none
 
 
-def test_only_mixers_are_trained_and_a_new_convolution_begins_as_the_identity(aligned: Recipes, tmp_path: Path) -> None:
+def test_only_mixers_are_trained_and_a_new_convolution_begins_as_the_identity(
+    aligned: Recipes, of_layers: Path, tmp_path: Path
+) -> None:
     train(aligned("training.steps=1", "training.learning_rate=1e-30"), tmp_path / "still")
     train(aligned("training.steps=3"), tmp_path / "run")
-    before, after = (read.read_weights(read.find(tmp_path / name)) for name in ("teacher", "run"))
-    still = read.read_weights(read.find(tmp_path / "still"))
+    before, still, after = (weights(run) for run in (of_layers, tmp_path / "still", tmp_path / "run"))
     moved = {name for name, weight in after.items() if not torch.equal(weight, before.get(name, still[name]))}
     assert moved == {name for name in after if ".mixer." in name}
     convolutions = [weight for name, weight in still.items() if "convolution" in name]
@@ -186,11 +189,8 @@ def test_only_mixers_are_trained_and_a_new_convolution_begins_as_the_identity(al
         assert torch.allclose(weight, torch.eye(weight.shape[1])[-1].expand_as(weight), atol=1e-6)
 
 
-def test_layers_of_the_teacher_itself_have_no_error(aligned: Recipes, recipe_of: Recipes, tmp_path: Path) -> None:
-    aligned()
-    same = (f"training.{key}={tmp_path / 'teacher'}" for key in ("teacher", "init_from"))
-    recipe = recipe_of("model.attention.kind=softmax", "model.convolution=0", "training.teacher_of=layers", *same)
-    train(recipe.model_copy(update={"training": recipe.training.model_copy(update={"steps": 1})}), tmp_path / "same")
+def test_layers_of_the_teacher_itself_have_no_error(recipe_of: Recipes, of_layers: Path, tmp_path: Path) -> None:
+    train(recipe_of(*SOFTMAX, "training.teacher_of=layers", *itself(of_layers), "training.steps=1"), tmp_path / "same")
     assert losses(tmp_path / "same")[0] < 1e-9
 
 
@@ -203,13 +203,10 @@ def test_aligning_resumes_exactly_and_is_the_same_in_parts(aligned: Recipes, tmp
     assert losses(tmp_path / "checkpointing") == pytest.approx(losses(tmp_path / "whole"), rel=1e-4)
 
 
-def test_two_processes_align_as_one_does(aligned: Recipes, tiny: Path, tmp_path: Path) -> None:
+def test_two_processes_align_as_one_does(aligned: Recipes, shared: Path, of_layers: Path, tmp_path: Path) -> None:
     train(aligned("training.steps=6"), tmp_path / "one")
-    start = [f"training.{key}={tmp_path / 'teacher'}" for key in ("teacher", "init_from")]
-    options = ["devices=2", "training.batch_size=2", "training.steps=6", *LAYERS, *start]
-    child = lmlong("train", tiny, *options, "--out", tmp_path / "two")
-    _, errors = child.communicate(timeout=120)
-    assert child.returncode == 0, errors
+    options = ["devices=2", "training.batch_size=2", "training.steps=6", *LAYERS, *itself(of_layers)]
+    train_in_processes(shared / "tiny.yaml", tmp_path / "two", *options)
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-3)
 
 
@@ -221,12 +218,10 @@ def test_two_processes_align_as_one_does(aligned: Recipes, tiny: Path, tmp_path:
         (["training.segment=16"], "segment=16: teacher_of: layers compares whole sequences"),
         (["training.strategy=deepspeed"], "strategy=deepspeed: deepspeed is not supported with teacher_of: layers"),
         (["training.teacher=null"], "training.teacher=null: teacher_of: layers needs one"),
-        (["model.downsample={factor: 2, layers: 1}", "model.layers=3"], "the teacher has 2 layers"),
     ],
 )
 def test_layers_that_cannot_be_compared_are_refused(
-    recipe_of: Recipes, tmp_path: Path, options: list[str], message: str
+    recipe_of: Recipes, of_layers: Path, tmp_path: Path, options: list[str], message: str
 ) -> None:
-    train(recipe_of("training.steps=1"), tmp_path / "teacher")
     with pytest.raises((UsageError, RecipeError), match=message):
-        train(recipe_of(*LAYERS, f"training.teacher={tmp_path / 'teacher'}", *options), tmp_path / "run")
+        train(recipe_of(*LAYERS, f"training.teacher={of_layers}", *options), tmp_path / "run")

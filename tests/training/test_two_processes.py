@@ -1,102 +1,61 @@
 """Two processes that train one model are the same run as one with their batches together, and stop together."""
 
 import os
-import random
 import signal
+import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from lmlong.recipe import Recipe
 from lmlong.training.run import train
 
-from .conftest import equal, lmlong, losses, metrics
+from .conftest import Recipes, equal, lmlong, logged_steps, losses, metrics, train_in_processes
 
 TWO = ("devices=2", "training.batch_size=2", "training.steps=40", "training.checkpoint_every=7")
+PIPED = "text.sources=[{kind: files, paths: ['-']}]"
 
 
-def run_two(recipe: Path, run: Path, *options: str) -> tuple[int, str, str]:
-    child = lmlong("train", recipe, *TWO, "--out", run, *options, start_new_session=True)
-    output, errors = child.communicate(timeout=120)
-    return child.returncode, output, errors
-
-
-def stop_two(recipe: Path, run: Path, to_all: bool, draw: random.Random, *options: str) -> None:
-    """Go on with a run, and end it by a signal soon after its next step."""
-    child = lmlong("train", recipe, *TWO, *options, "--out", run, "--resume", "auto", start_new_session=True)
+def stop_two(recipe: Path, run: Path, to_all: bool, *options: str, **more: object) -> str:
+    """Resume a run, and end it by a signal soon after its next step; its messages."""
+    child = lmlong("train", recipe, *TWO, *options, "--out", run, "--resume", "auto", start_new_session=True, **more)
     before = len(metrics(run))
     while len(metrics(run)) in (0, before) and child.poll() is None:
         time.sleep(0.002)
-    time.sleep(draw.random() * 0.05)
     (os.killpg if to_all else os.kill)(child.pid, signal.SIGTERM)
     output, errors = child.communicate(timeout=60)
     assert child.returncode == 143, errors
     assert output.count("stopped after step") == 1 and "Traceback" not in errors
+    assert 0 < len(losses(run)) < 40
+    return errors
 
 
-@pytest.fixture
-def whole(tiny: Path, tmp_path: Path) -> Path:
-    code, output, errors = run_two(tiny, tmp_path / "whole")
-    assert code == 0, errors
-    assert output.count("validation ") == 1  # the second process is silent
-    assert errors.count("parameters,") == 1
-    return tmp_path / "whole"
-
-
-def test_two_processes_learn_what_one_does_and_go_on_after_a_signal(
-    whole: Path, tiny: Path, tmp_path: Path, recipe_of: Callable[..., Recipe]
+def test_two_processes_learn_what_one_does_and_resume_after_a_signal(
+    tiny: Path, tmp_path: Path, recipe_of: Recipes
 ) -> None:
-    train(recipe_of("training.batch_size=4", "training.steps=40"), tmp_path / "one")
-    one = losses(tmp_path / "one")
-    assert [step for step, _ in losses(whole)] == [step for step, _ in one] == list(range(1, 41))
-    assert [loss for _, loss in losses(whole)] == pytest.approx([loss for _, loss in one], rel=1e-4)
-    sums = [
-        [line["validation"]["tokens"] for line in metrics(run) if "validation" in line]
-        for run in (whole, tmp_path / "one")
-    ]
-    assert sums[0] == sums[1]
-
-    draw, run = random.Random(0), tmp_path / "cut"
-    for to_all in (False, True):  # as `kill PID` does, then as a terminal or a scheduler does
-        stop_two(tiny, run, to_all, draw)
-    assert len(losses(run)) < 40
-    code, _, errors = run_two(tiny, run, "--resume", "auto")
-    assert code == 0, errors
-    assert equal(run, whole)
+    """They first read their text from a pipe, which both of them need."""
+    two, one = tmp_path / "two", tmp_path / "one"
+    with (tmp_path / "book.txt").open() as text, subprocess.Popen(["cat"], stdin=text, stdout=subprocess.PIPE) as pipe:
+        errors = stop_two(tiny, two, False, PIPED, stdin=pipe.stdout)
+    assert errors.count("standard input: ") == 1
+    train_in_processes(tiny, two, *TWO, "--resume", "auto")
+    train(recipe_of("training.batch_size=4", "training.steps=40"), one)
+    assert logged_steps(two) == logged_steps(one) == list(range(1, 41))
+    assert losses(two) == pytest.approx(losses(one), rel=1e-4)
+    scored = [[line["validation"]["tokens"] for line in metrics(run) if "validation" in line] for run in (one, two)]
+    assert scored[0] == scored[1]
 
 
 @pytest.mark.slow
-def test_states_passed_on_by_two_processes_go_on_after_a_signal(tiny: Path, tmp_path: Path) -> None:
-    """Each has its own rows, and they read on from its own."""
-    half, run = "training.state_passing=0.5", tmp_path / "cut"
-    for folder in (tmp_path / "whole", run):
-        if folder == run:
-            stop_two(tiny, run, False, random.Random(0), half)
-            assert 0 < len(losses(run)) < 40
-        code, _, errors = run_two(tiny, folder, half, "--resume", "auto")
-        assert code == 0, errors
-    assert equal(run, tmp_path / "whole")
-
-
-def test_whole_documents_of_unequal_lengths(tiny: Path, tmp_path: Path, recipe_of: Callable[..., Recipe]) -> None:
-    """Each process has as many segments to run as the other, however long its own documents are."""
-    draw = random.Random(1)
-    lines = (tmp_path / "book.txt").read_text().splitlines()
-    (tmp_path / "books").mkdir()
-    for number in range(60):
-        (tmp_path / "books" / f"{number}.txt").write_text("\n".join(draw.choices(lines, k=draw.choice([1, 2, 3, 12]))))
-    options = [
-        *("text.rows=documents", f"text.sources.0.paths=[{tmp_path / 'books'}]", "text.sequence_length=512"),
-        *("training.segment=100", "training.steps=10", "text.validation.fraction=0.2"),
-    ]
-    code, _, errors = run_two(tiny, tmp_path / "two", *options)
-    assert code == 0, errors
-    train(recipe_of(*options, "training.batch_size=4"), tmp_path / "one")
-    assert [loss for _, loss in losses(tmp_path / "two")] == pytest.approx(
-        [loss for _, loss in losses(tmp_path / "one")], rel=1e-4
-    )
+@pytest.mark.parametrize("options", [[], ["training.state_passing=0.5"]], ids=["plain", "states passed on"])
+def test_two_processes_resume_to_the_same_bit(tiny: Path, tmp_path: Path, options: list[str]) -> None:
+    """After a signal to all, as a terminal or a scheduler sends it, and after one to the first, as `kill PID` does."""
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    train_in_processes(tiny, whole, *TWO, *options)
+    for to_all in (True, False):
+        stop_two(tiny, cut, to_all, *options)
+    train_in_processes(tiny, cut, *TWO, "--resume", "auto", *options)
+    assert equal(cut, whole)
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
-"""A small HTTP client over asyncio: a connection for each request, and the moment of all that arrives.
+"""A small HTTP client over asyncio: one connection for each request, and the time of each received piece.
 
-It is measured beside the server it drives, so it does no more than it must: what arrives is kept as it is, and read
-once the connection has ended.
+It runs beside the server that is measured, so it does little: it keeps the received bytes and parses them after the
+connection has ended.
 """
 
 import asyncio
@@ -15,15 +15,15 @@ COMPLETIONS, SESSIONS = "/v1/completions", "/v1/sessions"
 
 
 class NoAnswer(Exception):
-    """A server did not answer, or not as HTTP has it."""
+    """A server did not answer, or not with valid HTTP."""
 
 
 class Refused(Exception):
-    """A server answered by an error."""
+    """A server answered with an error."""
 
 
 class Exchange(asyncio.Protocol):
-    """One connection: what has arrived, each piece with its time."""
+    """One connection: the received pieces with their times."""
 
     def __init__(self) -> None:
         self.pieces: list[tuple[float, bytes]] = []
@@ -42,7 +42,7 @@ class Exchange(asyncio.Protocol):
             self.ended.set_result(None)
 
     async def end(self, seconds: float) -> bool:
-        """Return whether the server has closed the connection within so many seconds."""
+        """Return whether the server closes the connection within some seconds."""
         await asyncio.wait({self.ended}, timeout=seconds)
         return self.ended.done()
 
@@ -52,15 +52,14 @@ class Exchange(asyncio.Protocol):
 
 
 class Answer(NamedTuple):
-    """A whole answer."""
+    """A complete answer."""
 
     status: int
-    headers: dict[str, str]
     body: bytes
     begun: float
-    """When it was asked for."""
+    """The time of the request."""
     pieces: list[tuple[float, bytes]]
-    """What arrived, as it is, and when."""
+    """The received bytes with their times."""
 
     @property
     def json(self) -> Any:
@@ -68,53 +67,53 @@ class Answer(NamedTuple):
 
     @property
     def lines(self) -> list[str]:
-        """What the events of a stream hold."""
+        """The data of the events of a stream."""
         lines = self.body.decode().split("\n")
         return [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
 
     @property
     def moments(self) -> list[float]:
-        """When events arrived."""
+        """The times at which events arrived."""
         return [moment for moment, data in self.pieces if b"data: " in data]
 
 
 class Client:
-    """Requests to one port of this machine, by one key."""
+    """Requests to one port of this machine."""
 
-    def __init__(self, port: int, key: str | None = None):
-        self.port, self.key = port, key
+    def __init__(self, port: int):
+        self.port = port
 
     async def connect(self) -> Exchange:
         _, exchange = await asyncio.get_running_loop().create_connection(Exchange, "127.0.0.1", self.port)
         return exchange
 
     async def ask(self, method: str, path: str, body: bytes = b"", kind: str = JSON, seconds: float = 600.0) -> Answer:
-        """Return the whole answer to a request, or NoAnswer."""
+        """Return the complete answer to a request."""
         begun, exchange = time.perf_counter(), await self.connect()
         try:
             exchange.transport.write(self.request(method, path, body, kind))
             if not await exchange.end(seconds):
-                raise NoAnswer(f"{method} {path}: none in {seconds:g} s, but {len(exchange.received)} bytes of it")
+                raise NoAnswer(f"{method} {path}: incomplete after {seconds:g} s, {len(exchange.received)} bytes")
         finally:
             exchange.transport.abort()
         return Answer(*parsed(exchange.received), begun, exchange.pieces)
 
     async def post(self, path: str, **fields: Any) -> Any:
-        """Return the JSON of an answer; Refused where that is an error."""
+        """Return the JSON of an answer."""
         answer = await self.ask("POST", path, json.dumps(fields).encode())
         if answer.status not in (200, 201):
             raise Refused(f"POST {path}: {answer.status}, {answer.body[:300]!r}")
         return answer.json
 
     async def get(self, path: str) -> Any:
-        """Return the JSON of what stands at a path; Refused where there is none."""
+        """Return the JSON at a path."""
         answer = await self.ask("GET", path)
         if answer.status != 200:
             raise Refused(f"GET {path}: {answer.status}, {answer.body[:300]!r}")
         return answer.json
 
     async def stream(self, seconds: float = 3600.0, **fields: Any) -> Answer:
-        """Return the whole stream of a completion, which tells its usage at the end."""
+        """Return the complete stream of a completion with its usage."""
         body = json.dumps({**fields, "stream": True, "stream_options": {"include_usage": True}})
         return await self.ask("POST", COMPLETIONS, body.encode(), seconds=seconds)
 
@@ -122,23 +121,22 @@ class Client:
         """Return the bytes of a request."""
         lines = [f"{method} {path} HTTP/1.1", "Host: localhost", "Connection: close"]
         lines += [f"Content-Type: {kind}", f"Content-Length: {len(body)}"]
-        lines += [f"Authorization: Bearer {self.key}"] if self.key else []
         return "\r\n".join([*lines, "", ""]).encode() + body
 
 
-def parsed(data: bytes) -> tuple[int, dict[str, str], bytes]:
-    """Return status, headers and body of an answer."""
+def parsed(data: bytes) -> tuple[int, bytes]:
+    """Return status and body of an answer."""
     head, end, rest = data.partition(b"\r\n\r\n")
     first, *lines = head.decode("latin-1").split("\r\n")
     words = first.split(" ", 2)
     if not end or words[0] != "HTTP/1.1" or not words[1].isdigit():
-        raise NoAnswer(f"no answer of HTTP: {data[:100]!r}")
+        raise NoAnswer(f"not an HTTP answer: {data[:100]!r}")
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     if headers.get("transfer-encoding") == "chunked":
         rest = b"".join(chunks(rest))
     elif len(rest) != int(headers.get("content-length", len(rest))):
         raise NoAnswer(f"{len(rest)} bytes of {headers['content-length']}")
-    return int(words[1]), headers, rest
+    return int(words[1]), rest
 
 
 def chunks(data: bytes) -> Iterator[bytes]:

@@ -1,51 +1,52 @@
-"""What was found: figures, some beside what is wanted of them, and what is wrong."""
+"""The findings of a load test: figures, some with bounds, and faults."""
 
 from typing import Any, NamedTuple
 
 
 class Figure(NamedTuple):
-    """Something that was measured."""
+    """A measured value."""
 
     name: str
     value: float
     unit: str = ""
-    wanted: str = ""
+    bound: str = ""
     holds: bool = True
 
 
 class Findings:
-    """What one command has found."""
+    """The figures and faults of one command."""
 
     def __init__(self) -> None:
         self.figures: list[Figure] = []
         self.wrong: list[str] = []
-        """What no machine is too slow or too busy for."""
+        """Faults, which no slow or busy machine excuses."""
 
-    def tell(self, name: str, value: float, unit: str = "") -> None:
+    def add(self, name: str, value: float, unit: str = "") -> None:
         self.figures.append(Figure(name, value, unit))
 
-    def want(self, name: str, value: float, unit: str = "", *, most: float | None = None, least: float = 0.0) -> None:
-        """Tell a figure, and whether it is within its bounds."""
-        wanted = f"at least {least:g}" if most is None else f"at most {most:g}"
-        self.figures.append(Figure(name, value, unit, wanted, value >= least and (most is None or value <= most)))
+    def bound(self, name: str, value: float, unit: str = "", *, most: float | None = None, least: float = 0.0) -> None:
+        """Add a figure, and whether it is within its bounds."""
+        bound = f"at least {least:g}" if most is None else f"at most {most:g}"
+        self.figures.append(Figure(name, value, unit, bound, value >= least and (most is None or value <= most)))
 
-    def must(self, holds: bool, otherwise: str) -> None:
+    def require(self, holds: bool, fault: str) -> None:
         if not holds:
-            self.wrong.append(otherwise)
+            self.wrong.append(fault)
 
     @property
     def body(self) -> dict[str, Any]:
         return {"figures": [figure._asdict() for figure in self.figures], "wrong": self.wrong}
 
     def lines(self) -> list[str]:
-        """For a person to read."""
-        told = [(name, f"{number(value)} {unit}".rstrip(), *rest) for name, value, unit, *rest in self.figures]
-        widths = [max((len(line[column]) for line in told), default=0) for column in (0, 1)]
+        """Return the lines of a report."""
+        values = [f"{number(figure.value)} {figure.unit}".rstrip() for figure in self.figures]
+        name_width = max((len(figure.name) for figure in self.figures), default=0)
+        value_width = max(map(len, values), default=0)
         lines = []
-        for name, value, wanted, holds in told:
-            verdict = f"   wanted {wanted}: {'holds' if holds else 'MISSED'}" if wanted else ""
-            lines.append(f"{name:<{widths[0]}}  {value:>{widths[1]}}{verdict}")
-        return [*lines, *(f"WRONG: {what}" for what in self.wrong[:20]), *[f"{len(self.wrong):,} things are wrong"]]
+        for figure, value in zip(self.figures, values, strict=True):
+            verdict = f"   {figure.bound}: {'holds' if figure.holds else 'MISSED'}" if figure.bound else ""
+            lines.append(f"{figure.name:<{name_width}}  {value:>{value_width}}{verdict}")
+        return [*lines, *(f"WRONG: {fault}" for fault in self.wrong[:20]), f"{len(self.wrong):,} faults"]
 
 
 def number(value: float) -> str:

@@ -1,7 +1,7 @@
-"""A server is killed time and again while clients make, extend and fork sessions: nothing that was told is lost.
+"""A server is killed repeatedly while clients create, extend and fork sessions: nothing acknowledged may be lost.
 
-All that a client is told of is done on a second server too, which nobody kills. After each kill, sessions are as they
-are there, but for what was asked and not answered, which was either done or not; and their next tokens are the same.
+Each acknowledged request is repeated on a second server that is never killed. After each kill, the sessions of both
+servers must be equal, with the same next tokens; a request that was not answered was either done or not.
 """
 
 import argparse
@@ -20,27 +20,27 @@ from load.server import Server, serving
 from load.texts import cut
 
 NEXT = 12
-"""Tokens that sessions are compared by."""
+"""Tokens by which sessions are compared."""
 
 MOST = 20
-"""Sessions of one client, of which some are deleted where there are more."""
+"""Sessions of one client; with more, it deletes one."""
 
 KINDS = {"create": 3, "append": 4, "fork": 2, "complete": 4, "delete": 1}
-"""What clients ask for, and how often."""
+"""The requests of clients and their weights."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--longest", type=float, default=2.0, help="seconds from a start to a kill")
-    parser.add_argument("--memory", default="1m", help="of the server, for sessions that are awake")
+    parser.add_argument("--memory", default="1m", help="of the server, for sessions in memory")
 
 
-def measure(options: argparse.Namespace, found: Findings) -> None:
+def measure(options: argparse.Namespace, findings: Findings) -> None:
     draw, words = random.Random(options.seed), ["--memory", options.memory, "--prefix-cache", "0"]
     with tempfile.TemporaryDirectory() as name, serving(options.run, options.threads) as lasting:
         folder = Path(name)
-        soak = Soak(Client(lasting.port), options, found)
+        soak = Soak(Client(lasting.port), options, findings)
         for number in range(options.kills + 1):
             options_of_it = [*words, "--sessions", str(folder / "sessions")]
             server = Server(options.run, options.threads, *options_of_it, log=folder / f"log-{number}")
@@ -50,36 +50,36 @@ def measure(options: argparse.Namespace, found: Findings) -> None:
                     asyncio.run(soak.work_until_killed(server, draw))
             finally:
                 server.kill()
-            server.check_log(found)
-        lasting.check_log(found)
-    found.tell("kills", options.kills)
+            server.check_log(findings)
+        lasting.check_log(findings)
+    findings.add("kills", options.kills)
     for what, times in soak.counts.items():
-        found.tell(what, times)
+        findings.add(what, times)
 
 
 @dataclass
 class Known:
-    """A session that a client was told of."""
+    """A session that a client knows."""
 
     name: str
     twin: str
-    """Its name on the server that lasts."""
+    """Its name on the second server."""
     asked: "Asked | None" = None
-    """What was asked of it and not answered."""
+    """The request that was not answered."""
     touched: bool = True
-    """Whether anything was asked of it since it was examined."""
+    """Whether a request changed it since it was examined."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """Something that is asked of a session, or of none."""
+    """A request about a session, or one that creates a session."""
 
     kind: str
     text: str
     tokens: int
 
     async def of(self, client: Client, name: str) -> dict[str, Any]:
-        """Return what is told of the session."""
+        """Send the request; return the session as the server describes it."""
         if self.kind == "create":
             return await client.post(SESSIONS, text=self.text)
         if self.kind == "append":
@@ -89,7 +89,7 @@ class Asked:
         if self.kind == "delete":
             answer = await client.ask("DELETE", f"{SESSIONS}/{name}")
             return {"deleted": answer.json["deleted"]}
-        body = {"session": name, "prompt": self.text, "max_tokens": self.tokens, "temperature": 0}
+        body: dict[str, Any] = {"session": name, "prompt": self.text, "max_tokens": self.tokens, "temperature": 0}
         if self.tokens % 2:
             return (await client.post(COMPLETIONS, **body))["session"]
         lines = (await client.stream(**body)).lines
@@ -97,11 +97,11 @@ class Asked:
 
 
 class Soak:
-    """The sessions of all clients, and what came of them."""
+    """The sessions of all clients."""
 
-    def __init__(self, lasting: Client, options: argparse.Namespace, found: Findings):
+    def __init__(self, lasting: Client, options: argparse.Namespace, findings: Findings):
         self.counts = Counter[str]()
-        self._lasting, self._options, self._found = lasting, options, found
+        self._lasting, self._options, self._findings = lasting, options, findings
         self._known: list[list[Known]] = [[] for _ in range(options.clients)]
 
     async def work_until_killed(self, server: Server, draw: random.Random) -> None:
@@ -119,27 +119,27 @@ class Soak:
             kind = "create" if chosen is None else "delete" if len(known) > MOST else kind
             asked = Asked(kind, cut(draw, 1, 200), draw.randint(1, 12))
             try:
-                told = await asked.of(client, chosen.name if chosen else "")
+                answer = await asked.of(client, chosen.name if chosen else "")
             except (NoAnswer, OSError):
                 if chosen is not None and kind not in ("create", "fork"):
                     chosen.asked, chosen.touched = asked, True
                 return
-            self.counts[f"{kind}, told"] += 1
-            await self._repeat(asked, chosen, told, known)
+            self.counts[f"{kind}, acknowledged"] += 1
+            await self._repeat(asked, chosen, answer, known)
 
-    async def _repeat(self, asked: Asked, chosen: Known | None, told: dict[str, Any], known: list[Known]) -> None:
-        """Do what was told on the server that lasts too."""
+    async def _repeat(self, asked: Asked, chosen: Known | None, answer: dict[str, Any], known: list[Known]) -> None:
+        """Repeat an acknowledged request on the second server."""
         there = await asked.of(self._lasting, chosen.twin if chosen else "")
-        self._found.must(alike(told, there), f"{asked}: {told}, on the server that lasts {there}")
+        self._findings.require(alike(answer, there), f"{asked}: {answer}, on the second server {there}")
         if asked.kind in ("create", "fork"):
-            known.append(Known(told["id"], there["id"]))
+            known.append(Known(answer["id"], there["id"]))
         elif asked.kind == "delete" and chosen is not None:
             known.remove(chosen)
         elif chosen is not None:
             chosen.touched = True
 
     async def examine(self, client: Client, everything: bool) -> None:
-        """See whether all sessions are there, and as they must be."""
+        """Require that all sessions exist and equal those of the second server."""
         infos = {info["id"]: info for info in (await client.get(SESSIONS))["data"]}
         for known in self._known:
             for session in list(known):
@@ -147,31 +147,31 @@ class Soak:
                     await self._settle(session, infos.get(session.name), known)
         for session in [session for known in self._known for session in known]:
             if session.name not in infos:
-                self._found.must(False, f"a session that was told is lost: {session}")
+                self._findings.require(False, f"an acknowledged session is lost: {session}")
             elif session.touched or everything:
                 await self._compare(client, session)
                 session.touched = False
-        told = {session.name for known in self._known for session in known}
-        self.counts["sessions examined"] += len(told)
-        for orphan in infos.keys() - told:  # made, and not told of any more
-            self.counts["sessions made and not told of"] += 1
+        known_names = {session.name for known in self._known for session in known}
+        self.counts["sessions examined"] += len(known_names)
+        for orphan in infos.keys() - known_names:  # created, but not acknowledged
+            self.counts["sessions created and not acknowledged"] += 1
             await Asked("delete", "", 0).of(client, orphan)
 
     async def _settle(self, session: Known, info: dict[str, Any] | None, known: list[Known]) -> None:
-        """Find out whether what was asked and not answered was done, and do it on the server that lasts then."""
+        """Find out whether an unanswered request was done; if so, repeat it on the second server."""
         asked, session.asked = session.asked, None
         there = await self._lasting.get(f"{SESSIONS}/{session.twin}")
         assert asked is not None
         done = info is None if asked.kind == "delete" else info is not None and not alike(info, there)
-        self.counts[f"{asked.kind}, not told: {'done' if done else 'not done'}"] += 1
+        self.counts[f"{asked.kind}, not acknowledged: {'done' if done else 'not done'}"] += 1
         if done:
             await asked.of(self._lasting, session.twin)
             if asked.kind == "delete":
                 known.remove(session)
 
     async def _compare(self, client: Client, session: Known) -> None:
-        """Hold a session against its twin, and their next tokens."""
-        told = []
+        """Compare a session and its next tokens with its twin."""
+        states = []
         for server, name in ((client, session.name), (self._lasting, session.twin)):
             try:
                 info = await server.get(f"{SESSIONS}/{name}")
@@ -180,13 +180,13 @@ class Soak:
                 written = (await server.post(COMPLETIONS, **body))["choices"][0]["logprobs"]["tokens"]
                 await Asked("delete", "", 0).of(server, fork["id"])
             except Refused as error:
-                self._found.must(False, f"{session}: {error}")
+                self._findings.require(False, f"{session}: {error}")
                 return
-            told.append((info["tokens"], info["tail"], written))
-        self._found.must(told[0] == told[1], f"{session}: {told[0]}, on the server that lasts {told[1]}")
+            states.append((info["tokens"], info["tail"], written))
+        self._findings.require(states[0] == states[1], f"{session}: {states[0]}, on the second server {states[1]}")
         self.counts["sessions compared by their next tokens"] += 1
 
 
 def alike(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Return whether two sessions were told to be at the same place."""
+    """Return whether two descriptions are of the same session state."""
     return all(one.get(key) == other.get(key) for key in ("tokens", "tail", "deleted"))

@@ -1,4 +1,4 @@
-"""`lmlong serve` as a process of its own, and what Linux tells of it."""
+"""`lmlong serve` in a separate process, and its memory, files and threads by /proc."""
 
 import http.client
 import os
@@ -19,15 +19,15 @@ REST = 2.5
 """Seconds."""
 
 READY = "rows, decodes by"
-"""A part of the line by which a server says that it is there."""
+"""A part of the line that a server logs when it is ready."""
 
 
 class Server:
-    """A process that serves."""
+    """A process of `lmlong serve`."""
 
-    def __init__(self, run: str, threads: int, *options: str, log: Path, key: str | None = None):
+    def __init__(self, run: str, threads: int, *options: str, log: Path):
         words = [sys.executable, "-m", "lmlong", "serve", run, "--port", "0", "--threads", str(threads), *options]
-        self._log, self._key = log, key
+        self._log = log
         with log.open("wb") as file:
             environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
             self.process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=file, env=environment)
@@ -35,10 +35,10 @@ class Server:
         first = next(line for line in self._lines if READY in line)
         self.port = int(first.partition(": ")[0].rpartition(":")[2])
 
-    def check_log(self, found: Findings) -> None:
-        """See whether it wrote to its log more than the lines that it starts with."""
+    def check_log(self, findings: Findings) -> None:
+        """Require that the log holds only the lines of the start."""
         lines = [line for line in self._lines if READY not in line and not line.startswith("WARNING: ")]
-        found.must(not lines, f"the server logged {len(lines)} lines:\n" + "\n".join(lines[-25:]))
+        findings.require(not lines, f"the server logged {len(lines)} lines:\n" + "\n".join(lines[-25:]))
 
     @property
     def _lines(self) -> list[str]:
@@ -53,10 +53,10 @@ class Server:
             time.sleep(0.02)
 
     def metrics(self) -> dict[str, float]:
-        """What it tells Prometheus, without the counters of each path."""
+        """Return the metrics for Prometheus, without the counters of each path."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
-            connection.request("GET", "/metrics", headers={"Authorization": f"Bearer {self._key}"})
+            connection.request("GET", "/metrics")
             lines = connection.getresponse().read().decode().splitlines()
         finally:
             connection.close()
@@ -65,12 +65,12 @@ class Server:
 
     @property
     def resident(self) -> int:
-        """Bytes of it that are in memory now."""
+        """Bytes of resident memory."""
         return 1024 * int(self._status("VmRSS"))
 
     @property
     def peak(self) -> int:
-        """The most bytes of it that were in memory, since it began or the peak was forgotten."""
+        """Largest resident memory in bytes since the start or `forget_peak`."""
         return 1024 * int(self._status("VmHWM"))
 
     def forget_peak(self) -> None:
@@ -94,38 +94,36 @@ class Server:
         return next(line for line in lines if line.startswith(f"{name}:")).split()[1]
 
     def resident_at_rest(self) -> int:
-        """Bytes of it that are in memory once it had time to give back what it does not need."""
+        """Return the bytes of resident memory after the server had time to release what it does not need."""
         time.sleep(REST)
         return self.resident
 
     @property
     def is_idle(self) -> bool:
-        told = self.metrics()
-        return told["active_rows"] == told["queued_texts"] == 0
+        metrics = self.metrics()
+        return metrics["active_rows"] == metrics["queued_texts"] == 0
 
     def kill(self) -> None:
-        """End it as a machine that loses its power would."""
+        """End it as a power cut would."""
         self.process.kill()
         self.process.wait()
 
 
 @contextmanager
-def serving(
-    run: str, threads: int, *options: str, folder: Path | None = None, key: str | None = None
-) -> Iterator[Server]:
-    """A server that is ended after the block; its sessions are kept in a folder, or not at all."""
-    with tempfile.TemporaryDirectory(prefix="load-serve-") as own:
-        words = ["--sessions", str(folder or Path(own) / "sessions"), *options]
-        server = Server(run, threads, *words, log=Path(own) / "log", key=key)
+def serving(run: str, threads: int, *options: str) -> Iterator[Server]:
+    """Start a server with an empty folder of sessions; end it after the block."""
+    with tempfile.TemporaryDirectory(prefix="load-serve-") as folder:
+        words = ["--sessions", f"{folder}/sessions", *options]
+        server = Server(run, threads, *words, log=Path(folder) / "log")
         try:
             yield server
         finally:
             server.kill()
 
 
-def comes_to_hold(holds: Callable[[], bool], seconds: float) -> bool:
-    """Return whether something came to hold within so many seconds."""
+def becomes_true(condition: Callable[[], bool], seconds: float) -> bool:
+    """Return whether a condition became true within some seconds."""
     end = time.monotonic() + seconds
-    while not (held := holds()) and time.monotonic() < end:
+    while not (held := condition()) and time.monotonic() < end:
         time.sleep(0.05)
     return held

@@ -1,4 +1,4 @@
-"""Many streams at once: each must end rightly, as fast as one batch of `lmlong generate`, in memory that is known."""
+"""Many streams at once: each must be complete; speed is compared with one batch of `lmlong generate`."""
 
 import argparse
 import asyncio
@@ -17,10 +17,10 @@ from load.server import Server, serving
 from load.texts import cut
 
 SAMPLES = 64
-"""Texts of `lmlong generate` that a server is held against."""
+"""Texts of `lmlong generate` whose speed the server's is compared with."""
 
 ALONE = 8
-"""Streams that are asked for again, one by one, for a text does not depend on its neighbours."""
+"""Streams that are requested again one by one: a text does not depend on those beside it."""
 
 MB = 1e6
 
@@ -32,36 +32,36 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompt", type=int, default=0, metavar="CHARS", help="longest prompt; 0 for 'def '")
 
 
-def measure(options: argparse.Namespace, found: Findings) -> None:
+def measure(options: argparse.Namespace, findings: Findings) -> None:
     generated = [generate(options)]
     words = ["--rows", str(options.rows), "--waiting", str(options.streams), "--max-tokens", str(options.tokens)]
     with serving(options.run, options.threads, *words, "--timeout", "3600") as server:
         idle = server.resident
         server.forget_peak()
-        bodies = list(wanted(options))
+        bodies = draw_bodies(options)
         before, begun, server_before = os.times(), time.perf_counter(), server.cpu_seconds
         answers = asyncio.run(all_at_once(Client(server.port), bodies))
         seconds, after, server_after = time.perf_counter() - begun, os.times(), server.cpu_seconds
-        tell_memory(server, idle, found)
-        tokens = sum(check(number, answer, options.tokens, found) for number, answer in enumerate(answers))
-        asyncio.run(check_alone(Client(server.port), bodies, answers, found))
-        server.check_log(found)
+        add_memory(server, idle, findings)
+        tokens = sum(check(number, answer, options.tokens, findings) for number, answer in enumerate(answers))
+        asyncio.run(check_alone(Client(server.port), bodies, answers, findings))
+        server.check_log(findings)
     generated.append(generate(options))
     mean = len(generated) / sum(1 / speed for speed in generated)
     for name, speed in zip(("before", "after"), generated, strict=True):
-        found.tell(f"lmlong generate --samples {SAMPLES}, {name}", speed, "tokens/s")
-    found.tell("all streams together", tokens / seconds, "tokens/s")
-    found.want("of lmlong generate", tokens / seconds / mean, least=0.6)
-    found.tell("time until all have ended", seconds, "s")
-    found.tell("processor time of the client", after.user + after.system - before.user - before.system, "s")
-    found.tell("processor time of the server", server_after - server_before, "s")
+        findings.add(f"lmlong generate --samples {SAMPLES}, {name}", speed, "tokens/s")
+    findings.add("all streams together", tokens / seconds, "tokens/s")
+    findings.bound("of lmlong generate", tokens / seconds / mean, least=0.6)
+    findings.add("time until all have ended", seconds, "s")
+    findings.add("processor time of the client", after.user + after.system - before.user - before.system, "s")
+    findings.add("processor time of the server", server_after - server_before, "s")
     firsts = sorted(answer.moments[0] - answer.begun for answer in answers if answer.moments)
-    found.tell("first event of a stream, median", firsts[len(firsts) // 2], "s")
-    found.tell("events", sum(len(answer.lines) for answer in answers))
+    findings.add("first event of a stream, median", firsts[len(firsts) // 2], "s")
+    findings.add("events", sum(len(answer.lines) for answer in answers))
 
 
-def wanted(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return the body of each stream."""
+def draw_bodies(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return the body of each request."""
     draw = random.Random(options.seed)
     prompts = [cut(draw, 0, options.prompt) if options.prompt else "def " for _ in range(options.streams)]
     return [{"prompt": text, "max_tokens": options.tokens, "seed": seed} for seed, text in enumerate(prompts)]
@@ -71,8 +71,8 @@ async def all_at_once(client: Client, bodies: list[dict[str, Any]]) -> list[Answ
     return await asyncio.gather(*(client.stream(**body) for body in bodies))
 
 
-def check(number: int, answer: Answer, most: int, found: Findings) -> int:
-    """See whether a stream ended as it must; return its tokens."""
+def check(number: int, answer: Answer, most: int, findings: Findings) -> int:
+    """Require that a stream is complete; return its number of tokens."""
     lines = answer.lines
     events = [json.loads(line) for line in lines[:-1]]
     reasons = [choice["finish_reason"] for event in events for choice in event.get("choices", ())]
@@ -80,7 +80,7 @@ def check(number: int, answer: Answer, most: int, found: Findings) -> int:
     ended = [reason for reason in reasons if reason]
     right = answer.status == 200 and lines[-1:] == ["[DONE]"] and ended == reasons[-1:]
     right = right and (written == most if ended == ["length"] else ended == ["stop"] and 0 <= written < most)
-    found.must(right, f"stream {number}: {answer.status}, {ended}, {written} tokens, {lines[-2:]}")
+    findings.require(right, f"stream {number}: {answer.status}, {ended}, {written} tokens, {lines[-2:]}")
     return max(0, written)
 
 
@@ -89,30 +89,30 @@ def text_of(answer: Answer) -> str:
     return "".join(choice["text"] for event in events for choice in event.get("choices", ()))
 
 
-async def check_alone(client: Client, bodies: list[dict[str, Any]], answers: list[Answer], found: Findings) -> None:
-    """Ask for some of the texts again, while no others are written."""
+async def check_alone(client: Client, bodies: list[dict[str, Any]], answers: list[Answer], findings: Findings) -> None:
+    """Request some of the texts again, one at a time."""
     for number in range(0, len(bodies), max(1, len(bodies) // ALONE)):
         alone = text_of(await client.stream(**bodies[number]))
-        found.must(alone == text_of(answers[number]), f"stream {number}: alone it is {alone!r}")
+        findings.require(alone == text_of(answers[number]), f"stream {number}: alone it is {alone!r}")
 
 
-def tell_memory(server: Server, idle: int, found: Findings) -> None:
-    told, peak = server.metrics(), server.peak
-    states = told["rows"] * told["row_state_bytes"]
-    found.tell("memory, idle", idle / MB, "MB")
-    found.tell("memory, at its peak", peak / MB, "MB")
-    found.tell("states of all rows", states / MB, "MB")
-    found.tell("prefix cache", told["prefix_cache_bytes"] / MB, "MB")
-    found.want("peak beyond idle and states", (peak - idle - states) / MB, "MB", least=-1e9, most=440)
-    found.tell("memory, at rest afterwards", server.resident_at_rest() / MB, "MB")
+def add_memory(server: Server, idle: int, findings: Findings) -> None:
+    metrics, peak = server.metrics(), server.peak
+    states = metrics["rows"] * metrics["row_state_bytes"]
+    findings.add("memory, idle", idle / MB, "MB")
+    findings.add("memory, at its peak", peak / MB, "MB")
+    findings.add("states of all rows", states / MB, "MB")
+    findings.add("prefix cache", metrics["prefix_cache_bytes"] / MB, "MB")
+    findings.bound("peak beyond idle and states", (peak - idle - states) / MB, "MB", least=-1e9, most=440)
+    findings.add("memory, at rest", server.resident_at_rest() / MB, "MB")
 
 
 def generate(options: argparse.Namespace) -> float:
-    """Return the tokens per second of `lmlong generate`, which writes all its texts as one batch."""
+    """Return the tokens per second of `lmlong generate`, which decodes its texts as one batch."""
     words = ["--prompt", "def ", "--samples", str(SAMPLES), "--max-tokens", str(options.tokens), "--stats"]
     command = [sys.executable, "-m", "lmlong", "generate", options.run, *words, "--threads", str(options.threads)]
     environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads)}
-    told = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stderr
-    match = re.search(r"written ([\d,]+) tokens in ([\d.]+) s", told)
-    assert match, told
+    report = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stderr
+    match = re.search(r"written ([\d,]+) tokens in ([\d.]+) s", report)
+    assert match, report
     return int(match[1].replace(",", "")) / float(match[2])

@@ -1,8 +1,7 @@
-"""Real text to cut prompts from: the standard library of the Python that runs."""
+"""Prompts cut from the standard library of this Python."""
 
 import random
 import sysconfig
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -12,7 +11,7 @@ ENOUGH = 40_000_000
 
 @cache
 def library() -> str:
-    """Return the sources of the standard library as one text, in an order that is always the same."""
+    """Return the sources of the standard library as one text, in a fixed order."""
     folder, parts, size = Path(sysconfig.get_paths()["stdlib"]), list[str](), 0
     for path in sorted(folder.rglob("*.py")):
         if "site-packages" in path.parts or size > ENOUGH:
@@ -23,16 +22,7 @@ def library() -> str:
 
 
 def cut(draw: random.Random, shortest: int, longest: int) -> str:
-    """Return some characters of it, from anywhere."""
+    """Return `shortest` to `longest` characters from a random position."""
     text, size = library(), draw.randint(shortest, longest)
     begin = draw.randrange(len(text) - size)
     return text[begin : begin + size]
-
-
-def shared(one: Sequence[str], other: Sequence[str]) -> int:
-    """Return how many characters, or tokens, two texts begin with in common."""
-    least, most = 0, min(len(one), len(other))
-    while least < most:
-        middle = (least + most + 1) // 2
-        least, most = (middle, most) if one[least:middle] == other[least:middle] else (least, middle - 1)
-    return least

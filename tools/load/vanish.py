@@ -1,4 +1,4 @@
-"""Clients go away at random moments: nothing of them may stay, neither rows nor connections, threads or memory."""
+"""Clients disconnect at random moments: rows, connections, threads and memory must be released."""
 
 import argparse
 import asyncio
@@ -7,12 +7,13 @@ import random
 
 from load.client import COMPLETIONS, Client
 from load.findings import Findings
-from load.server import comes_to_hold, serving
+from load.server import becomes_true, serving
 from load.texts import cut
 
 MB = 1e6
 
-WAYS = ("before the request is whole", "while the prompt is read", "while the text is written", "while it waits")
+WAYS = ("in the request", "in the prompt", "in the text", "while waiting")
+"""When a client disconnects."""
 LONGEST_PROMPT = 200_000
 
 FREE_WITHIN = 20.0
@@ -21,11 +22,11 @@ FREE_WITHIN = 20.0
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--clients", type=int, default=100, help="at once")
-    parser.add_argument("--rounds", type=int, default=3, help="of so many clients; the first warms the server up")
+    parser.add_argument("--rounds", type=int, default=3, help="of these clients; the first warms the server up")
     parser.add_argument("--longest", type=float, default=3.0, help="seconds that a client stays")
 
 
-def measure(options: argparse.Namespace, found: Findings) -> None:
+def measure(options: argparse.Namespace, findings: Findings) -> None:
     draw = random.Random(options.seed)
     with serving(options.run, options.threads, "--rows", "32", "--max-tokens", "100k", "--prefix-cache", "0") as server:
         resident = []
@@ -33,22 +34,22 @@ def measure(options: argparse.Namespace, found: Findings) -> None:
             if number == 1:
                 before = server.descriptors, server.threads
             asyncio.run(all_leave(Client(server.port), draw, options))
-            free = comes_to_hold(lambda: server.is_idle, FREE_WITHIN)
-            found.must(free, f"round {number}: {server.metrics()} after {FREE_WITHIN:g} s")
+            free = becomes_true(lambda: server.is_idle, FREE_WITHIN)
+            findings.require(free, f"round {number}: {server.metrics()} after {FREE_WITHIN:g} s")
             resident.append(server.resident_at_rest())
-        told = server.metrics()
-        same = comes_to_hold(lambda: (server.descriptors, server.threads) == before, FREE_WITHIN)
-        found.must(same, f"open files and threads: {server.descriptors}, {server.threads}; before {before}")
-        found.must(told["failed_texts"] == 0, f"{told['failed_texts']:.0f} texts failed")
-        server.check_log(found)
+        metrics = server.metrics()
+        same = becomes_true(lambda: (server.descriptors, server.threads) == before, FREE_WITHIN)
+        findings.require(same, f"open files and threads: {server.descriptors}, {server.threads}; before {before}")
+        findings.require(metrics["failed_texts"] == 0, f"{metrics['failed_texts']:.0f} texts failed")
+        server.check_log(findings)
         answer = asyncio.run(Client(server.port).post(COMPLETIONS, prompt="def ", max_tokens=2))
-        found.must(bool(answer["choices"]), "no text afterwards")
-    found.tell("clients that went away", options.rounds * options.clients)
-    found.tell("texts that were asked for", told["texts"])
-    found.tell("texts that were given up", told["cancelled_texts"])
+        findings.require(bool(answer["choices"]), "no text afterwards")
+    findings.add("clients that disconnected", options.rounds * options.clients)
+    findings.add("texts requested", metrics["texts"])
+    findings.add("texts cancelled", metrics["cancelled_texts"])
     for number, size in enumerate(resident):
-        found.tell(f"memory after round {number + 1}", size / MB, "MB")
-    found.want("grown since the first round", (resident[-1] - resident[0]) / MB, "MB", least=-1e9, most=8)
+        findings.add(f"memory after round {number + 1}", size / MB, "MB")
+    findings.bound("grown since the first round", (resident[-1] - resident[0]) / MB, "MB", least=-1e9, most=8)
 
 
 async def all_leave(client: Client, draw: random.Random, options: argparse.Namespace) -> None:
@@ -60,23 +61,23 @@ async def all_leave(client: Client, draw: random.Random, options: argparse.Names
 
 
 async def leave(client: Client, draw: random.Random, way: str, longest: float) -> None:
-    """Ask for something, and go away in the midst of it."""
-    reads = way == "while the prompt is read"
+    """Send a request and disconnect."""
+    reads = way == "in the prompt"
     prompt = cut(draw, LONGEST_PROMPT // 2, LONGEST_PROMPT) if reads else cut(draw, 1, 100)
     body = {"prompt": prompt, "max_tokens": 100_000, "n": draw.randint(1, 3), "stream": draw.random() < 0.7}
     request = client.request("POST", COMPLETIONS, json.dumps(body).encode())
-    if way == "before the request is whole":
+    if way == "in the request":
         request = request[: draw.randrange(len(request))]
     exchange = await client.connect()
     exchange.transport.write(request)
-    if way == "while the text is written" and body["stream"]:
+    if way == "in the text" and body["stream"]:
         for _ in range(draw.randint(1, 200)):
             await asyncio.sleep(longest / 200)
             if len(exchange.pieces) > 2:
                 break
     await exchange.end(draw.uniform(0, longest))
     if draw.random() < 0.5:
-        exchange.transport.abort()  # by RST where something is unread
+        exchange.transport.abort()  # sends RST if bytes are unread
     else:
         exchange.transport.close()
         await exchange.end(1.0)

@@ -3,27 +3,53 @@
 B batch, H heads, T time.
 """
 
+import ctypes
+from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lmlong.attention.delta.chunk import ChunkKernel
-from lmlong.attention.delta.features import UnitFeatures
+from lmlong.attention.delta.features import TINY, UnitFeatures
 from lmlong.attention.delta.naive import DeltaState, recurrent
 from lmlong.attention.delta.native import NativeDelta
-from lmlong.attention.delta.native.decode import DECODE
-from lmlong.attention.delta.onnx import delta_graph
 from lmlong.attention.delta.triton import TritonDelta
 from lmlong.attention.feature_maps import FeatureMap
 from lmlong.attention.inputs import NOTHING, Gate, Inputs
 from lmlong.attention.recurrence import Recurrence
+from lmlong.native.decode.kind import DecodeKind, Packer
+from lmlong.native.decode.structures import FeatureMapWeights, Forgetting, ints, pointers, structure
+from lmlong.native.decode.structures import Gate as GateWeights
 from lmlong.native.onnx.graph import Value
 from lmlong.native.onnx.layer import GraphReader, LayerInputs
 from lmlong.native.spec import NativeSpec
 
 BETA_START = 2.0
 """Initial logit of beta, which is then 0.88. Models that start at one half learn to recall later, or never."""
+
+
+class DeltaDecode(DecodeKind[DeltaState]):
+    name = "DeltaAttention"
+    header = Path(__file__).with_name("decode.h")
+    weights = structure(
+        "DeltaAttention::Weights",
+        ("features", FeatureMapWeights),
+        ("forgetting", Forgetting),
+        ("beta", GateWeights),
+    )
+    state = structure("DeltaAttention::State", *pointers(*DeltaState._fields), *ints("float64"))
+    takes_float64 = True
+    constants = MappingProxyType({"UNIT_TINY": TINY})
+
+    def pack(self, packer: Packer, attention: Any, gates: Mapping[str, nn.Module]) -> ctypes.Structure:
+        spec = packer.open(attention, "delta")
+        unit = packer.open(spec.parts["feature_map"], "unit")
+        forgetting = packer.forgetting(attention, spec.weights["log_decay"], gates.get("log_decay"))
+        beta = packer.gate(gates["beta"], "sigmoid", attention.heads)
+        return self.weights(packer.features(unit.parts["inner"]), forgetting, beta)
 
 
 class DeltaAttention(Recurrence[DeltaState]):
@@ -34,7 +60,7 @@ class DeltaAttention(Recurrence[DeltaState]):
     """
 
     starts_with_recall = True
-    native_decode = DECODE
+    native_decode = DeltaDecode()
     kernels = MappingProxyType({"native": NativeDelta, "torch": ChunkKernel, "triton": TritonDelta})
 
     def features_of(self, feature_map: FeatureMap) -> FeatureMap:
@@ -71,4 +97,9 @@ class DeltaAttention(Recurrence[DeltaState]):
         return NativeSpec("delta", weights={"log_decay": self.log_decay}, parts={"feature_map": self.feature_map})
 
     def onnx(self, reader: GraphReader, x: LayerInputs) -> Value:
-        return delta_graph(reader, reader.open(self), x)
+        spec = reader.open(self)
+        log_decay = x.log_decay(spec.weights["log_decay"])
+        feature_map: Any = spec.parts["feature_map"]
+        fq, fk = x.features(reader, feature_map)
+        v, rule = x.repeated(x.v, x.value_dim), "delta" if log_decay is None else "gated_delta"
+        return x.recurrence(rule, fq, fk, v, feature_map.features, x.value_dim, log_decay, x.gates["beta"])

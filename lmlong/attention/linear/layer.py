@@ -3,30 +3,49 @@
 B batch, H heads, T time.
 """
 
+import ctypes
+from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lmlong.attention.inputs import NOTHING, Inputs
 from lmlong.attention.linear.chunk import ChunkKernel
-from lmlong.attention.linear.naive import LinearState, quadratic, recurrent_step
+from lmlong.attention.linear.naive import MIN_DENOMINATOR, LinearState, quadratic, recurrent_step
 from lmlong.attention.linear.native import NativeLinear
-from lmlong.attention.linear.native.decode import DECODE
-from lmlong.attention.linear.onnx import linear_graph
 from lmlong.attention.linear.triton import TritonLinear
 from lmlong.attention.recurrence import Recurrence
-from lmlong.attention.scan import Scan
+from lmlong.attention.scan import Scan, ScanInputs
+from lmlong.native.decode.kind import DecodeKind, Packer
+from lmlong.native.decode.structures import FeatureMapWeights, Forgetting, ints, pointers, structure
 from lmlong.native.onnx.graph import Value
 from lmlong.native.onnx.layer import GraphReader, LayerInputs
 from lmlong.native.spec import NativeSpec
+
+
+class LinearDecode(DecodeKind[LinearState]):
+    name = "LinearAttention"
+    header = Path(__file__).with_name("decode.h")
+    weights = structure("LinearAttention::Weights", ("features", FeatureMapWeights), ("forgetting", Forgetting))
+    state = structure("LinearAttention::State", *pointers(*LinearState._fields), *ints("float64"))
+    takes_float64 = True
+    constants = MappingProxyType({"MIN_DENOMINATOR": MIN_DENOMINATOR})
+
+    def pack(self, packer: Packer, attention: Any, gates: Mapping[str, nn.Module]) -> ctypes.Structure:
+        spec = packer.open(attention, "linear")
+        features = packer.features(spec.parts["feature_map"])
+        gate = gates.get("log_decay")
+        return self.weights(features, packer.forgetting(attention, spec.weights["log_decay"], gate, features.size))
 
 
 class LinearAttention(Recurrence[LinearState]):
     """Attention with sim(q, k) = phi(q) . phi(k), so that S and z summarize the whole past."""
 
     takes_channel_decay = True
-    native_decode = DECODE
+    native_decode = LinearDecode()
     kernels = MappingProxyType({"native": NativeLinear, "torch": ChunkKernel, "triton": TritonLinear})
 
     def init_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> LinearState:
@@ -61,8 +80,8 @@ class LinearAttention(Recurrence[LinearState]):
         inputs: Inputs = NOTHING,
     ) -> Tensor:
         """Return the denominators (B, H, T) of the outputs: the sums of weights, which must not be close to 0."""
-        gates = self.token_log_decay(q, inputs), None
-        return Scan.apply(ChunkKernel(), self.feature_map, False, self.pack(state), q, k, v, document_starts, *gates)[2]
+        x = ScanInputs(q, k, v, document_starts, self.token_log_decay(q, inputs))
+        return Scan.apply(ChunkKernel(), self.feature_map, False, self.pack(state), *x)[2]
 
     def reference(
         self, q: Tensor, k: Tensor, v: Tensor, document_starts: Tensor | None = None, inputs: Inputs = NOTHING
@@ -74,4 +93,13 @@ class LinearAttention(Recurrence[LinearState]):
         return NativeSpec("linear", weights={"log_decay": self.log_decay}, parts={"feature_map": self.feature_map})
 
     def onnx(self, reader: GraphReader, x: LayerInputs) -> Value:
-        return linear_graph(reader, reader.open(self), x)
+        """Return S_t = g_t S_(t-1) + fk_t [v_t, 1]^T read as fq_t S_t, divided by its last column, which is z."""
+        spec = reader.open(self)
+        log_decay = x.log_decay(spec.weights["log_decay"])
+        feature_map: Any = spec.parts["feature_map"]
+        fq, fk = x.features(reader, feature_map)
+        v = x.repeated(x.v, x.value_dim).pad(0, 1, 1.0)
+        rule = "linear" if log_decay is None else "gated"
+        y = x.recurrence(rule, fq, fk, v, feature_map.features, x.value_dim + 1, log_decay)
+        numerator, denominator = y.split(x.value_dim, 1)
+        return numerator / x.graph.op("Max", denominator, MIN_DENOMINATOR)

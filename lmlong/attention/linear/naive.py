@@ -11,6 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lmlong.attention.base import causal_mask
+
 MIN_DENOMINATOR = 1e-30
 """Lower bound of denominators, to avoid division by 0."""
 
@@ -24,18 +26,13 @@ def quadratic(
     fq: Tensor, fk: Tensor, v: Tensor, document_starts: Tensor | None = None, log_decay: Tensor | None = None
 ) -> Tensor:
     """Return y_t = sum_(s<=t) w_ts v_s / sum_(s<=t) w_ts, w_ts = (fq_t . fk_s) g_(s+1) ... g_t. Slow; the reference."""
-    time = fq.shape[2]
     if log_decay is not None and log_decay.ndim == 4:  # one feature at a time: all at once would be F matrices
         features = zip(fq.split(1, dim=-1), fk.split(1, dim=-1), log_decay.unbind(-1), strict=True)
         weights = sum((q @ k.mT * _decays(gate).to(q.dtype) for q, k, gate in features), torch.zeros(()).to(fq))
     else:
         weights = fq @ fk.mT
         weights = weights if log_decay is None else weights * _decays(log_decay).to(weights.dtype)
-    mask = torch.ones(time, time, dtype=torch.bool, device=fq.device).tril()
-    if document_starts is not None:
-        document = document_starts.cumsum(1)
-        mask = mask & (document[:, None, :, None] == document[:, None, None, :])
-    weights = weights.masked_fill(~mask, 0)
+    weights = weights.masked_fill(~causal_mask(fq.shape[2], fq.device, document_starts), 0)
     return weights @ v / weights.sum(-1, keepdim=True)
 
 

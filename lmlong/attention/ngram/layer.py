@@ -3,27 +3,62 @@
 B batch, H heads, T time, V value dim, R rows.
 """
 
+import ctypes
+from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lmlong.attention.base import CausalAttention, at_least_float32
 from lmlong.attention.inputs import NOTHING, Gate, Inputs, LastTokens
-from lmlong.attention.ngram.hashing import ngram_hashes
+from lmlong.attention.ngram.hashing import NO_NGRAM, ngram_hashes
 from lmlong.attention.ngram.naive import quadratic
-from lmlong.attention.ngram.native.decode import DECODE
-from lmlong.attention.ngram.native.kernel import NativeNgram
+from lmlong.attention.ngram.native.kernel import INTEGERS, NativeNgram
 from lmlong.attention.ngram.onnx import ngram_graph
 from lmlong.attention.ngram.sort import SortKernel
-from lmlong.attention.ngram.state import NgramState, empty_state
-from lmlong.attention.ngram.step import settle, step
+from lmlong.attention.ngram.state import RECENT, WAITING, NgramState, empty_state
+from lmlong.attention.ngram.step import make_room, settle, step
 from lmlong.attention.scan import without_autocast
+from lmlong.native.decode.kind import DecodeKind, Packer
+from lmlong.native.decode.structures import Gate as GateWeights
+from lmlong.native.decode.structures import ints, pointers, structure
 from lmlong.native.onnx.graph import Value
 from lmlong.native.onnx.layer import GraphReader, LayerInputs
 from lmlong.native.spec import NativeSpec
+from lmlong.recipe import MAX_NGRAM
 from lmlong.recipe.kinds import ATTENTION_KINDS
+
+
+class NgramDecode(DecodeKind[NgramState]):
+    name = "NgramAttention"
+    header = Path(__file__).with_name("decode.h")
+    weights = structure(
+        "NgramAttention::Weights",
+        *ints("rows"),
+        *pointers("sizes"),
+        ("read_gate", GateWeights),
+        *pointers("number_weight", "raw_smoothing"),
+    )
+    state = structure("NgramAttention::State", *pointers(*NgramState._fields))
+    constants = MappingProxyType({**INTEGERS, "RECENT": RECENT, "WAITING": WAITING, "MAX_NGRAM": MAX_NGRAM})
+
+    def pack(self, packer: Packer, attention: Any, gates: Mapping[str, nn.Module]) -> ctypes.Structure:
+        spec = packer.open(attention, "ngram")
+        sizes = packer.address(torch.tensor(spec.options["sizes"]))
+        gate = packer.gate(gates["read_gate"], "identity", attention.heads)
+        weights = (packer.floats(attention, spec.weights[name]) for name in ("number_weight", "raw_smoothing"))
+        return self.weights(spec.options["rows"], sizes, gate, *weights)
+
+    def each_written(self, change: Callable[[Tensor], Tensor], state: NgramState) -> NgramState:
+        """Change only the recent values: a step writes neither to the table nor to the waiting values."""
+        return NgramState(*state[:5], *map(change, state[5:]))
+
+    def with_room(self, state: NgramState, full: bool) -> NgramState:
+        return make_room(state) if full and bool((state.recent_ngram[..., 0] != NO_NGRAM).any()) else state
 
 
 class NgramAttention(CausalAttention[NgramState]):
@@ -37,7 +72,7 @@ class NgramAttention(CausalAttention[NgramState]):
     kernel: SortKernel
     has_keys = ATTENTION_KINDS["ngram"].has_keys
     normalizes_heads = False
-    native_decode = DECODE
+    native_decode = NgramDecode()
 
     def __init__(self, heads: int, head_dim: int, value_dim: int, sizes: list[int], buckets: int):
         super().__init__()
@@ -64,6 +99,8 @@ class NgramAttention(CausalAttention[NgramState]):
         inputs: Inputs = NOTHING,
     ) -> tuple[Tensor, NgramState]:
         hashes = inputs["ngram"]
+        if v.shape[2] == 0:
+            return v, state
         if v.shape[2] == 1 and document_starts is None and not torch.is_grad_enabled():
             sums, numbers, state = step(v, hashes, state)
         else:

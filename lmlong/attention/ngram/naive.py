@@ -10,6 +10,7 @@ B batch, H heads, T time, V value dim, R rows (`buckets`).
 import torch
 from torch import Tensor
 
+from lmlong.attention.base import causal_mask
 from lmlong.attention.ngram.hashing import NO_NGRAM, row_of
 
 
@@ -17,10 +18,8 @@ def quadratic(v: Tensor, hashes: Tensor, document_starts: Tensor | None, buckets
     """Return the sum (B, H, T, V) and the number (B, H, T) of the values in the row that each token reads."""
     written, read = hashes.unbind(-1)  # (B, H, T)
     time = torch.arange(v.shape[2], device=v.device)
-    past = (time <= time[:, None]) & (written != NO_NGRAM)[..., None, :]  # (B, H, T, T): read at t, written at s <= t
-    if document_starts is not None:
-        document = document_starts.cumsum(1)
-        past = past & (document[:, None, :, None] == document[:, None, None, :])
+    # (B, H, T, T): read at t, written at s <= t
+    past = causal_mask(len(time), v.device, document_starts) & (written != NO_NGRAM)[..., None, :]
     same_row = row_of(written, buckets)[..., None, :] == row_of(read, buckets)[..., :, None]
     same_ngram = written[..., None, :] == read[..., :, None]
     cleared = torch.where(past & same_row & ~same_ngram, time, -1).amax(-1, keepdim=True)

@@ -3,22 +3,73 @@
 B batch, H heads, T time, K key dim, V value dim.
 """
 
-from collections.abc import Sequence
-from typing import Any
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lmlong.attention.base import CausalAttention
 from lmlong.attention.inputs import NOTHING, Gate, Inputs, Rotated
-from lmlong.attention.parallel_window.native.decode import beside_window
-from lmlong.attention.parallel_window.state import ParallelState
 from lmlong.attention.recurrence import Recurrence
-from lmlong.attention.window.layer import WindowAttention
-from lmlong.native.decode.kind import DecodeKind
+from lmlong.attention.window.layer import WindowAttention, WindowState
+from lmlong.native.decode.kind import DecodeKind, Packer
+from lmlong.native.decode.structures import Gate as GateWeights
+from lmlong.native.decode.structures import structure
 from lmlong.native.onnx.graph import Value
 from lmlong.native.onnx.layer import GraphReader, LayerInputs
 from lmlong.native.spec import NativeSpec
+
+WINDOW = WindowAttention.native_decode
+
+
+class ParallelState(NamedTuple):
+    recurrence: Any
+    window: WindowState
+
+
+class ParallelWindowDecode(DecodeKind[ParallelState]):
+    """`ParallelWindow` with one kind of recurrence."""
+
+    header = Path(__file__).with_name("decode.h")
+
+    def __init__(self, recurrence: DecodeKind[Any]):
+        self.recurrence = recurrence
+        self.name = f"ParallelWindow<{recurrence.name}>"
+        self.weights = structure(
+            f"{self.name}::Weights",
+            ("recurrence", recurrence.weights),
+            ("window", WINDOW.weights),
+            ("share", GateWeights),
+        )
+        self.state = structure(f"{self.name}::State", ("recurrence", recurrence.state), ("window", WINDOW.state))
+
+    @property
+    def headers(self) -> Mapping[str, Path]:
+        return {**self.recurrence.headers, **WINDOW.headers, **super().headers}
+
+    def pack(self, packer: Packer, attention: Any, gates: Mapping[str, nn.Module]) -> ctypes.Structure:
+        spec = packer.open(attention, "parallel_window")
+        recurrence = self.recurrence.pack(packer, spec.parts["recurrence"], gates)
+        window = WINDOW.pack(packer, spec.parts["window"], {})
+        return self.weights(recurrence, window, packer.gate(gates["window_share"], "sigmoid", attention.heads))
+
+    def fields(self, state: ParallelState) -> Sequence[int]:
+        return *self.recurrence.fields(state.recurrence), *WINDOW.fields(state.window)
+
+    def as_native(self, state: ParallelState) -> ParallelState:
+        return ParallelState(self.recurrence.as_native(state.recurrence), WINDOW.as_native(state.window))
+
+    def each_written(self, change: Callable[[Tensor], Tensor], state: ParallelState) -> ParallelState:
+        recurrence = self.recurrence.each_written(change, state.recurrence)
+        return ParallelState(recurrence, WINDOW.each_written(change, state.window))
+
+
+decode_of = cache(ParallelWindowDecode)
+"""The decode kind of a recurrence with a parallel window, one object for each recurrence."""
 
 
 class ParallelWindow(CausalAttention[ParallelState]):
@@ -68,7 +119,7 @@ class ParallelWindow(CausalAttention[ParallelState]):
     @property
     def native_decode(self) -> DecodeKind[Any] | None:  # type: ignore[override]
         recurrence = self.recurrence.native_decode
-        return None if recurrence is None else beside_window(recurrence)
+        return None if recurrence is None else decode_of(recurrence)
 
     @property
     def parts(self) -> Sequence[CausalAttention[Any]]:

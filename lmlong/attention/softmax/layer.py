@@ -4,14 +4,14 @@ B batch, H query heads, G key/value heads, each shared by H / G neighbouring que
 K key dim, V value dim.
 """
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from lmlong.attention.base import CausalAttention
+from lmlong.attention.base import CausalAttention, causal_mask
 from lmlong.attention.inputs import NOTHING, Inputs
-from lmlong.attention.softmax.native.decode import DECODE
-from lmlong.attention.softmax.onnx import softmax_graph
+from lmlong.attention.softmax.decode import SoftmaxDecode
 from lmlong.attention.softmax.state import (
     KeyValues,
     KVCache,
@@ -34,7 +34,7 @@ class SoftmaxAttention(CausalAttention[KVCache]):
     largest_scale = 10.0  # torch's backward pass overflows where one key far outweighs all others
     uses_rope = ATTENTION_KINDS["softmax"].uses_rope
     state_growth = ATTENTION_KINDS["softmax"].state_growth
-    native_decode = DECODE
+    native_decode = SoftmaxDecode()
 
     def __init__(self, heads: int, head_dim: int, value_dim: int):
         super().__init__()
@@ -105,7 +105,7 @@ class SoftmaxAttention(CausalAttention[KVCache]):
         self, q: Tensor, k: Tensor, v: Tensor, document_starts: Tensor | None = None, inputs: Inputs = NOTHING
     ) -> Tensor:
         k, v = (x.repeat_interleave(self.queries_per_key, dim=1) for x in (k, v))
-        return softmax_reference(q, k, v, causal_mask(q.shape[2], q.device), document_starts)
+        return softmax_reference(q, k, v, causal_mask(q.shape[2], q.device, document_starts))
 
     def state_numbers(self, tokens: int) -> int:
         return tokens * (self.kv_heads * (self.head_dim + self.value_dim) + 1)
@@ -129,15 +129,26 @@ def _ones(k: Tensor) -> Tensor:
     return torch.ones(len(k), k.shape[2], dtype=torch.bool, device=k.device)
 
 
-def softmax_reference(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, document_starts: Tensor | None) -> Tensor:
-    """Return softmax(q K^T / sqrt(width)) V over the tokens of the same document where `mask` (time, time) is true."""
-    if document_starts is not None:
-        document = document_starts.cumsum(1)
-        mask = mask & (document[:, None, :, None] == document[:, None, None, :])
+def softmax_reference(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Return softmax(q K^T / sqrt(width)) V over the tokens where `mask` (..., T, T) is true."""
     logits = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(~mask, -torch.inf)
     return logits.softmax(-1) @ v
 
 
-def causal_mask(time: int, device: torch.device) -> Tensor:
-    """Return a mask (time, time) that is true if the second index is at most the first."""
-    return torch.ones(time, time, dtype=torch.bool, device=device).tril()
+def softmax_graph(x: LayerInputs, window: int | None = None) -> Value:
+    """Return softmax attention to all tokens, or to the last `window` tokens including the current one, as an ONNX
+    graph."""
+    if window == 1:
+        return x.repeated(x.v, x.value_dim)
+    graph, past = x.graph, 0 if window is None else window - 1
+    sizes = {"keys": x.head_dim, "values": x.value_dim}
+    before = [
+        graph.state(f"{x.name}.{name}", np.float32, x.kv_heads, past, size, grows=window is None)
+        for name, size in sizes.items()
+    ]
+    mask = x.tokens.visible(before[0].size(2), window)
+    options = {"q_num_heads": x.heads, "kv_num_heads": x.kv_heads}
+    y, *after = graph.ops("Attention", 3, *x.qk, x.v, mask, *before, **options)
+    for old, new in zip(before, after, strict=True):
+        graph.set_state(old, new if window is None else new.slice(2, -past))
+    return y.reshape(0, 0, x.heads, x.value_dim)

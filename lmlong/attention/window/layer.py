@@ -1,23 +1,42 @@
 """Exact softmax attention over the last W tokens: a constant state, and the companion of linear attention.
 
-B batch, H heads, T new tokens, W window, N blocks, C tokens in a block, K key dim,
-V value dim.
+B batch, H heads, T new tokens, W window, N blocks, C tokens in a block, K key dim, V value dim.
 """
 
+import ctypes
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from lmlong.attention.base import CausalAttention
+from lmlong.attention.base import CausalAttention, causal_mask
 from lmlong.attention.inputs import NOTHING, Inputs
-from lmlong.attention.softmax.layer import causal_mask, softmax_reference
-from lmlong.attention.softmax.onnx import softmax_graph
-from lmlong.attention.window.native.decode import DECODE
-from lmlong.attention.window.state import WindowState
+from lmlong.attention.softmax.layer import softmax_graph, softmax_reference
+from lmlong.native.decode.kind import DecodeKind, Packer
+from lmlong.native.decode.structures import ints, pointers, structure
 from lmlong.native.onnx.graph import Value
 from lmlong.native.onnx.layer import GraphReader, LayerInputs
 from lmlong.native.spec import NativeSpec
 from lmlong.recipe.kinds import ATTENTION_KINDS
+
+
+class WindowState(NamedTuple):
+    k: Tensor  # (B, H, W - 1, K) the last keys
+    v: Tensor  # (B, H, W - 1, V) and values
+    current: Tensor  # (B, W - 1) bool, true for tokens of the row's current document
+
+
+class WindowDecode(DecodeKind[WindowState]):
+    name = "WindowAttention"
+    header = Path(__file__).with_name("decode.h")
+    weights = structure("WindowAttention::Weights", *ints("window"))
+    state = structure("WindowAttention::State", *pointers(*WindowState._fields))
+
+    def pack(self, packer: Packer, attention: Any, gates: Mapping[str, nn.Module]) -> ctypes.Structure:
+        return self.weights(packer.open(attention, "window").options["window"])
 
 
 class WindowAttention(CausalAttention[WindowState]):
@@ -25,7 +44,7 @@ class WindowAttention(CausalAttention[WindowState]):
 
     largest_scale = 10.0  # torch's backward pass overflows where one key far outweighs all others
     uses_rope = ATTENTION_KINDS["window"].uses_rope
-    native_decode = DECODE
+    native_decode = WindowDecode()
 
     def __init__(self, heads: int, head_dim: int, value_dim: int, window: int):
         super().__init__()
@@ -69,7 +88,7 @@ class WindowAttention(CausalAttention[WindowState]):
     def reference(
         self, q: Tensor, k: Tensor, v: Tensor, document_starts: Tensor | None = None, inputs: Inputs = NOTHING
     ) -> Tensor:
-        return softmax_reference(q, k, v, causal_mask(q.shape[2], q.device).triu(1 - self.window), document_starts)
+        return softmax_reference(q, k, v, causal_mask(q.shape[2], q.device, document_starts).triu(1 - self.window))
 
     def native_spec(self) -> NativeSpec:
         return NativeSpec("window", {"window": self.window})

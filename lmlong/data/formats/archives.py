@@ -20,10 +20,6 @@ LARGEST_HEADER = 1 << 20
 """Bytes of the largest header of a TAR, which `tarfile` reads into memory."""
 
 
-class DamagedArchive(Exception):
-    """An archive that cannot be read further."""
-
-
 class Member(NamedTuple):
     """A file of an archive."""
 
@@ -56,24 +52,30 @@ class Archive(FileFormat):
     def documents(self, path: Path, options: ReadOptions) -> Iterator[Document | Skipped]:
         # skipped members count too: a compressed TAR is unpacked to get past them
         left = expansion_limit(path)
-        try:
-            for member in _members(path):
-                inside = PurePosixPath(member.name)
-                # a terminal would interpret control characters in a name
-                name = f"{path}/" + "".join(char if char.isprintable() else "\ufffd" for char in str(inside))
-                left -= member.size
-                if left < 0:
-                    reason = f"{path.name} expands to more than {RATIO} times its size: the rest is not read"
-                    yield Skipped(name, reason, member.size)
-                    return
-                if member.is_file:
-                    content = _skip_reason(inside) or _content(member)
-                    if isinstance(content, str):
-                        yield Skipped(name, content, member.size)
-                    else:
-                        yield _document(name, inside, content, options)
-        except DamagedArchive as error:
-            yield Skipped(str(path), f"a damaged archive, of which the rest is not read ({error})", path.stat().st_size)
+        members = _zip_members(path) if path.name.lower().endswith(".zip") else _tar_members(path)
+        while True:
+            try:
+                member = next(members, None)
+            except Exception as error:  # see `_content`
+                reason = f"a damaged archive, of which the rest is not read ({_named(error)})"
+                yield Skipped(str(path), reason, path.stat().st_size)
+                return
+            if member is None:
+                return
+            inside = PurePosixPath(member.name)
+            # a terminal would interpret control characters in a name
+            name = f"{path}/" + "".join(char if char.isprintable() else "\ufffd" for char in str(inside))
+            left -= member.size
+            if left < 0:
+                reason = f"{path.name} expands to more than {RATIO} times its size: the rest is not read"
+                yield Skipped(name, reason, member.size)
+                return
+            if member.is_file:
+                content = _skip_reason(inside) or _content(member)
+                if isinstance(content, str):
+                    yield Skipped(name, content, member.size)
+                else:
+                    yield _document(name, inside, content, options)
 
     def fingerprint(self, path: Path, options: ReadOptions) -> str:
         return f"{super().fingerprint(path, options)} archive {options.encoding}"
@@ -110,21 +112,12 @@ def _content(member: Member) -> bytes | str:
             data = file.read(LARGEST + 1)
     except Exception as error:  # zipfile, tarfile, zlib, bz2 and lzma raise a dozen types for damaged files
         is_locked = isinstance(error, RuntimeError) and "password" in str(error)
-        return "encrypted" if is_locked else f"damaged ({error or type(error).__name__})"
+        return "encrypted" if is_locked else f"damaged ({_named(error)})"
     return data if len(data) <= LARGEST else TOO_LARGE
 
 
-def _members(path: Path) -> Iterator[Member]:
-    """Iterate over the members of an archive up to where it is damaged."""
-    members = _zip_members(path) if path.name.lower().endswith(".zip") else _tar_members(path)
-    while True:
-        try:
-            member = next(members, None)
-        except Exception as error:  # see `_content`
-            raise DamagedArchive(error or type(error).__name__) from None
-        if member is None:
-            return
-        yield member
+def _named(error: Exception) -> str:
+    return str(error) or type(error).__name__
 
 
 def _zip_members(path: Path) -> Iterator[Member]:

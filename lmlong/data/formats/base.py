@@ -45,15 +45,12 @@ class FileFormat:
     """Whether the bytes of a file, once decompressed, are text."""
     compressions: Container[str] = COMPRESSED
     """Suffixes of the compressions that are decompressed."""
+    compressed: "FileFormat | None" = None
+    """The format of files that are compressed otherwise; None if it is unknown."""
 
     @property
     def refusal(self) -> str | None:
         """Why a file is not read even if it is named, or None."""
-        return None
-
-    @property
-    def compressed(self) -> "FileFormat | None":
-        """The format of files that are compressed otherwise; None if it is unknown."""
         return None
 
     def skip_reason(self, path: Path, column: str) -> str | None:

@@ -21,22 +21,15 @@ SECONDS, SECONDS_PER_MB = 60.0, 2.0
 """Time limit for a document."""
 
 
-class ConversionError(Exception):
-    """A document that cannot be converted, with the reason."""
-
-
 class ConvertedDocument(FileFormat):
     """A document that is converted to text."""
 
     compressions = ()
+    compressed = RefusedFormat("a compressed document: unpack it")
 
     def __init__(self, package: str | None = None):
         """`package` is the one of the extra `documents` that the conversion needs, if any."""
         self._package = package
-
-    @property
-    def compressed(self) -> FileFormat:
-        return RefusedFormat("a compressed document: unpack it")
 
     @property
     def refusal(self) -> str | None:
@@ -48,16 +41,17 @@ class ConvertedDocument(FileFormat):
         return options.encoding  # a document that cannot be converted is skipped
 
     def documents(self, path: Path, options: ReadOptions) -> Iterator[Document | Skipped]:
-        try:
-            yield self.convert(path)
-        except ConversionError as error:
-            yield Skipped(str(path), f"cannot be converted ({error})", path.stat().st_size)
+        yield self.convert(path)
 
-    def convert(self, path: Path) -> Document:
-        """Return a document as text; raise a ConversionError if it has none."""
-        if not _text(path):
-            raise ConversionError("no text in it")
-        return Document(str(path), lambda: slices(_text(path)), fields=file_fields(path))
+    def convert(self, path: Path) -> Document | Skipped:
+        """Return a document as text, or why it has none."""
+        try:
+            if _text(path):
+                return Document(str(path), lambda: slices(_text(path)), fields=file_fields(path))
+            reason = "no text in it"
+        except RequestFailed as error:
+            reason = str(error)
+        return Skipped(str(path), f"cannot be converted to text ({reason})", path.stat().st_size)
 
     def fingerprint(self, path: Path, options: ReadOptions) -> str:
         reader = str(READER)
@@ -67,27 +61,8 @@ class ConvertedDocument(FileFormat):
         return f"{super().fingerprint(path, options)} by {reader}"
 
 
-class Converter:
-    """Converts documents in a separate process, which starts with the first one."""
-
-    def __init__(self) -> None:
-        self._process = LimitedProcess("lmlong.data.converters.worker")
-
-    def convert(self, path: Path) -> bytes:
-        """Return the text of a document in UTF-8."""
-        seconds = SECONDS + SECONDS_PER_MB * path.stat().st_size / 1e6
-        try:
-            return self._process.ask({"kind": path.suffix.lower(), "path": str(path.resolve())}, seconds)
-        except RequestFailed as error:
-            raise ConversionError(str(error)) from None
-
-    def close(self) -> None:
-        """End the process."""
-        self._process.close()
-
-
-CONVERTER = Converter()
-atexit.register(CONVERTER.close)
+PROCESS = LimitedProcess("lmlong.data.converters.worker")
+atexit.register(PROCESS.close)
 
 
 def _text(path: Path) -> bytes:
@@ -98,4 +73,5 @@ def _text(path: Path) -> bytes:
 
 @lru_cache(maxsize=1)
 def _converted(path: Path, changed: int, size: int) -> bytes:
-    return CONVERTER.convert(path)
+    request = {"kind": path.suffix.lower(), "path": str(path.resolve())}
+    return PROCESS.ask(request, SECONDS + SECONDS_PER_MB * size / 1e6)

@@ -4,12 +4,12 @@ from functools import partial
 from pathlib import Path, PurePath
 
 from lmlong.data.converters.office import EPUB_TYPE
-from lmlong.data.document import Document
+from lmlong.data.document import Document, Skipped
 from lmlong.data.encoding import UTF8, EncodingError, find_encoding, marked
 from lmlong.data.formats.archives import Archive
 from lmlong.data.formats.base import PLAIN_SUFFIXES, FileFormat, PlainText, RefusedFormat, file_document, suffix_of
 from lmlong.data.formats.compression import COMPRESSED, read_bytes
-from lmlong.data.formats.converted import ConversionError, ConvertedDocument
+from lmlong.data.formats.converted import ConvertedDocument
 from lmlong.data.formats.datasets import Records
 from lmlong.data.formats.fasta import Fasta
 from lmlong.errors import UsageError
@@ -108,10 +108,10 @@ def text_file(path: Path) -> Document:
     if file_format.refusal:
         raise UsageError(f"{path}: {file_format.refusal}.")
     if isinstance(file_format, ConvertedDocument):
-        try:
-            return file_format.convert(path)
-        except ConversionError as error:
-            raise UsageError(f"{path}: cannot be converted to text ({error}). Use another file.") from None
+        document = file_format.convert(path)
+        if isinstance(document, Skipped):
+            raise UsageError(f"{path}: {document.reason}. Use another file.")
+        return document
     if not file_format.is_text:
         raise UsageError(f"{path}: holds several texts. Unpack it, and name one of them.")
     try:

@@ -110,10 +110,9 @@ class SentencePieceTokenizer(SubwordTokenizer):
 
     def __init__(self, model: bytes, name: str):
         """Raise a UsageError, which begins with `name`, for a model that cannot be made lossless."""
-        self.processor = _processor(model, name)
-        table = _table(self.processor)
+        self.processor, table, byte_tokens = _load(model, name)
         super().__init__(model, table, self.processor.bos_id(), self.processor.eos_id())
-        self._byte_tokens = dict(enumerate(_byte_ids(self.processor)))
+        self._byte_tokens = dict(enumerate(byte_tokens))
 
     def _encode_safe(self, text: str) -> list[int]:
         return self.processor.encode(text)
@@ -122,12 +121,13 @@ class SentencePieceTokenizer(SubwordTokenizer):
         return self.processor.encode(texts, num_threads=1)  # by default it takes all cores, which other processes use
 
 
-def _processor(model: bytes, name: str) -> SentencePieceProcessor:
-    """Load a model so that it changes no text; raise a UsageError if that is impossible."""
+def _load(model: bytes, name: str) -> tuple[SentencePieceProcessor, list[bytes], list[int]]:
+    """Load a model so that it changes no text; raise a UsageError if that is impossible. Return also the bytes of each
+    id, empty for control tokens, and the ids of the 256 bytes."""
     try:
         # An empty or a random file can be a valid message without content.
         processor = SentencePieceProcessor(model_proto=model + KEEP_TEXT)
-        pieces = _table(processor)
+        pieces = [_piece_bytes(processor, token) for token in range(processor.vocab_size())]
     except UnicodeDecodeError:
         raise UsageError(
             f"{name}: not a sentencepiece model, or damaged: a piece is not UTF-8. Use another model, or no path."
@@ -136,7 +136,8 @@ def _processor(model: bytes, name: str) -> SentencePieceProcessor:
         pieces = []
     if not pieces:
         raise UsageError(f"{name}: not a sentencepiece model. Name a .model file as text.tokenizer.path, or none.")
-    if len(_byte_ids(processor)) < 256:
+    byte_tokens = [processor.piece_to_id(f"<0x{byte:02X}>") for byte in range(256)]
+    if not all(map(processor.is_byte, byte_tokens)):
         raise UsageError(
             f"{name}: has no pieces for single bytes, so some text would be lost. "
             "Use a model trained with --byte_fallback=true, or leave out text.tokenizer.path."
@@ -148,18 +149,7 @@ def _processor(model: bytes, name: str) -> SentencePieceProcessor:
         )
     if b"".join(pieces[token] for token in processor.encode(PROBE)) != PROBE.encode():
         raise UsageError(f"{name}: loses text, such as spaces or line ends. Use another model, or leave out the path.")
-    return processor
-
-
-def _byte_ids(processor: SentencePieceProcessor) -> list[int]:
-    """Return the ids of the 256 bytes in order, or an empty list if the model lacks any."""
-    ids = [processor.piece_to_id(f"<0x{byte:02X}>") for byte in range(256)]
-    return ids if all(processor.is_byte(token) for token in ids) else []
-
-
-def _table(processor: SentencePieceProcessor) -> list[bytes]:
-    """Return the bytes of each id, empty for control tokens."""
-    return [_piece_bytes(processor, token) for token in range(processor.vocab_size())]
+    return processor, pieces, byte_tokens
 
 
 def _piece_bytes(processor: SentencePieceProcessor, token: int) -> bytes:

@@ -103,17 +103,17 @@ class Tokens:
             starts[:, 0] &= mask.shape[1] > time  # the first token of a text has an empty state already
             self.starts = starts if starts.any() else None
         steps = torch.arange(time, device=ids.device)
-        since = position[:, None] + steps
+        positions = position[:, None] + steps
         if self.starts is not None:
-            begun = torch.where(self.starts, steps, -1).cummax(1).values
-            since = torch.where(begun >= 0, steps - begun, since)
-        self.positions = since  # (B, T)
+            last_start = torch.where(self.starts, steps, -1).cummax(1).values
+            positions = torch.where(last_start >= 0, steps - last_start, positions)
+        self.positions = positions  # (B, T)
         self.last: Tensor | None = None  # (B, T, P) the last tokens up to each token, -1 if of another document
         if last is not None:
             size = last.shape[1]
             windows = torch.cat([last, ids], dim=1).unfold(1, size + 1, 1)
             back = torch.arange(size, -1, -1, device=ids.device)
-            self.last = windows.masked_fill(since[:, :, None] < back, -1)
+            self.last = windows.masked_fill(positions[:, :, None] < back, -1)
 
     @property
     def documents(self) -> Tensor | None:
@@ -399,19 +399,23 @@ class WindowAttention(nn.Module):
             keys, values = (x.new_zeros(*x.shape[:2], past, x.shape[3]) for x in (k, v))
             current = torch.zeros(len(k), past, dtype=torch.bool, device=k.device)
         keys, values = torch.cat([keys.to(k.dtype), k], dim=2), torch.cat([values.to(v.dtype), v], dim=2)
-        of_new = tokens.documents
-        of_new = torch.zeros(len(q), time, dtype=torch.long, device=q.device) if of_new is None else of_new
-        document = torch.cat([current.long() - 1, of_new], dim=1)  # -1: no document, or an earlier one
+        new_document = tokens.documents
+        new_document = (
+            torch.zeros(len(q), time, dtype=torch.long, device=q.device) if new_document is None else new_document
+        )
+        document = torch.cat([current.long() - 1, new_document], dim=1)  # -1: no document, or an earlier one
         outputs = []
         for begin in range(0, time, self.window):  # a block of queries sees its own keys and the `past` keys before
             end = min(begin + self.window, time)
-            seen = slice(begin, end + past)
-            at = torch.arange(begin + past, end + past, device=q.device)[:, None]
-            of = torch.arange(begin, end + past, device=q.device)
-            in_window = (of <= at) & (of > at - self.window)
-            same_document = of_new[:, begin:end, None] == document[:, None, seen]
+            keys_seen = slice(begin, end + past)
+            query_time = torch.arange(begin + past, end + past, device=q.device)[:, None]
+            key_time = torch.arange(begin, end + past, device=q.device)
+            in_window = (key_time <= query_time) & (key_time > query_time - self.window)
+            same_document = new_document[:, begin:end, None] == document[:, None, keys_seen]
             mask = (in_window & same_document)[:, None]
-            outputs.append(scaled_dot_product_attention(q[:, :, begin:end], keys[:, :, seen], values[:, :, seen], mask))
+            outputs.append(
+                scaled_dot_product_attention(q[:, :, begin:end], keys[:, :, keys_seen], values[:, :, keys_seen], mask)
+            )
         if past:
             state.set(3, keys[:, :, time:])
             state.set(4, values[:, :, time:])
@@ -458,10 +462,8 @@ class NgramAttention(nn.Module):
         super().__init__()
         heads, sizes = config.num_attention_heads, config.ngram["sizes"]
         self.sizes, self.rows = [sizes[head % len(sizes)] for head in range(heads)], config.ngram["buckets"]
-        self.number_weight, self.raw_smoothing = (
-            nn.Parameter(torch.empty(heads, heads)),
-            nn.Parameter(torch.empty(heads)),
-        )
+        self.number_weight = nn.Parameter(torch.empty(heads, heads))
+        self.raw_smoothing = nn.Parameter(torch.empty(heads))
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, state: LayerState, tokens: Tokens, gates: Gates) -> Tensor:
         values, shape = at_least_float32(v), (len(v), len(self.sizes), self.rows)
@@ -476,7 +478,7 @@ class NgramAttention(nn.Module):
         )
         document = torch.zeros_like(tokens.positions) if tokens.documents is None else tokens.documents
         document = document[:, None].expand_as(written)
-        rows = TableRows(table, number, ngram, values, written, self._row(written), document)
+        rows = TableRows((table, number, ngram), values, written, self._row(written), document)
         time = torch.arange(v.shape[2], device=v.device).expand_as(read)
         sums, counts, hashes = rows.at(self._row(read), time, document)
         is_match = (hashes == read) & (read != self.NONE)
@@ -505,16 +507,10 @@ class TableRows:
     writes are sorted by row and time. A sum accumulates until another n-gram or document writes to its row."""
 
     def __init__(
-        self,
-        table: Tensor,
-        number: Tensor,
-        ngram: Tensor,
-        values: Tensor,
-        written: Tensor,
-        row: Tensor,
-        document: Tensor,
+        self, before: tuple[Tensor, Tensor, Tensor], values: Tensor, written: Tensor, row: Tensor, document: Tensor
     ):
-        self.before, self.document = (table, number, ngram), document
+        self.before, self.document = before, document  # the table, the numbers and the n-grams
+        table, number, _ = before
         self.row = row  # (B, H, T)
         count = row.shape[2]
         counts = written != NgramAttention.NONE
@@ -532,9 +528,9 @@ class TableRows:
         self.sum = (sums[:, :, 1:] - sums.gather(2, self._wide(begin, sums))).to(values.dtype)
         self.number = (self.time - begin + 1).to(number.dtype)
         stored, many, hashes = self._before(self.sorted_row.clamp(max=table.shape[2] - 1))
-        goes_on = new_row.gather(2, begin) & (hashes == self.hash) & (self.of_document == 0)
-        self.sum = self.sum + stored * goes_on[..., None]
-        self.number = self.number + many * goes_on
+        continues = new_row.gather(2, begin) & (hashes == self.hash) & (self.of_document == 0)
+        self.sum = self.sum + stored * continues[..., None]
+        self.number = self.number + many * continues
 
     def at(self, row: Tensor, time: Tensor, document: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the sums, numbers and n-grams of rows (B, H, T) after the writes up to `time`, for readers in
@@ -596,7 +592,7 @@ class Mixer(nn.Module):
 
     def _make_attention(self, config: LmlongConfig) -> None:
         width, heads = config.hidden_size, (self.heads,)
-        self.gates: dict[str, str] = {}  # of the attention, with the module that each is made by
+        self.gates: dict[str, str] = {}  # name of each gate, and the attribute of its module
         self.parallel = self.kind in ("linear", "delta") and config.parallel_window is not None
         attention: nn.Module
         if self.kind in ("linear", "delta"):
@@ -627,12 +623,8 @@ class Mixer(nn.Module):
         qkv, gate = self.in_proj(x).split([sum(self.widths), self.gate_width], dim=-1)
         if self.convolution is not None:
             qkv = self.convolution(qkv, state, tokens)
-        q, k, v = (
-            part.unflatten(-1, (heads, part.shape[-1] // heads)).transpose(1, 2)
-            for part, heads in zip(
-                qkv.split(self.widths, dim=-1), (self.heads, self.kv_heads, self.kv_heads), strict=True
-            )
-        )
+        parts = zip(qkv.split(self.widths, dim=-1), (self.heads, self.kv_heads, self.kv_heads), strict=True)
+        q, k, v = (part.unflatten(-1, (heads, part.shape[-1] // heads)).transpose(1, 2) for part, heads in parts)
         k, v = (part.repeat_interleave(self.heads // self.kv_heads, dim=1) for part in (k, v))
         gates = {name: getattr(self, module)(x) for name, module in self.gates.items()}
         if self.parallel:
@@ -796,7 +788,7 @@ def rotate(x: Tensor, positions: Tensor, base: float, scaling: dict[str, float] 
     half = x.shape[-1] // 2
     exponents = -torch.arange(half, device=x.device, dtype=torch.float64) / half
     frequencies = base**exponents
-    if scaling is not None:  # of Llama 3
+    if scaling is not None:  # as in Llama 3
         turns = scaling["original_length"] * frequencies / (2 * math.pi)
         low, high = scaling["low_frequency_factor"], scaling["high_frequency_factor"]
         kept = ((turns - low) / (high - low)).clamp(0, 1)

@@ -25,10 +25,12 @@ def tokenizer_files(tokenizer: Tokenizer, longest: int) -> dict[str, str]:
     spec = _of_characters(tokenizer) if isinstance(tokenizer, CharacterTokenizer) else lossless(_spec(tokenizer))
     names = {token["id"]: token["content"] for token in spec["added_tokens"]}
     bos, eos = names[tokenizer.bos], names[tokenizer.eos]
+    begin = {"SpecialToken": {"id": bos, "type_id": 0}}
+    first, second = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
     spec["post_processor"] = {
         "type": "TemplateProcessing",
-        "single": [_special(bos), _sequence("A")],
-        "pair": [_special(bos), _sequence("A"), _sequence("B")],
+        "single": [begin, first],
+        "pair": [begin, first, second],
         "special_tokens": {bos: {"id": bos, "ids": [tokenizer.bos], "tokens": [bos]}},
     }
     config = {
@@ -46,14 +48,6 @@ def tokenizer_files(tokenizer: Tokenizer, longest: int) -> dict[str, str]:
         "tokenizer.json": json.dumps(spec, ensure_ascii=False),
         "tokenizer_config.json": json.dumps(config, ensure_ascii=False, indent=2),
     }
-
-
-def _special(name: str) -> dict[str, Any]:
-    return {"SpecialToken": {"id": name, "type_id": 0}}
-
-
-def _sequence(name: str) -> dict[str, Any]:
-    return {"Sequence": {"id": name, "type_id": 0}}
 
 
 def _spec(tokenizer: Tokenizer) -> dict[str, Any]:

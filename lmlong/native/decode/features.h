@@ -42,7 +42,7 @@ float sum_of(const float* x, Int size) {
 
 // y (rows) = weight[head] x, for weight (heads, rows, width)
 void project(const float* weight, Int rows, Int head, const float* x, Int width, float* y) {
-    matmul({weight + head * rows * width, nullptr, FLOAT32, rows, width}, {0, rows}, x, 0, 1, y, 0, nullptr);
+    matmul({weight + head * rows * width, nullptr, FLOAT32, rows, width}, {0, rows}, {x, 0}, 1, y, 0, nullptr);
 }
 
 // x = x / |x|

@@ -7,13 +7,14 @@
 namespace {
 
 struct KeyValues {  // of past tokens, as in softmax/state.py
-    float *k, *v;   // (lines, size, head_dim) and (lines, size, value_dim); a line is one head of one row
+    // (batch_heads, size, head_dim) and (batch_heads, size, value_dim); a batch head is one head of one row
+    float *k, *v;
     bool* current;  // (rows, size) whether they belong to the current document
 };
 
 struct PastTokens {
     KeyValues cached;
-    Int line, size;
+    Int batch_head, size;
 };
 
 struct SoftmaxMean {
@@ -36,14 +37,14 @@ struct SoftmaxMean {
                 const bool* current = past->cached.current + input.row * past->size;
                 for (Int begin = 0, end; begin < past->size; begin = end + 1) {
                     for (end = begin; end < past->size && current[end];) end++;
-                    if (begin < end) call(past->cached, past->line * past->size + begin, end - begin);
+                    if (begin < end) call(past->cached, past->batch_head * past->size + begin, end - begin);
                 }
             }
         };
         Int count = 0;
         each_run([&](const KeyValues& cached, Int first, Int size) {
             const Matrix keys{cached.k + first * head_dim, nullptr, FLOAT32, size, head_dim};
-            matmul(keys, {0, size}, input.q, 0, 1, weights + count, 0, nullptr);
+            matmul(keys, {0, size}, {input.q, 0}, 1, weights + count, 0, nullptr);
             count += size;
         });
         matvec<Float32, 1>(input.k, head_dim, input.q, weights + count);
@@ -62,7 +63,7 @@ struct SoftmaxMean {
     void append(const HeadInput& input, const PastTokens& past, Int dropped, const KeyValues& after) const {
         const Int kept = past.size - dropped;
         auto copy = [&](const float* from, const float* x, Int width, float* into) {
-            from += (past.line * past.size + dropped) * width, into += past.line * (kept + 1) * width;
+            from += (past.batch_head * past.size + dropped) * width, into += past.batch_head * (kept + 1) * width;
             std::copy_n(from, kept * width, into), std::copy_n(x, width, into + kept * width);
         };
         copy(past.cached.k, input.k, head_dim, after.k);

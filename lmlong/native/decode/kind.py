@@ -26,7 +26,7 @@ class DecodeKind(ABC, Generic[State]):
     """Name of its struct in C++, which has the structs Weights and State (mixer.h)."""
 
     header: Path
-    """Its decode.h, in attention/<kind>/native."""
+    """Its decode.h, in attention/<kind>."""
 
     weights: type[ctypes.Structure]
     state: type[ctypes.Structure]
@@ -44,7 +44,7 @@ class DecodeKind(ABC, Generic[State]):
     @property
     def headers(self) -> Mapping[str, Path]:
         """Its headers by their include names, such as linear/decode.h."""
-        return {f"{self.header.parents[1].name}/{self.header.name}": self.header}
+        return {f"{self.header.parent.name}/{self.header.name}": self.header}
 
     @abstractmethod
     def pack(self, packer: Packer, attention: Any, gates: Mapping[str, nn.Module]) -> ctypes.Structure:

@@ -118,54 +118,37 @@ void matvec(const typename Dtype::Element* rows, Int inputs, const float* x, flo
     }
 }
 
+struct Vectors {  // of each row of a batch
+    const float* data;
+    Int stride;
+};
+
 template <typename Dtype>
-void matmul_unscaled(
-    const Matrix& matrix, Range outputs, const float* x, Int x_stride, Int batch, float* y, Int y_stride) {
+void matmul_as(const Matrix& matrix, Range outputs, Vectors x, Int batch, float* y, Int y_stride, float* reordered) {
     const auto* data = static_cast<const typename Dtype::Element*>(matrix.data);
+    const Int inputs = matrix.inputs;
+    if (Dtype::PER_LANE > 1) {
+        for (Int b = 0; b < batch; b++) reorder<Dtype::PER_LANE>(x.data + b * x.stride, inputs, reordered + b * inputs);
+        x = {reordered, inputs};
+    }
     Int r = outputs.begin;
     for (; r + ROWS <= outputs.end; r += ROWS)
         for (Int b = 0; b < batch; b++)
-            matvec<Dtype, ROWS>(data + r * matrix.inputs, matrix.inputs, x + b * x_stride, y + b * y_stride + r);
+            matvec<Dtype, ROWS>(data + r * inputs, inputs, x.data + b * x.stride, y + b * y_stride + r);
     for (; r < outputs.end; r++)
         for (Int b = 0; b < batch; b++)
-            matvec<Dtype, 1>(data + r * matrix.inputs, matrix.inputs, x + b * x_stride, y + b * y_stride + r);
-}
-
-template <typename Dtype>
-void matmul_as(
-    const Matrix& matrix,
-    Range outputs,
-    const float* x,
-    Int x_stride,
-    Int batch,
-    float* y,
-    Int y_stride,
-    float* reordered) {
-    if (Dtype::PER_LANE > 1) {
-        for (Int b = 0; b < batch; b++)
-            reorder<Dtype::PER_LANE>(x + b * x_stride, matrix.inputs, reordered + b * matrix.inputs);
-        x = reordered, x_stride = matrix.inputs;
-    }
-    matmul_unscaled<Dtype>(matrix, outputs, x, x_stride, batch, y, y_stride);
+            matvec<Dtype, 1>(data + r * inputs, inputs, x.data + b * x.stride, y + b * y_stride + r);
     if (matrix.scales)
         for (Int b = 0; b < batch; b++)
-            for (Int r = outputs.begin; r < outputs.end; r++) y[b * y_stride + r] *= matrix.scales[r];
+            for (r = outputs.begin; r < outputs.end; r++) y[b * y_stride + r] *= matrix.scales[r];
 }
 
-// A range of the outputs of y (batch, outputs) = x (batch, inputs) times the transposed matrix. Strides are between rows
-// of the batch; `reordered` is scratch memory for a copy of x
-void matmul(
-    const Matrix& matrix,
-    Range outputs,
-    const float* x,
-    Int x_stride,
-    Int batch,
-    float* y,
-    Int y_stride,
-    float* reordered) {
-    if (matrix.dtype == FLOAT32) matmul_as<Float32>(matrix, outputs, x, x_stride, batch, y, y_stride, reordered);
-    if (matrix.dtype == BFLOAT16) matmul_as<BFloat16>(matrix, outputs, x, x_stride, batch, y, y_stride, reordered);
-    if (matrix.dtype == INT8) matmul_as<Int8>(matrix, outputs, x, x_stride, batch, y, y_stride, reordered);
+// A range of the outputs of y (batch, outputs) = x (batch, inputs) times the transposed matrix. `reordered` is scratch
+// memory for a copy of x
+void matmul(const Matrix& matrix, Range outputs, Vectors x, Int batch, float* y, Int y_stride, float* reordered) {
+    if (matrix.dtype == FLOAT32) matmul_as<Float32>(matrix, outputs, x, batch, y, y_stride, reordered);
+    if (matrix.dtype == BFLOAT16) matmul_as<BFloat16>(matrix, outputs, x, batch, y, y_stride, reordered);
+    if (matrix.dtype == INT8) matmul_as<Int8>(matrix, outputs, x, batch, y, y_stride, reordered);
 }
 
 }  // namespace

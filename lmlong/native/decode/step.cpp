@@ -156,13 +156,13 @@ struct Step {
     }
 
     void linear(const Matrix& matrix, const float* x, Int x_stride, Int batch, float* y) {
-        matmul(matrix, share_of(matrix.outputs), x, x_stride, batch, y, matrix.outputs, reordered);
+        matmul(matrix, share_of(matrix.outputs), {x, x_stride}, batch, y, matrix.outputs, reordered);
     }
 
     // Add to the residual stream
     void add_linear(const Matrix& matrix, const float* x, Int x_stride, const Batch& batch) {
         const Range outputs = share_of(width);
-        matmul(matrix, outputs, x, x_stride, batch.count, normed, width, reordered);
+        matmul(matrix, outputs, {x, x_stride}, batch.count, normed, width, reordered);
         for (Int t = 0; t < batch.count; t++)
             for (Int i = outputs.begin; i < outputs.end; i++) batch.x[t * width + i] += normed[t * width + i];
     }
@@ -176,12 +176,12 @@ struct Step {
         Scratch of_heads = scratch;  // a copy: the next layer reuses the memory
         Mixer<Attention> mixer(job, layer, of_heads);
         const Int outputs = layer.in_proj.outputs;
-        const Range lines = team.share(batch.count * model.heads);
-        for (Int line = lines.begin; line < lines.end; line++) {
-            const Int t = line / model.heads;
+        const Range heads = team.share(batch.count * model.heads);  // of all tokens
+        for (Int i = heads.begin; i < heads.end; i++) {
+            const Int t = i / model.heads;
             const float* cos_sin = batch.cos_sin + t * model.head_dim;
             const float *qkv_gate_t = qkv_gate + t * outputs, *normed_t = normed + t * width;
-            mixer.forward(batch.tokens[t], line % model.heads, qkv_gate_t, normed_t, cos_sin, mixed + t * values);
+            mixer.forward(batch.tokens[t], i % model.heads, qkv_gate_t, normed_t, cos_sin, mixed + t * values);
         }
     }
 
@@ -189,7 +189,7 @@ struct Step {
     void swiglu(const Matrix& matrix, Int batch) {
         const Range gates = share_of(mlp_width), values = {gates.begin + mlp_width, gates.end + mlp_width};
         for (const Range& outputs : {gates, values})
-            matmul(matrix, outputs, normed, width, batch, mlp_hidden, 2 * mlp_width, reordered);
+            matmul(matrix, outputs, {normed, width}, batch, mlp_hidden, 2 * mlp_width, reordered);
         for (Int t = 0; t < batch; t++) {
             float* gate = mlp_hidden + t * 2 * mlp_width;
             for (Int i = gates.begin; i < gates.end; i++) gate[i] = gate[i] * sigmoid(gate[i]) * gate[mlp_width + i];

@@ -1,4 +1,4 @@
-"""The page at `/`: hand-written files that a browser gets as they are, and may do no more with than they need."""
+"""The web page at `/`: hand-written files, served as they are under a strict content security policy."""
 
 import hashlib
 import json
@@ -22,7 +22,7 @@ FILES = {
     for path in sorted(Path(__file__).parent.iterdir())
     if path.suffix in KINDS
 }
-"""The files by the path that each is answered at."""
+"""The files by their URL paths."""
 
 POLICY = "; ".join(
     [
@@ -34,8 +34,8 @@ POLICY = "; ".join(
         "frame-ancestors 'none'",
         "base-uri 'none'",
         "form-action 'none'",
-        "require-trusted-types-for 'script'",  # no text of a model or a user can become markup,
-        "trusted-types 'none'",  # in no way at all
+        "require-trusted-types-for 'script'",  # text of a model or a user cannot become markup
+        "trusted-types 'none'",
     ]
 )
 
@@ -45,13 +45,12 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
-    "Cache-Control": "no-cache",  # asked for each time, told by the tag that nothing changed
+    "Cache-Control": "no-cache",  # revalidated by its ETag
 }
 
 
 def content(file: Path) -> bytes:
-    """Return what a file is served as: the page itself with the defaults of sampling in its fields, and the media types
-    of files."""
+    """Return the content of a file; the page itself gets the sampling defaults and the media types of files."""
     data = file.read_bytes()
     if file.suffix != ".html":
         return data

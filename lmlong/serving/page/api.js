@@ -1,10 +1,12 @@
-// Requests to the server that this page came from, and patience while it is away, busy, or wants a key.
+// Requests to the server of this page, which are repeated while it is away or busy, or after it gets a key.
 
-const PAUSES = [0.5, 1, 2, 4, 8, 15, 30]; // seconds between two looks whether the server is back
-const SILENCE = 45; // seconds: a stream tells every 15 that it is still there
+import { read, store } from "./storage.js";
+
+const PAUSES = [0.5, 1, 2, 4, 8, 15, 30]; // seconds between two checks whether the server is back
+const SILENCE = 45; // seconds; a stream sends a comment every 15
 const KEY = "lmlong.key";
 
-/** The server said no. */
+/** The server refused a request. */
 export class Refused extends Error {
   constructor(status, error = {}, seconds = 1) {
     super(error.message ?? `The server answered with status ${status}.`);
@@ -12,12 +14,12 @@ export class Refused extends Error {
   }
 }
 
-/** The server did not answer, or stopped doing so. */
+/** The server does not respond. */
 export class Away extends Error {}
 
-/** What the page does about the server's condition; main.js fills it in. */
+/** Callbacks about the condition of the server; set by main.js. */
 export const page = {
-  async pause(seconds) {}, // until the next look; ends early where somebody asks for it
+  async pause(seconds) {}, // until the next check; ends early if the user asks for it
   back() {},
   async askForKey(isWrong) {}, // returns the key
 };
@@ -26,15 +28,7 @@ export function jsonBody(value) {
   return { method: "POST", body: JSON.stringify(value), headers: { "Content-Type": "application/json" } };
 }
 
-let key = keptKey();
-
-function keptKey() {
-  try {
-    return sessionStorage.getItem(KEY);
-  } catch {
-    return null; // where a browser keeps nothing at all
-  }
-}
+let key = read(KEY, "sessionStorage");
 
 /** Ask once. */
 export async function request(path, options = {}, signal) {
@@ -55,7 +49,7 @@ function refusal(status, error, seconds) {
   return isAway ? new Away() : new Refused(status, error, seconds);
 }
 
-/** Ask until there is an answer that asking again would not change. */
+/** Repeat a request until its result is final. */
 export async function ask(path, options, signal) {
   for (let attempt = 0; ; attempt++) {
     try {
@@ -66,7 +60,7 @@ export async function ask(path, options, signal) {
   }
 }
 
-/** Wait until what went wrong may have passed; throw it where waiting does not help. */
+/** Wait until an error may have passed; throw it if waiting does not help. */
 export async function patience(error, attempt, signal) {
   if (error instanceof Away) return unless(signal, whenBack());
   if (error.status === 401) return unless(signal, newKey());
@@ -77,7 +71,7 @@ export async function patience(error, attempt, signal) {
 
 let returning = null;
 
-/** Wait until the server is there again; one look at a time, whoever waits. */
+/** Wait until the server is back; all callers share one check. */
 export function whenBack() {
   returning ??= lookUntilBack().finally(() => (returning = null));
   return returning;
@@ -105,9 +99,8 @@ function newKey() {
     .askForKey(key !== null)
     .then((given) => {
       key = given;
-      sessionStorage.setItem(KEY, given);
+      store(KEY, JSON.stringify(given), "sessionStorage");
     })
-    .catch(() => {}) // as above
     .finally(() => (asking = null));
   return asking;
 }
@@ -124,13 +117,13 @@ function unless(signal, promise) {
   return Promise.race([promise, aborted]);
 }
 
-/** The events of a stream, as they come. */
+/** Iterate over the events of a stream as they arrive. */
 export async function* stream(path, body, signal) {
   const answer = await request(path, jsonBody({ ...body, stream: true }), signal);
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   for (let rest = ""; ; ) {
     const { done, value } = await nextPart(reader, signal);
-    if (done) throw new Away(); // for a stream that is whole ends by [DONE]
+    if (done) throw new Away(); // a complete stream ends with [DONE]
     const events = (rest + value).split("\n\n");
     rest = events.pop();
     for (const event of events) {

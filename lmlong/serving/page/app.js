@@ -1,10 +1,12 @@
-// What is shown, and what becomes of it where somebody writes, goes back, opens a file, or deletes.
+// The state of the page, and what each action does to it: write, go back, open a file, delete.
 
 import { ask, Away, jsonBody, Refused } from "./api.js";
 import { Card } from "./card.js";
 import { isSure, say } from "./dialogs.js";
+import { element } from "./dom.js";
 import * as meter from "./meter.js";
 import { readOptions } from "./options.js";
+import { store } from "./storage.js";
 import { TextView } from "./text.js";
 import * as texts from "./texts.js";
 import { textOf } from "./tokens.js";
@@ -14,7 +16,6 @@ import { discard, dropUnfinished, perform, Turn } from "./turn.js";
 export const DRAFT = "lmlong.draft";
 const PENDING = "pending";
 
-const element = (id) => document.getElementById(id);
 const prompt = element("prompt");
 const mediaTypes = { ".state": "application/vnd.lmlong.state", ...JSON.parse(element("file").dataset.mediaTypes) };
 export const narrow = matchMedia("(max-width: 760px)");
@@ -22,8 +23,8 @@ export const narrow = matchMedia("(max-width: 760px)");
 let forest = new Forest();
 let current = location.hash.slice(1) || null; // id of the chosen session, PENDING, or null for a new text
 let isLoaded = false;
-let sizes = null; // the bytes of a state after so many tokens, in memory
-let work = null; // what goes on: {controller, turn, rate}, and what it was measured from
+let sizes = null; // a function from a number of tokens to the bytes of the state after them
+let work = null; // the running action: {controller, turn, rate, begun, before}
 
 const tree = new TreeView(element("tree"), choose);
 const view = new TextView(element("text"), choose);
@@ -147,13 +148,18 @@ export async function tell(error) {
 
 // Writing
 
-export function write() {
+/** Write with the options of sampling, if they are valid. */
+function writing(action) {
   const options = readOptions();
-  if (!options) return say("One of the sampling options is not valid.", true);
+  if (options) doing("Reading …", (signal) => action(options, signal));
+  else say("One of the sampling options is not valid.", true);
+}
+
+export function write() {
+  if (current === PENDING) return;
   const text = prompt.value;
   const parent = forest.nodes.get(current)?.id ?? null;
-  if (current === PENDING) return;
-  doing("Reading …", async (signal) => {
+  writing(async (options, signal) => {
     prompt.value = ""; // its draft is kept until the turn is
     let root = null;
     try {
@@ -169,7 +175,7 @@ export function write() {
   });
 }
 
-/** Take back a first turn that nothing could follow. */
+/** Delete a first turn that nothing could follow. */
 function forget(id) {
   discard(id);
   texts.remove(id);
@@ -177,21 +183,18 @@ function forget(id) {
   current = null;
 }
 
-/** Write another text in the place of the chosen one. */
+/** Write another text in place of the chosen one. */
 export function again() {
   const { id, parent } = forest.nodes.get(current);
   const entry = texts.get(id);
-  const options = readOptions();
-  if (!options) return say("One of the sampling options is not valid.", true);
-  doing("Reading …", (signal) => follow(parent, entry?.segments.slice(0, entry.given) ?? [], options, signal));
+  writing((options, signal) => follow(parent, entry?.segments.slice(0, entry.given) ?? [], options, signal));
 }
 
-/** Go on from within a turn, with an alternative in the place of a token. */
+/** Continue from within a turn, with an alternative in place of a token. */
 function take({ id, segment, number, token }, name, logprob) {
   const session = forest.nodes.get(id);
-  const options = readOptions();
   card.hide();
-  if (!session || !options || !forest.nodes.has(session.parent)) {
+  if (!session || !forest.nodes.has(session.parent)) {
     return say("The text before this turn is no longer there to go on from.", true);
   }
   const entry = texts.get(id);
@@ -199,10 +202,10 @@ function take({ id, segment, number, token }, name, logprob) {
   const other = { text: name.slice(head?.length ?? 0), logprob, others: token.others, head };
   const written = [...entry.segments[segment].written.slice(0, number), other];
   const segments = [...entry.segments.slice(0, segment), { written }];
-  doing("Reading …", (signal) => follow(session.parent, segments, options, signal));
+  writing((options, signal) => follow(session.parent, segments, options, signal));
 }
 
-/** Make a turn after a session, and show it while it is written. */
+/** Write a turn after a session, and show its progress. */
 async function follow(parent, segments, { max_tokens: most, ...sampling }, signal) {
   const turn = new Turn(parent, segments, most, sampling);
   turn.asked = most;
@@ -232,7 +235,7 @@ async function follow(parent, segments, { max_tokens: most, ...sampling }, signa
   }
 }
 
-/** Note what came; show it at most once a frame. */
+/** Note new tokens; show them at most once a frame. */
 function wrote(turn) {
   const now = performance.now();
   const count = turn.asked - turn.left;
@@ -321,7 +324,7 @@ export function setDraft(text) {
 }
 
 export function keepDraft() {
-  texts.wrote(DRAFT, JSON.stringify(prompt.value));
+  store(DRAFT, JSON.stringify(prompt.value));
   prompt.style.height = "auto";
   prompt.style.height = `${Math.min(prompt.scrollHeight + 2, innerHeight / 3)}px`;
   showWork();

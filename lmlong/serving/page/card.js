@@ -1,5 +1,6 @@
 // The card of a token: how surprising it was, and what else might have stood there.
 
+import { make } from "./dom.js";
 import { bits, isText, visible } from "./tokens.js";
 
 const LEAVE = 250; // milliseconds in which a pointer may go from the token into its card
@@ -8,7 +9,7 @@ export class Card {
   /**
    * @param element the card
    * @param view    the TextView whose tokens it tells of
-   * @param take    called with (place, name) to go on with an alternative; null where nothing can be taken
+   * @param take    called with (place, name) to continue with an alternative
    * @param say     called with what a reader who does not see the card is to hear
    */
   constructor(element, view, take, say) {
@@ -85,24 +86,23 @@ export class Card {
   #content(place) {
     const { token } = place;
     const name = (token.head ?? "") + token.text;
-    const head = block("p", "", [block("b", "", visible(name)), ` ${surprise(token)}`]);
-    const hint = this.take ? "Choose another to go on from there." : "";
+    const head = make("p", "", [make("b", "", visible(name)), ` ${surprise(token)}`]);
     const rows = token.others.map(([other, logprob]) => this.#row(place, other, logprob, other === name));
     if (token.others.length && !token.others.some(([other]) => other === name)) {
       rows.push(this.#row(place, name, token.logprob, true));
     }
-    return [head, block("div", "rows", rows), ...(rows.length && hint ? [block("p", "small", hint)] : [])];
+    const hint = rows.length ? [make("p", "small", "Choose another to go on from there.")] : [];
+    return [head, make("div", "rows", rows), ...hint];
   }
 
   #row(place, name, logprob, isWritten) {
-    const row = document.createElement("button");
     const share = Math.exp(logprob);
-    const bar = block("span", "share", "");
+    const bar = make("span", "share");
     bar.style.width = `${100 * share}%`;
-    row.append(bar, block("span", "name", visible(name)), block("span", "percent", percent(share)));
+    const cells = [bar, make("span", "name", visible(name)), make("span", "percent", percent(share))];
+    const row = make("button", isWritten ? "written" : "", cells);
     const fits = isText(name) && name.startsWith(place.token.head ?? "");
-    row.disabled = isWritten || !this.take || !fits;
-    if (isWritten) row.className = "written";
+    row.disabled = isWritten || !fits;
     row.addEventListener("click", () => this.take(place, name, logprob));
     return row;
   }
@@ -137,11 +137,4 @@ function spoken(token) {
 function percent(share) {
   if (share < 0.001) return "< 0.1 %";
   return `${(100 * share).toFixed(share < 0.1 ? 1 : 0)} %`;
-}
-
-function block(name, className, content) {
-  const found = document.createElement(name);
-  found.className = className;
-  found.append(...(Array.isArray(content) ? content : [content]));
-  return found;
 }

@@ -1,8 +1,8 @@
 // What the page tells and asks: its status, a key, whether somebody is sure.
 
-const AWAY = "The server does not answer. The page goes on as soon as it does; nothing is lost.";
+import { element } from "./dom.js";
 
-const element = (id) => document.getElementById(id);
+const AWAY = "The server does not answer. The page goes on as soon as it does; nothing is lost.";
 
 let toldBefore = ""; // the status before the server was away
 

@@ -3,11 +3,11 @@
 import { isThere, page, whenBack } from "./api.js";
 import * as app from "./app.js";
 import { askForKey, pause, tellBack } from "./dialogs.js";
-import * as texts from "./texts.js";
+import { element } from "./dom.js";
+import { read, store } from "./storage.js";
 
 const LOOK = 15; // seconds between two looks at a server that nothing is asked of
 
-const element = (id) => document.getElementById(id);
 const prompt = element("prompt");
 
 // What people do
@@ -69,9 +69,9 @@ addEventListener("drop", (event) => {
 for (const [id, name] of [["colours", "plain"], ["mono", "mono"]]) {
   const box = element(id);
   const key = `lmlong.${id}`;
-  box.checked = texts.read(key) ?? box.checked;
+  box.checked = read(key) ?? box.checked;
   const follows = () => document.body.classList.toggle(name, id === "colours" ? !box.checked : box.checked);
-  box.addEventListener("change", () => texts.wrote(key, JSON.stringify(box.checked)));
+  box.addEventListener("change", () => store(key, JSON.stringify(box.checked)));
   box.addEventListener("change", follows);
   follows();
 }
@@ -96,7 +96,7 @@ document.addEventListener("visibilitychange", () => {
   if (document.visibilityState === "visible" && !app.isBusy()) app.load().then(app.show, app.tell);
 });
 
-app.setDraft(texts.read(app.DRAFT) ?? "");
+app.setDraft(read(app.DRAFT) ?? "");
 app.show();
 app.begin().catch(app.tell);
 setTimeout(look, 1000 * LOOK);

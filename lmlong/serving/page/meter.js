@@ -1,11 +1,9 @@
 // The meter: how long the text is, and how large the state that stands for all of it.
 
 import { ask } from "./api.js";
+import { element, makeSvg } from "./dom.js";
 
 const EDGE = 4; // pixels that stay free for the dot
-const SVG = "http://www.w3.org/2000/svg";
-
-const element = (id) => document.getElementById(id);
 
 /**
  * A function of tokens: the bytes of a state in memory after so many, as the server tells its metrics. The file of a
@@ -44,15 +42,9 @@ function draw(id, across, up, from) {
   const place = (x, y) => [EDGE + (width - 2 * EDGE) * x, height - EDGE - (height - 2 * EDGE) * y];
   const places = across.map((x, number) => place(x, up[number]));
   const corners = places.length ? [place(0, from), ...places] : [];
-  const line = shape("polyline", { points: corners.map((corner) => corner.join(",")).join(" ") });
-  const dots = places.map(([cx, cy], number) => shape("circle", { cx, cy, r: number === places.length - 1 ? 3.5 : 1.5 }));
+  const line = makeSvg("polyline", { points: corners.map((corner) => corner.join(",")).join(" ") });
+  const dots = places.map(([cx, cy], number) => makeSvg("circle", { cx, cy, r: number === places.length - 1 ? 3.5 : 1.5 }));
   svg.replaceChildren(line, ...dots);
-}
-
-function shape(name, attributes) {
-  const found = document.createElementNS(SVG, name);
-  for (const [key, value] of Object.entries(attributes)) found.setAttribute(key, value);
-  return found;
 }
 
 function verdict(points) {

@@ -1,6 +1,7 @@
 // The options of sampling, as this browser keeps them.
 
-import { read, wrote } from "./texts.js";
+import { element } from "./dom.js";
+import { read, store } from "./storage.js";
 
 const KEY = "lmlong.options";
 const fields = [...document.querySelectorAll("#sampling input")];
@@ -9,7 +10,7 @@ const fields = [...document.querySelectorAll("#sampling input")];
 export function readOptions() {
   const wrong = fields.find((field) => !field.checkValidity());
   if (wrong) {
-    document.getElementById("sampling").open = true;
+    element("sampling").open = true;
     wrong.reportValidity();
     return null;
   }
@@ -18,7 +19,7 @@ export function readOptions() {
 }
 
 function change() {
-  wrote(KEY, JSON.stringify(Object.fromEntries(fields.map((field) => [field.name, field.value]))));
+  store(KEY, JSON.stringify(Object.fromEntries(fields.map((field) => [field.name, field.value]))));
   tell();
 }
 
@@ -34,7 +35,7 @@ for (const field of fields) {
   field.value = kept[field.name] ?? field.defaultValue;
   field.addEventListener("input", change);
 }
-document.getElementById("defaults").addEventListener("click", () => {
+element("defaults").addEventListener("click", () => {
   for (const field of fields) field.value = field.defaultValue;
   change();
 });

@@ -1,5 +1,6 @@
 // The text from the first turn to the chosen one, each written token in the colour of its surprise.
 
+import { make } from "./dom.js";
 import { bits } from "./tokens.js";
 import * as texts from "./texts.js";
 
@@ -72,9 +73,8 @@ export class TextView {
 
   /** The end of a text that this browser never had, or no longer has, as the server tells it. */
   #end(session) {
-    const part = span("turn");
-    part.append(span("hint", "What stands before is in the state, but not in this browser. "), span("told", session.tail));
-    return part;
+    const hint = span("hint", "What stands before is in the state, but not in this browser. ");
+    return span("turn", [hint, span("told", session.tail)]);
   }
 
   #turn(id, { segments, name, cut, ended }) {
@@ -109,8 +109,7 @@ export class TextView {
 
   /** A dot between two turns, to go back to the first of them. */
   #mark({ id, tokens }) {
-    const mark = document.createElement("button");
-    mark.className = "mark";
+    const mark = make("button", "mark");
     mark.dataset.id = id;
     mark.title = `Go back to here, after ${tokens.toLocaleString("en")} tokens`;
     mark.setAttribute("aria-label", mark.title);
@@ -118,9 +117,4 @@ export class TextView {
   }
 }
 
-function span(name, text) {
-  const found = document.createElement("span");
-  found.className = name;
-  if (text !== undefined) found.textContent = text;
-  return found;
-}
+const span = (name, content) => make("span", name, content);

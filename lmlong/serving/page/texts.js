@@ -1,4 +1,6 @@
-// The texts of sessions, as this browser keeps them: the server tells only their ends.
+// The texts of sessions, kept in this browser: the server has only their ends.
+
+import { read, store } from "./storage.js";
 
 const TEXT = "lmlong.text.";
 const INDEX = "lmlong.texts"; // {id: [when it was used last, characters]}
@@ -23,7 +25,7 @@ export function keep(id, entry) {
   const index = read(INDEX) ?? {};
   index[id] = [Date.now(), data.length];
   makeRoom(index, MOST, id);
-  while (!wrote(TEXT + id, data) || !wrote(INDEX, JSON.stringify(index))) {
+  while (!store(TEXT + id, data) || !store(INDEX, JSON.stringify(index))) {
     const size = total(index);
     makeRoom(index, size - 1, id);
     if (total(index) === size) return; // there is no room at all: this tab alone knows it
@@ -34,8 +36,8 @@ export function remove(id) {
   held.delete(id);
   const index = read(INDEX) ?? {};
   delete index[id];
-  unwrite(TEXT + id);
-  wrote(INDEX, JSON.stringify(index));
+  store(TEXT + id, null);
+  store(INDEX, JSON.stringify(index));
 }
 
 /** What is kept of a file: its end. */
@@ -52,32 +54,7 @@ function makeRoom(index, most, except) {
   for (const id of oldest) {
     if (total(index) <= most) return;
     if (id === except) continue;
-    unwrite(TEXT + id);
+    store(TEXT + id, null);
     delete index[id];
-  }
-}
-
-export function read(key) {
-  try {
-    return JSON.parse(localStorage.getItem(key));
-  } catch {
-    return null;
-  }
-}
-
-function unwrite(key) {
-  try {
-    localStorage.removeItem(key);
-  } catch {
-    // nothing is kept here
-  }
-}
-
-export function wrote(key, data) {
-  try {
-    localStorage.setItem(key, data);
-    return true;
-  } catch {
-    return false;
   }
 }

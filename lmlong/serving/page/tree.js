@@ -1,12 +1,12 @@
 // The tree of sessions: a line of turns goes straight down, and each fork leaves it to the right.
 
+import { make, makeSvg } from "./dom.js";
 import { discarded } from "./turn.js";
 import { textOf } from "./tokens.js";
 import * as texts from "./texts.js";
 
 const LANE = 14; // pixels from one line to the next
 const LANES = 9;
-const SVG = "http://www.w3.org/2000/svg";
 
 /** The sessions by id, and what follows what. */
 export class Forest {
@@ -105,20 +105,16 @@ export class TreeView {
   }
 
   #row({ id, lane, level }, forest, current) {
-    const item = document.createElement("div");
     const session = forest.nodes.get(id);
+    const { told, written } = session ? label(session) : forest.pending.label;
+    const line = [part("told", told), told && written ? " " : "", part("written", written || (told ? "" : "(empty)"))];
+    const item = make("div", "", [part("line", line), part("count", session ? compact(session.tokens) : "…")]);
     item.setAttribute("role", "treeitem");
     item.setAttribute("aria-level", level);
     item.setAttribute("aria-selected", id === current);
     item.tabIndex = id === current ? 0 : -1;
     item.dataset.id = id;
     item.style.paddingLeft = `${(lane + 1) * LANE + 10}px`;
-    const { told, written } = session ? label(session) : forest.pending.label;
-    const line = document.createElement("span");
-    line.className = "line";
-    line.append(part("told", told), told && written ? " " : "", part("written", written));
-    if (!told && !written) line.append(part("written", "(empty)"));
-    item.append(line, part("count", session ? compact(session.tokens) : "…"));
     if (session) item.title = `${session.tokens.toLocaleString("en")} tokens, ${when(session.created)}`;
     else item.classList.add("pending");
     return item;
@@ -136,12 +132,7 @@ export class TreeView {
   }
 }
 
-function part(name, text) {
-  const span = document.createElement("span");
-  span.className = name;
-  span.textContent = text;
-  return span;
-}
+const part = (name, content) => make("span", name, content);
 
 const compact = (count) => Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 }).format(count);
 
@@ -152,15 +143,8 @@ function when(seconds) {
 /** The lines between the rows and a dot at each. */
 function lines(rows, onPath, height) {
   const place = new Map(rows.map(({ id, lane }, number) => [id, [(lane + 1) * LANE, (number + 0.5) * height]]));
-  const svg = document.createElementNS(SVG, "svg");
-  svg.setAttribute("aria-hidden", "true");
-  svg.setAttribute("height", rows.length * height);
-  svg.setAttribute("width", (LANES + 2) * LANE);
-  const draw = (name, attributes) => {
-    const shape = document.createElementNS(SVG, name);
-    for (const [key, value] of Object.entries(attributes)) shape.setAttribute(key, value);
-    svg.append(shape);
-  };
+  const svg = makeSvg("svg", { "aria-hidden": true, height: rows.length * height, width: (LANES + 2) * LANE });
+  const draw = (name, attributes) => svg.append(makeSvg(name, attributes));
   const state = (id) => (onPath.has(id) ? "on" : "off");
   for (const { id, parent } of [...rows].sort((one, other) => onPath.has(one.id) - onPath.has(other.id))) {
     if (!place.has(parent)) continue;

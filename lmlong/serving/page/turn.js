@@ -1,6 +1,7 @@
-// A turn: what is told to a fork of a session, and what the model writes after it.
+// A turn: text appended to a fork of a session, and the text that the model writes after it.
 
 import { ask, Away, jsonBody, patience, request, sleep, stream } from "./api.js";
+import { read, store } from "./storage.js";
 import { Aligner, textOf } from "./tokens.js";
 
 const UNFINISHED = "lmlong.unfinished";
@@ -8,7 +9,7 @@ const ATTEMPTS = 10;
 const ALTERNATIVES = 5;
 const MOMENT = 0.5; // seconds in which a server notices that a reader has gone, and lets go of the session
 
-/** Ids of forks that a turn gave up, which are deleted but may still be listed. */
+/** Ids of abandoned forks, which may still be listed until they are deleted. */
 export const discarded = new Set();
 
 let turns = 0;
@@ -31,8 +32,8 @@ export class Turn {
 }
 
 /**
- * Make a turn, through all that a server may do meanwhile. `changed` is called where it got tokens.
- * Returns {session, error}: the session after exactly the text of the turn, null where nothing was written.
+ * Write a turn; repeat it if the server goes away meanwhile. `changed` is called after new tokens.
+ * Return {session, error}: the session after exactly the text of the turn, or null if nothing was written.
  */
 export async function perform(turn, signal, changed) {
   for (let attempt = 0; ; attempt++) {
@@ -55,17 +56,11 @@ export async function perform(turn, signal, changed) {
 }
 
 /** Remember the fork that is being written to, for a page that is left meanwhile and comes back. */
-function noteUnfinished(fork) {
-  try {
-    sessionStorage.setItem(UNFINISHED, JSON.stringify(fork));
-  } catch {
-    // where a browser keeps nothing, the fork stays
-  }
-}
+const noteUnfinished = (fork) => store(UNFINISHED, JSON.stringify(fork), "sessionStorage");
 
-/** Delete the fork that this tab was writing to when it was left; say whether there was one. */
+/** Delete the fork that this tab was writing to when it was left; return whether there was one. */
 export async function dropUnfinished() {
-  const fork = readUnfinished();
+  const fork = read(UNFINISHED, "sessionStorage");
   noteUnfinished(null);
   for (let attempt = 0; fork && attempt < ATTEMPTS; attempt++) {
     await sleep(MOMENT);
@@ -81,14 +76,6 @@ export async function dropUnfinished() {
   return false;
 }
 
-function readUnfinished() {
-  try {
-    return JSON.parse(sessionStorage.getItem(UNFINISHED));
-  } catch {
-    return null;
-  }
-}
-
 /** The error that ends a turn; null once it has passed. */
 async function lasting(error, attempt, signal) {
   try {
@@ -100,7 +87,7 @@ async function lasting(error, attempt, signal) {
   }
 }
 
-/** Let the fork read what was told and what an attempt before this one wrote, and write on. */
+/** Append the text of the turn so far to the fork, and continue it. */
 async function write(turn, fork, signal, changed) {
   const aligner = new Aligner();
   const body = { session: fork.id, prompt: textOf(turn.segments), logprobs: ALTERNATIVES, max_tokens: turn.left };
@@ -139,7 +126,7 @@ async function forkOf(id, signal) {
   return (await ask(`v1/sessions/${id}/fork`, jsonBody({}), signal)).json();
 }
 
-/** Delete a fork that nobody has seen; nobody waits for it. */
+/** Delete an unfinished fork in the background. */
 export function discard(id) {
   discarded.add(id);
   const remove = () => ask(`v1/sessions/${id}`, { method: "DELETE" });

@@ -1,5 +1,7 @@
 """n-gram attention: what its rows hold, its hashes, and its three ways to compute the same."""
 
+from typing import Any
+
 import pytest
 import torch
 from machine import needs_compiler
@@ -13,8 +15,9 @@ from lmlong.attention.ngram.hashing import GOLDEN, NO_NGRAM, ngram_hashes, row_o
 from lmlong.attention.ngram.native.kernel import NativeNgram
 from lmlong.attention.ngram.sort import SortKernel
 from lmlong.attention.ngram.state import RECENT, WAITING, empty_state
-from lmlong.attention.ngram.step import _in_table as step_in_table
-from lmlong.attention.ngram.step import settle, step
+from lmlong.attention.ngram.step import _in_table as in_table
+from lmlong.attention.ngram.step import settle
+from lmlong.attention.ngram.step import step as with_lists
 from lmlong.model.fast_step import make_fast_step
 from lmlong.model.language_model import LanguageModel
 
@@ -62,15 +65,12 @@ def test_ngrams_that_share_a_row_replace_each_other() -> None:
     assert numbers.flatten().tolist() == [0, 1, 0, 0, 1, 0, 1, 2]
 
 
-@pytest.mark.parametrize("rows", [1, 3, 200])
+@pytest.mark.parametrize("rows", [3, 200])
 def test_the_order_of_sums_depends_on_nothing_but_the_row(rows: int) -> None:
     """Native code adds one value after another, however a text is cut: the same to the last bit."""
-    draw = torch.Generator().manual_seed(0)
-    tokens = torch.randint(4, (300,), generator=draw).tolist()
-    v, hashes = 1e3 * torch.randn(1, 3, 300, 8, generator=draw), hashes_of(tokens, [1, 2, 3])
-    whole, _, end = NativeNgram().read(v, hashes, None, empty_state((1, 3, rows), 8, v.device, v.dtype))
-    state = empty_state((1, 3, rows), 8, v.device, v.dtype)
-    parts = []
+    v, hashes = drawn(300, 4, [1, 2, 3], torch.float32)
+    whole, _, end = NativeNgram().read(v, hashes, None, empty_state((1, 3, rows), 4, v.device, v.dtype))
+    state, parts = empty_state((1, 3, rows), 4, v.device, v.dtype), []
     for cut in (slice(0, 1), slice(1, 130), slice(130, 131), slice(131, 300)):
         sums, _, state = NativeNgram().read(v[:, :, cut], hashes[:, :, cut], None, state)
         parts.append(sums)
@@ -78,37 +78,29 @@ def test_the_order_of_sums_depends_on_nothing_but_the_row(rows: int) -> None:
     assert all(map(torch.equal, state, end))
 
 
-@pytest.mark.parametrize("rows", [1, 5, 500])
-def test_more_tokens_than_both_lists_hold_by_steps(rows: int) -> None:
+def drawn(time: int, vocabulary: int, sizes: list[int], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Draw values (1, H, T, 4) and the hashes of random tokens."""
     draw = torch.Generator().manual_seed(0)
-    time = WAITING + 2 * RECENT + 30
-    tokens = torch.randint(3, (time,), generator=draw).tolist()
-    v, hashes = torch.randn(1, 2, time, 4, generator=draw, dtype=torch.float64), hashes_of(tokens, [2, 3])
+    tokens = torch.randint(vocabulary, (time,), generator=draw).tolist()
+    return torch.randn(1, len(sizes), time, 4, generator=draw, dtype=dtype), hashes_of(tokens, sizes)
+
+
+@pytest.mark.parametrize("rows", [5, 500])
+@pytest.mark.parametrize("step", [with_lists, in_table], ids=["lists", "table"])
+def test_more_tokens_than_both_lists_hold_by_steps(step: Any, rows: int) -> None:
+    """With lists of recent values as on a CPU, and in the table alone as on a GPU."""
+    v, hashes = drawn(WAITING + 2 * RECENT + 30, 3, [2, 3], torch.float64)
     state = empty_state((1, 2, rows), 4, v.device, v.dtype)
     truth, count, end = SortKernel().read(v, hashes, None, state)
-    for t in range(time):
+    for t in range(v.shape[2]):
         sums, numbers, state = step(v[:, :, t : t + 1], hashes[:, :, t : t + 1], state)
         assert torch.allclose(sums, truth[:, :, t : t + 1], atol=1e-10) and torch.equal(numbers, count[:, :, t : t + 1])
         assert (state.recent_ngram[..., 0] == NO_NGRAM).all()
     settled = settle(state)
-    assert (state.recent_ngram[..., -1] != NO_NGRAM).all() and (state.number > 0).any()
+    assert (state.recent_ngram[..., -1] != NO_NGRAM).all() == (step is with_lists) and (state.number > 0).any()
     assert (settled.recent_ngram == NO_NGRAM).all() and (settled.waiting_ngram == NO_NGRAM).all()
     assert torch.allclose(settled.S, end.S, atol=1e-10)
     assert torch.equal(settled.number, end.number) and torch.equal(settled.ngram, end.ngram)
-
-
-@pytest.mark.parametrize("rows", [1, 5, 500])
-def test_a_step_that_looks_at_no_value(rows: int) -> None:
-    """That of a GPU, whose graph may not wait for one."""
-    draw = torch.Generator().manual_seed(0)
-    tokens = torch.randint(3, (60,), generator=draw).tolist()
-    v, hashes = torch.randn(1, 2, 60, 4, generator=draw, dtype=torch.float64), hashes_of(tokens, [1, 3])
-    state = empty_state((1, 2, rows), 4, v.device, v.dtype)
-    truth, count, end = SortKernel().read(v, hashes, None, state)
-    for t in range(60):
-        sums, numbers, state = step_in_table(v[:, :, t : t + 1], hashes[:, :, t : t + 1], state)
-        assert torch.allclose(sums, truth[:, :, t : t + 1], atol=1e-10) and torch.equal(numbers, count[:, :, t : t + 1])
-    assert torch.allclose(state.S, end.S, atol=1e-10) and torch.equal(state.ngram, end.ngram)
 
 
 def test_what_is_no_number_stays_in_its_row_and_document() -> None:
@@ -123,14 +115,9 @@ def test_what_is_no_number_stays_in_its_row_and_document() -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("sizes", [[1, 3], [9, recipe.MAX_NGRAM]], ids=str)
-def test_native_decode_over_more_tokens_than_both_lists_hold(sizes: list[int]) -> None:
-    options = recipe.Model(
-        width=24,
-        layers=2,
-        heads=3,
-        attention=recipe.Attention(kind="ngram", ngram=recipe.Ngram(sizes=sizes, buckets=40)),
-    )
+def test_native_decode_over_more_tokens_than_both_lists_hold() -> None:
+    ngram = recipe.Ngram(sizes=[1, 3, recipe.MAX_NGRAM], buckets=40)
+    options = recipe.Model(width=24, layers=2, heads=3, attention=recipe.Attention(kind="ngram", ngram=ngram))
     torch.manual_seed(0)
     model = stirred(LanguageModel(options, 6), 0.5).eval()
     tokens = torch.randint(6, (2, 90)).repeat(1, 13)[:, : WAITING + 2 * RECENT + 20]  # long n-grams come again too

@@ -8,13 +8,13 @@
 namespace {
 
 struct Backward : DeltaPass {
-    const Int size = state_size(line), chunks = padded(job.time) / TILE;
+    const Int size = state_size(batch_head), chunks = padded(job.time) / TILE;
     float *dy, *dR, *dyT, *dRT, *UT, *dqT, *dk_endT, *dk_beginT, *q_derivative, *k_derivative, *rows;
     float *dstate, *states, *all_E, *all_U;        // `states`: before each chunk, and after the last
     const float *state_before, *state_after, *E, *U;  // of the chunk
     alignas(64) float dP[TILE * TILE], dL[TILE * TILE], dM[TILE * TILE], transposed[TILE * TILE];
 
-    Backward(const Line& line, Scratch scratch) : DeltaPass(line, scratch) {
+    Backward(const BatchHead& batch_head, Scratch scratch) : DeltaPass(batch_head, scratch) {
         for (float** x : {&dqT, &dk_endT, &dk_beginT, &q_derivative, &k_derivative}) *x = scratch.take(TILE * F);
         for (float** x : {&dy, &dR, &dyT, &dRT, &UT}) *x = scratch.take(TILE * V);
         rows = scratch.take(TILE * F);
@@ -25,13 +25,13 @@ struct Backward : DeltaPass {
 
     void run() {
         compute_states();
-        load_state(line, 0, job.dstate_after, dstate);
+        load_state(batch_head, 0, job.dstate_after, dstate);
         for (Int chunk = chunks - 1; chunk >= 0; chunk--) {
             const Int begin = chunk * TILE;
             state_before = states + chunk * size, state_after = state_before + size;
             E = all_E + begin * V, U = all_U + begin * V;
             load_keys(begin, -TILE, k_derivative), load_queries(begin, -TILE, q_derivative);
-            line.load(job.dy, begin, job.value_dim, dy, -TILE);
+            batch_head.load(job.dy, begin, job.value_dim, dy, -TILE);
             key_weights(), query_weights();
             backward_changes();
             backward_weights(begin);
@@ -43,12 +43,12 @@ struct Backward : DeltaPass {
             backward_features(job.dq, begin, dqT, q, q_derivative, q_scale);
             backward_features(job.dk, begin, dk_beginT, k, k_derivative, k_scale);
         }
-        store_state(line, 0, dstate, job.dstate_before);
+        store_state(batch_head, 0, dstate, job.dstate_before);
     }
 
     void compute_states() {
         float* state = states;
-        load_state(line, 0, job.state_before, state);
+        load_state(batch_head, 0, job.state_before, state);
         for (Int begin = 0; begin < job.time; begin += TILE, state += size) {
             load_keys(begin), key_weights();
             changes(state, all_E + begin * V, all_U + begin * V);
@@ -84,13 +84,13 @@ struct Backward : DeltaPass {
             }
         apply_mask(decay, dM);
         if (job.dbeta.data)
-            for (Int t = 0; t < line.tokens(begin); t++) *line.pointer(job.dbeta, begin + t) = dbeta[t];
+            for (Int t = 0; t < batch_head.tokens(begin); t++) *batch_head.pointer(job.dbeta, begin + t) = dbeta[t];
     }
 
     // Store dv = b dR, then replace dR by -a b dR
     void backward_values(Int begin) {
         scale_rows(dR, V, beta);
-        line.store(job.dv, begin, job.value_dim, dR);
+        batch_head.store(job.dv, begin, job.value_dim, dR);
         float factors[TILE];
         for (Int t = 0; t < TILE; t++) factors[t] = -decay.from_state[t];
         scale_rows(dR, V, factors);
@@ -122,7 +122,7 @@ struct Backward : DeltaPass {
         for (Int i = 0; i < F * TILE; i += TILE)
             for (Int t = 0; t < TILE; t++)
                 pairs[t] += qT[i + t] * dqT[i + t] + kT[i + t] * (dk_endT[i + t] - dk_beginT[i + t]);
-        store_log_decay_grads(line, begin, pairs, dot(state_after, dstate, size));
+        store_log_decay_grads(batch_head, begin, pairs, dot(state_after, dstate, size));
     }
 
     // dS = r dS' + (a q)^T dY - (a k)^T (b dR)
@@ -144,7 +144,7 @@ struct Backward : DeltaPass {
                 for (Int i = 0; i < F; i++)
                     row[i] = (row[i] - along * x[t * F + i]) * factors[t] * derivative[t * F + i];
             }
-        line.store(into, begin, job.features, rows);
+        batch_head.store(into, begin, job.features, rows);
     }
 };
 

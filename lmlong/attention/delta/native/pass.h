@@ -10,7 +10,7 @@
 
 namespace {
 
-Int state_size(const Line& line) { return state_size(line, 0); }
+Int state_size(const BatchHead& batch_head) { return state_size(batch_head, 0); }
 
 void scale(float* x, Int size, float factor) {
     if (factor != 1.0f)
@@ -32,37 +32,38 @@ void scale_to_unit(Int width, float* rows, float* factors) {
 }
 
 struct DeltaPass {
-    const Line& line;
-    const ScanJob& job = line.job;
-    const FeatureMap feature_map = FeatureMap(line.job.feature_map);
-    const Int F = line.F, V = line.V;
+    const BatchHead& batch_head;
+    const ScanJob& job = batch_head.job;
+    const FeatureMap feature_map = FeatureMap(batch_head.job.feature_map);
+    const Int F = batch_head.F, V = batch_head.V;
     Decay decay;
     float *q, *k, *v, *qT, *kT;  // q and k are features as soon as they are loaded
     alignas(64) float P[TILE * TILE], M[TILE * TILE];  // [s][t]
     alignas(64) float beta[TILE], q_scale[TILE], k_scale[TILE];
 
-    DeltaPass(const Line& line, Scratch& scratch) : line(line) {
+    DeltaPass(const BatchHead& batch_head, Scratch& scratch) : batch_head(batch_head) {
         for (float** x : {&q, &k, &qT, &kT}) *x = scratch.take(TILE * F);
         v = scratch.take(TILE * V);
     }
 
     void load_queries(Int begin, Int ahead = TILE, float* derivative = nullptr) {
-        line.load(job.q, begin, job.features, q, ahead);
+        batch_head.load(job.q, begin, job.features, q, ahead);
         features(begin, q, derivative, q_scale);
         transpose(q, TILE, F, qT);
     }
 
     void load_keys(Int begin, Int ahead = TILE, float* derivative = nullptr) {
-        decay_masks(line, begin, decay);
-        line.load(job.k, begin, job.features, k, ahead), line.load(job.v, begin, job.value_dim, v, ahead);
+        decay_masks(batch_head, begin, decay);
+        batch_head.load(job.k, begin, job.features, k, ahead), batch_head.load(job.v, begin, job.value_dim, v, ahead);
         features(begin, k, derivative, k_scale);
         transpose(k, TILE, F, kT);
-        for (Int t = 0; t < TILE; t++) beta[t] = t < line.tokens(begin) ? *line.pointer(job.beta, begin + t) : 0.0f;
+        for (Int t = 0; t < TILE; t++)
+            beta[t] = t < batch_head.tokens(begin) ? *batch_head.pointer(job.beta, begin + t) : 0.0f;
     }
 
     void features(Int begin, float* rows, float* derivative, float* factors) {
         if (feature_map == IDENTITY) return;
-        apply_feature_map(feature_map, line.tokens(begin), job.features, rows, derivative);
+        apply_feature_map(feature_map, batch_head.tokens(begin), job.features, rows, derivative);
         scale_to_unit(job.features, rows, factors);
     }
 
@@ -96,7 +97,7 @@ struct DeltaPass {
     // S = r S + sum_s e_s k_s u_s^T; changes k
     void update_state(const float* U, float* state) {
         if (!decay.none) scale_rows(k, F, decay.to_end);
-        scale(state, state_size(line), decay.chunk);
+        scale(state, state_size(batch_head), decay.chunk);
         add_matmul(state, F, V, {k, 1, F}, U, TILE);
     }
 

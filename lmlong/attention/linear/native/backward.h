@@ -8,9 +8,9 @@
 namespace {
 
 struct Backward {
-    const Line& line;
-    const ScanJob& job = line.job;
-    const Int F = line.F, V = line.V, size = state_size(line), chunks = padded(job.time) / TILE;
+    const BatchHead& batch_head;
+    const ScanJob& job = batch_head.job;
+    const Int F = batch_head.F, V = batch_head.V, size = state_size(batch_head), chunks = padded(job.time) / TILE;
     ChunkDecay decay;
     Features queries, keys;
     float *q = queries.rows, *k = keys.rows;  // dq and dk are their gradients
@@ -20,8 +20,9 @@ struct Backward {
     const float *state_before, *state_after;  // of the chunk
     alignas(64) float weights[TILE * TILE], dweights[TILE * TILE], dweightsT[TILE * TILE], dm[TILE];
 
-    Backward(const Line& line, Scratch scratch)
-        : line(line), decay(line, scratch), queries(line, false, true, scratch), keys(line, true, true, scratch) {
+    Backward(const BatchHead& batch_head, Scratch scratch)
+        : batch_head(batch_head), decay(batch_head, scratch), queries(batch_head, false, true, scratch),
+          keys(batch_head, true, true, scratch) {
         for (float** x : {&qT, &kT, &dqT, &dkT}) *x = scratch.take(TILE * F);
         for (float** x : {&v, &y, &dn, &vT, &dnT}) *x = scratch.take(TILE * V);
         rows = scratch.take(TILE * std::max(V, F));
@@ -33,7 +34,7 @@ struct Backward {
     void run() {
         DenormalsAreZero mode;
         compute_states();
-        load_state(line, 1, job.dstate_after, dstate);
+        load_state(batch_head, 1, job.dstate_after, dstate);
         for (Int begin = (chunks - 1) * TILE; begin >= 0; begin -= TILE) {
             state_before = states + begin / TILE * size, state_after = state_before + size;
             load(begin);
@@ -49,38 +50,38 @@ struct Backward {
             decay.scale_queries(q), decay.scale_keys(k);
             backward_v(begin);
             decay.scale_state(dstate);
-            add_to_state(line, q, dn, dm, dstate);
+            add_to_state(batch_head, q, dn, dm, dstate);
         }
-        store_state(line, 1, dstate, job.dstate_before);
-        if (job.dscale) job.dscale[line.index] = queries.dscale + keys.dscale;
+        store_state(batch_head, 1, dstate, job.dstate_before);
+        if (job.dscale) job.dscale[batch_head.index] = queries.dscale + keys.dscale;
     }
 
     void compute_states() {
         float* state = states;
-        load_state(line, 1, job.state_before, state);
+        load_state(batch_head, 1, job.state_before, state);
         for (Int begin = 0; begin < job.time; begin += TILE, state += size) {
             std::copy_n(state, size, state + size);
             decay.load(begin);
-            keys.load(begin), line.load(job.v, begin, job.value_dim, v);
+            keys.load(begin), batch_head.load(job.v, begin, job.value_dim, v);
             if (key_features) std::copy_n(k, TILE * F, key_features + begin * F);
             decay.scale_keys(k);
             decay.scale_state(state + size);
-            add_to_state(line, k, v, ONES, state + size);
+            add_to_state(batch_head, k, v, ONES, state + size);
         }
     }
 
     void load(Int begin) {
         decay.load(begin);
         queries.load(begin, -TILE), keys.load(begin, -TILE, key_features ? key_features + begin * F : nullptr);
-        line.load(job.v, begin, job.value_dim, v, -TILE), line.load(job.y, begin, job.value_dim, y, -TILE);
-        line.load(job.dy, begin, job.value_dim, dn, -TILE);
+        batch_head.load(job.v, begin, job.value_dim, v, -TILE), batch_head.load(job.y, begin, job.value_dim, y, -TILE);
+        batch_head.load(job.dy, begin, job.value_dim, dn, -TILE);
     }
 
     // Replace dy by dn = dy / m, and compute dm = -dn . y, which is 0 if m was clamped
     void backward_outputs(Int begin) {
         alignas(64) float sums[TILE * TILE] = {}, sumsT[TILE * TILE], inverse[TILE] = {}, unclamped[TILE] = {};
-        for (Int t = 0; t < line.tokens(begin); t++) {
-            const float denominator = *line.pointer(job.denominators, begin + t);
+        for (Int t = 0; t < batch_head.tokens(begin); t++) {
+            const float denominator = *batch_head.pointer(job.denominators, begin + t);
             inverse[t] = 1 / denominator;
             unclamped[t] = denominator > MIN_DENOMINATOR ? 1 : 0;
         }
@@ -124,7 +125,7 @@ struct Backward {
         std::fill_n(rows, TILE * V, 0.0f);
         add_matmul(rows, TILE, V, {k, F, 1}, dstate, F);
         add_matmul(rows, TILE, V, {weights, TILE, 1}, dn, TILE);
-        line.store(job.dv, begin, job.value_dim, rows);
+        batch_head.store(job.dv, begin, job.value_dim, rows);
     }
 };
 

@@ -1,4 +1,5 @@
-// The decay within a chunk, by head or by channel, applied to queries, keys, their products and the state.
+// The state of linear attention and its update by a chunk, and the decay within a chunk, by head or by channel, applied
+// to queries, keys, their products and the state.
 //
 // By channel, the decay between two tokens of a chunk is a product of gates, each at most 1. It is computed by
 // multiplying from token to token: no logarithms are subtracted, and denormal products become 0. The decay of the state
@@ -7,9 +8,28 @@
 
 #pragma once
 
-#include "state.h"
+#include "chunk_features.h"
+#include "decay.h"
 
 namespace {
+
+constexpr float ONES[TILE] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+
+// z is stored as an additional column of the state
+Int state_size(const BatchHead& batch_head) { return state_size(batch_head, 1); }
+
+// S += sum_t fk_t v_t^T and z += sum_t fk_t last_t, for fk and v in rows; `last` holds the last entry of each v, for
+// which z is the last column of S
+void add_to_state(const BatchHead& batch_head, const float* fk, const float* v, const float* last, float* state) {
+    const Int F = batch_head.F, V = batch_head.V;
+    add_matmul(state, F, V, {fk, 1, F}, v, TILE);
+    float* z = state + F * V;
+    for (Int f = 0; f < F; f += LANES) {
+        FloatVec sum = {};
+        UNROLL(t, TILE) sum += lanes(fk + t * F + f) * last[t];
+        lanes(z + f) += sum;
+    }
+}
 
 // While an object of this class exists, its thread treats denormal numbers, which are slow and negligible, as 0
 class DenormalsAreZero {
@@ -24,24 +44,24 @@ public:
 };
 
 struct ChunkDecay {
-    const Line& line;
-    const Int F = line.F;
-    const bool by_channel = line.job.channel_decay;
+    const BatchHead& batch_head;
+    const Int F = batch_head.F;
+    const bool by_channel = batch_head.job.channel_decay;
     Decay masks;                              // by channel: of documents only
     float *gates, *from_state, *to_end, *rows;  // (TILE, F), by channel; `rows` holds intermediate results
 
     static Int scratch_size(Int F) { return 4 * TILE * F; }
 
-    ChunkDecay(const Line& line, Scratch& scratch) : line(line) {
+    ChunkDecay(const BatchHead& batch_head, Scratch& scratch) : batch_head(batch_head) {
         for (float** x : {&gates, &from_state, &to_end, &rows}) *x = scratch.take(TILE * F);
     }
 
     bool none() const { return !by_channel && masks.none; }
 
     void load(Int begin) {
-        decay_masks(line, begin, masks);
+        decay_masks(batch_head, begin, masks);
         if (!by_channel) return;
-        line.load(line.job.log_decay, begin, line.job.features, gates);
+        batch_head.load(batch_head.job.log_decay, begin, batch_head.job.features, gates);
         for (Int f = 0; f < F; f += LANES) {
             FloatVec before = {}, after = {};
             for (Int t = 0, s = TILE - 1; t < TILE; t++, s--) {
@@ -62,7 +82,7 @@ struct ChunkDecay {
 
     // Multiply the state by r
     void scale_state(float* state) const {
-        const Int V = line.V;
+        const Int V = batch_head.V;
         if (by_channel) {
             const float* left = from_state + (TILE - 1) * F;
             for (Int f = 0; f < F; f++) {
@@ -70,7 +90,7 @@ struct ChunkDecay {
                 state[F * V + f] *= left[f];
             }
         } else if (masks.chunk != 1.0f) {
-            for (Int i = 0; i < state_size(line); i++) state[i] *= masks.chunk;
+            for (Int i = 0; i < state_size(batch_head); i++) state[i] *= masks.chunk;
         }
     }
 
@@ -132,22 +152,22 @@ struct ChunkDecay {
     void backward_log_decay(
         Int begin, const float* qT, const float* dqT, const float* kT, const float* dkT, const float* state,
         const float* dstate) {
-        const ScanJob& job = line.job;
+        const ScanJob& job = batch_head.job;
         if (by_channel) {
-            const Int V = line.V;
+            const Int V = batch_head.V;
             for (Int f = 0; f < F; f++) {
                 float sum = state[F * V + f] * dstate[F * V + f];
                 for (Int i = f * V; i < (f + 1) * V; i++) sum += state[i] * dstate[i];
                 for (Int t = TILE - 1, i = f * TILE + t; t >= 0; t--, i--)
                     rows[t * F + f] = sum += qT[i] * dqT[i] - kT[i] * dkT[i];
             }
-            line.store(job.dlog_decay, begin, job.features, rows);
+            batch_head.store(job.dlog_decay, begin, job.features, rows);
             return;
         }
         float pairs[TILE] = {};
         for (Int i = 0; i < F * TILE; i += TILE)
             for (Int t = 0; t < TILE; t++) pairs[t] += qT[i + t] * dqT[i + t] - kT[i + t] * dkT[i + t];
-        store_log_decay_grads(line, begin, pairs, dot(state, dstate, state_size(line)));
+        store_log_decay_grads(batch_head, begin, pairs, dot(state, dstate, state_size(batch_head)));
     }
 
 private:

@@ -15,11 +15,11 @@
 namespace {
 
 struct Features {
-    const Line& line;
+    const BatchHead& batch_head;
     const bool of_keys, with_gradient;
-    const ScanJob& job = line.job;
-    const FeatureMap feature_map = FeatureMap(line.job.feature_map);
-    const Int F = line.F, K = padded(line.job.head_dim);
+    const ScanJob& job = batch_head.job;
+    const FeatureMap feature_map = FeatureMap(batch_head.job.feature_map);
+    const Int F = batch_head.F, K = padded(batch_head.job.head_dim);
     float *rows, *grads;  // (TILE, F); before the gradient is known, `grads` holds the derivative of an elementwise map
     float *n, *dx;        // (TILE, K), for FAVOR+
     alignas(64) float factors[TILE], squares[TILE];  // the factors that normalize n, and |n|^2
@@ -27,8 +27,8 @@ struct Features {
 
     static Int scratch_size(const ScanJob& job) { return 2 * TILE * (padded(job.features) + padded(job.head_dim)); }
 
-    Features(const Line& line, bool of_keys, bool with_gradient, Scratch& scratch)
-        : line(line), of_keys(of_keys), with_gradient(with_gradient) {
+    Features(const BatchHead& batch_head, bool of_keys, bool with_gradient, Scratch& scratch)
+        : batch_head(batch_head), of_keys(of_keys), with_gradient(with_gradient) {
         for (float** each : {&rows, &grads}) *each = scratch.take(TILE * F);
         for (float** each : {&n, &dx}) *each = scratch.take(TILE * K);
     }
@@ -37,16 +37,17 @@ struct Features {
     void load(Int begin, Int ahead = TILE, const float* computed = nullptr) {
         const StridedTensor& from = of_keys ? job.k : job.q;
         if (feature_map != FAVOR) {
-            line.load(from, begin, job.features, rows, ahead);
-            apply_feature_map(feature_map, line.tokens(begin), job.features, rows, with_gradient ? grads : nullptr);
+            batch_head.load(from, begin, job.features, rows, ahead);
+            float* derivative = with_gradient ? grads : nullptr;
+            apply_feature_map(feature_map, batch_head.tokens(begin), job.features, rows, derivative);
             return;
         }
-        line.load(from, begin, job.head_dim, n, ahead);
+        batch_head.load(from, begin, job.head_dim, n, ahead);
         normalize();
         if (computed)
             std::copy_n(computed, TILE * F, rows);
         else
-            exponentials(line.tokens(begin));
+            exponentials(batch_head.tokens(begin));
     }
 
     // Store the gradient of queries or keys, given the gradient of their unscaled features (F, TILE)
@@ -57,13 +58,13 @@ struct Features {
         if (feature_map != IDENTITY)
             for (Int i = 0; i < TILE * F; i += LANES) lanes(temporary + i) *= lanes(factor + i);
         if (feature_map == FAVOR)
-            backward_exponents(temporary), line.store(into, begin, job.head_dim, dx);
+            backward_exponents(temporary), batch_head.store(into, begin, job.head_dim, dx);
         else
-            line.store(into, begin, job.features, temporary);
+            batch_head.store(into, begin, job.features, temporary);
     }
 
 private:
-    const float* constants() const { return job.favor_constants + 3 * line.head; }
+    const float* constants() const { return job.favor_constants + 3 * batch_head.head; }
 
     void normalize() {
         for (Int t = 0; t < TILE; t++) {
@@ -77,7 +78,7 @@ private:
     void exponentials(Int tokens) {
         const float scale = constants()[0], half_square = constants()[1], offset = constants()[2];
         std::fill_n(rows, TILE * F, 0.0f);
-        add_matmul(rows, TILE, F, {n, K, 1}, job.projection_T + line.head * K * F, K);
+        add_matmul(rows, TILE, F, {n, K, 1}, job.projection_T + batch_head.head * K * F, K);
         for (Int t = 0; t < TILE; t++) {
             float* row = rows + t * F;
             std::fill(row + (t < tokens ? job.features : 0), row + F, -INFINITY);  // exp gives 0
@@ -106,7 +107,7 @@ private:
     void backward_exponents(const float* du) {
         const float scale = constants()[0];
         std::fill_n(dx, TILE * K, 0.0f);
-        add_matmul(dx, TILE, K, {du, F, 1}, job.projection + line.head * F * K, F);
+        add_matmul(dx, TILE, K, {du, F, 1}, job.projection + batch_head.head * F * K, F);
         for (Int t = 0; t < TILE; t++) {
             float *grad = dx + t * K, *normed = n + t * K;
             const float of_length = of_keys ? scale * sum_of(du + t * F) : 0, factor = factors[t] * scale;

@@ -8,34 +8,35 @@
 namespace {
 
 struct Forward {
-    const Line& line;
-    const ScanJob& job = line.job;
-    const Int F = line.F, V = line.V;
+    const BatchHead& batch_head;
+    const ScanJob& job = batch_head.job;
+    const Int F = batch_head.F, V = batch_head.V;
     ChunkDecay decay;
     Features queries, keys;
     float *q = queries.rows, *k = keys.rows;
     float *v, *qT, *y, *state;
     alignas(64) float weights[TILE * TILE], denominators[TILE];
 
-    Forward(const Line& line, Scratch scratch)
-        : line(line), decay(line, scratch), queries(line, false, false, scratch), keys(line, true, false, scratch) {
+    Forward(const BatchHead& batch_head, Scratch scratch)
+        : batch_head(batch_head), decay(batch_head, scratch), queries(batch_head, false, false, scratch),
+          keys(batch_head, true, false, scratch) {
         qT = scratch.take(TILE * F);
         for (float** x : {&v, &y}) *x = scratch.take(TILE * V);
-        state = scratch.take(state_size(line));
+        state = scratch.take(state_size(batch_head));
     }
 
     void run() {
         DenormalsAreZero mode;
-        load_state(line, 1, job.state_before, state);
+        load_state(batch_head, 1, job.state_before, state);
         for (Int begin = 0; begin < job.time; begin += TILE) {
             decay.load(begin);
             queries.load(begin), keys.load(begin);
-            line.load(job.v, begin, job.value_dim, v);
+            batch_head.load(job.v, begin, job.value_dim, v);
             attention_weights();
             outputs();
             store(begin);
         }
-        store_state(line, 1, state, job.state_after);
+        store_state(batch_head, 1, state, job.state_after);
     }
 
     // Compute the weights within the chunk, [s][t], and the denominators
@@ -60,15 +61,16 @@ struct Forward {
         add_matmul(y, TILE, V, {q, F, 1}, state, F);
         add_matmul(y, TILE, V, {weights, 1, TILE}, v, TILE);
         decay.scale_state(state);
-        add_to_state(line, k, v, ONES, state);
+        add_to_state(batch_head, k, v, ONES, state);
     }
 
     void store(Int begin) {
         float inverse[TILE];
         for (Int t = 0; t < TILE; t++) inverse[t] = 1 / denominators[t];
         scale_rows(y, V, inverse);
-        line.store(job.y, begin, job.value_dim, y);
-        for (Int t = 0; t < line.tokens(begin); t++) *line.pointer(job.denominators, begin + t) = denominators[t];
+        batch_head.store(job.y, begin, job.value_dim, y);
+        for (Int t = 0; t < batch_head.tokens(begin); t++)
+            *batch_head.pointer(job.denominators, begin + t) = denominators[t];
     }
 };
 

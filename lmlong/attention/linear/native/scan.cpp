@@ -9,9 +9,9 @@
 
 extern "C" {
 
-void scan_forward(ScanJob* job) { run_lines<Forward>(job); }
+void scan_forward(ScanJob* job) { run_batch_heads<Forward>(job); }
 
-void scan_backward(ScanJob* job) { run_lines<Backward>(job); }
+void scan_backward(ScanJob* job) { run_batch_heads<Backward>(job); }
 
 // The floats of scratch memory that a worker needs: for the backward pass of a span, which needs more than the forward
 Int scratch_size(const ScanJob* job) {

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lmlong.attention.feature_maps import FeatureMap
 from lmlong.attention.linear.chunk import ChunkKernel
-from lmlong.attention.scan import Kernel, Span
+from lmlong.attention.scan import Kernel, ScanInputs, Span
 
 
 def unavailable_reason(device: torch.device) -> str | None:
@@ -32,21 +32,12 @@ class TritonLinear(Kernel):
     name = "triton"
     normalizes = True
 
-    def operation(
-        self,
-        features: FeatureMap,
-        state: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        document_starts: Tensor | None,
-        log_decay: Tensor | None,
-    ) -> tuple[Tensor, Tensor] | None:
-        if state.dtype != torch.float32 or (log_decay is not None and log_decay.ndim == 4):
+    def operation(self, features: FeatureMap, state: Tensor, x: ScanInputs) -> tuple[Tensor, Tensor] | None:
+        if state.dtype != torch.float32 or (x.log_decay is not None and x.log_decay.ndim == 4):
             return None
         from lmlong.attention.linear.triton.operation import linear_scan
 
-        return linear_scan(features, state, q, k, v, document_starts, log_decay)
+        return linear_scan(features, state, x)
 
     def suited(self, features: FeatureMap, x: Span, state: Tensor) -> Kernel:
         return self if state.dtype == torch.float32 else ChunkKernel()

@@ -16,6 +16,7 @@ from torch.library import triton_op, wrap_triton
 from lmlong.attention.feature_maps import Cosine, Elu, FeatureMap, Relu
 from lmlong.attention.linear.triton import backward, forward
 from lmlong.attention.linear.triton.tiles import TILE
+from lmlong.attention.scan import ScanInputs
 
 FUSED: dict[type, str] = {Elu: "elu", Relu: "relu", Cosine: "cosine"}
 """Feature maps that the kernels compute. Other features are computed by torch, and saved."""
@@ -33,16 +34,9 @@ ACCUMULATE_BLOCK = 1024
 """Numbers of a state that one program of `accumulate_states` processes."""
 
 
-def linear_scan(
-    features: FeatureMap,
-    state: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    document_starts: Tensor | None,
-    log_decay: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+def linear_scan(features: FeatureMap, state: Tensor, x: ScanInputs) -> tuple[Tensor, Tensor]:
     """Return outputs (B, H, T, V) and the state (B, H, F, V + 1) after, given the state before, in float32."""
+    q, k, v, document_starts, log_decay, _ = x
     feature_map = FUSED.get(type(features), "identity")
     if type(features) not in FUSED:
         with torch.autocast(q.device.type, enabled=False):

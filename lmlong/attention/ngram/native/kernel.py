@@ -26,7 +26,7 @@ class NgramJob(ctypes.Structure):
     """The arguments of a scan; its fields are explained in scan.cpp."""
 
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("lines", "heads", "time", "value_dim", "rows")),
+        *((name, ctypes.c_int64) for name in ("batch_heads", "heads", "time", "value_dim", "rows")),
         *(
             (name, ctypes.c_void_p)
             for name in (
@@ -35,7 +35,7 @@ class NgramJob(ctypes.Structure):
                 *("dsums", "dv", "dS"),
             )
         ),
-        *((name, ctypes.c_int64) for name in ("lines_begun", "invalid")),
+        *((name, ctypes.c_int64) for name in ("batch_heads_begun", "invalid")),
     )
 
 

@@ -11,7 +11,7 @@
 namespace {
 
 struct NgramJob {
-    Int lines, heads, time, value_dim, rows;  // a line is one head of one row of the batch
+    Int batch_heads, heads, time, value_dim, rows;  // a batch head is one head of one row
     const Int* hashes;                        // (B, H, T, 2) of the n-grams before each token and ending with it
     const bool* document_starts;              // (B, T), null if no document starts
     const float* v;                           // (B, T, H, V)
@@ -25,15 +25,15 @@ struct NgramJob {
     Int* ngram_after;
     const float* dsums;
     float *dv, *dS;  // dS (B, H, R, V): of the state after at the beginning, of the state before at the end
-    Int lines_begun;
+    Int batch_heads_begun;
     Int invalid;  // set if a hash is neither NO_NGRAM nor in range, so that it has no row
 };
 
-struct Line {
+struct NgramHead {
     const NgramJob& job;
     const Int index, row, head, V;
 
-    Line(const NgramJob& job, Int index)
+    NgramHead(const NgramJob& job, Int index)
         : job(job), index(index), row(index / job.heads), head(index % job.heads), V(job.value_dim) {}
 
     Int written(Int t) const { return job.hashes[2 * (index * job.time + t)]; }
@@ -127,11 +127,11 @@ struct Line {
     static constexpr Int AHEAD = 8;
 };
 
-void run_lines(NgramJob* job, void (Line::*pass)() const) {
-    each_line(job, [&](Int index) {
-        const Line line(*job, index);
-        if (line.has_rows())
-            (line.*pass)();
+void run_heads(NgramJob* job, void (NgramHead::*pass)() const) {
+    each_batch_head(job, [&](Int index) {
+        const NgramHead head(*job, index);
+        if (head.has_rows())
+            (head.*pass)();
         else
             __atomic_store_n(&job->invalid, 1, __ATOMIC_RELAXED);
     });
@@ -141,9 +141,9 @@ void run_lines(NgramJob* job, void (Line::*pass)() const) {
 
 extern "C" {
 
-void ngram_forward(NgramJob* job) { run_lines(job, &Line::forward); }
+void ngram_forward(NgramJob* job) { run_heads(job, &NgramHead::forward); }
 
-void ngram_backward(NgramJob* job) { run_lines(job, &Line::backward); }
+void ngram_backward(NgramJob* job) { run_heads(job, &NgramHead::backward); }
 }
 
 #include "layout.h"

@@ -1,0 +1,133 @@
+// A decode step of n-gram attention: the mean of the values that followed the last n tokens, times a gate that depends
+// on the counts of all heads.
+
+#pragma once
+
+#include "mixer.h"
+#include "ngram.h"
+
+namespace {
+
+struct NgramAttention {
+    struct Weights {
+        Int rows;          // rows in the table of a head
+        const Int* sizes;  // (heads) n of each head
+        Gate read_gate;
+        const float *number_weight, *raw_smoothing;  // (heads, heads) and (heads)
+    };
+
+    struct State {
+        float* S;        // the table, read-only
+        int32_t* number;
+        Int* ngram;
+        Int* waiting_ngram;  // the waiting values, which are not in the table yet, read-only
+        float* waiting_v;
+        Int* recent_ngram;  // the recent values, which follow the waiting ones
+        float* recent_v;
+    };
+
+    // The values of an n-gram in one head: its row of the table, matching values in both lists from an index on (the
+    // n-gram has owned its row since then), and the current value
+    struct Match {
+        Int written, read;
+        Int row = -1, waiting = WAITING, recent = RECENT, listed = 0;
+        bool now = false;
+        Int number = 0;  // number of all these values
+    };
+
+    const DecodeJob& job;
+    const Weights& weights;
+    const Int heads = job.model->heads, width = job.model->width, value_dim = job.model->value_dim;
+    Match* matches;  // one for each head of a row of the batch
+    Int matched_row = -1;
+
+    NgramAttention(const DecodeJob& job, const Layer&, const Weights& weights, Scratch& scratch)
+        : job(job), weights(weights),
+          matches(reinterpret_cast<Match*>(scratch.take(heads * sizeof(Match) / sizeof(float)))) {}
+
+    void step(const HeadInput& input, const State& before, const State& after, float* y) {
+        const Int head = input.head, batch_head = input.row * heads + head;
+        if (input.token.row != matched_row) {  // the heads of a row are computed consecutively
+            for (Int h = 0; h < heads; h++) matches[h] = find(input.token, before, batch_head - head + h, h);
+            matched_row = input.token.row;
+        }
+        float logit = gate_logit(weights.read_gate, head, input.x, width);
+        for (Int h = 0; h < heads; h++)
+            logit += weights.number_weight[head * heads + h] * std::log1p(float(matches[h].number));
+        sum_values(matches[head], before, batch_head, input.v, y);
+        append_value(matches[head].written, before, after, batch_head, input.v);
+        const float smoothed = matches[head].number + std::exp(weights.raw_smoothing[head]);
+        for (Int i = 0; i < value_dim; i++) y[i] *= sigmoid(logit) / smoothed;
+    }
+
+    Match find(const Token& token, const State& before, Int batch_head, Int head) const {
+        const Int n = weights.sizes[head], past = job.model->past_tokens, rows = weights.rows;
+        Int tokens[MAX_NGRAM + 1];  // the last n + 1 tokens of the document
+        for (Int i = 0; i <= n; i++)
+            tokens[i] = i == n                    ? job.tokens[token.row]
+                        : token.position < n - i ? -1
+                                                 : job.last_tokens_before[(token.row + 1) * past - n + i];
+        Match match{hash_ngram(tokens, n), hash_ngram(tokens + 1, n)};
+        if (match.read == NO_NGRAM) return match;
+        const Int row = row_of(match.read, rows);
+        if (match.written != NO_NGRAM && match.written != match.read && row_of(match.written, rows) == row) return match;
+        match.now = match.written == match.read;
+        match.recent = count_back(before.recent_ngram + batch_head * RECENT, RECENT, match, row);
+        if (match.recent == 0)
+            match.waiting = count_back(before.waiting_ngram + batch_head * WAITING, WAITING, match, row);
+        match.number = match.listed + match.now;
+        if (match.waiting == 0 && before.ngram[batch_head * rows + row] == match.read)
+            match.row = row, match.number += before.number[batch_head * rows + row];
+        return match;
+    }
+
+    // Count the values of an n-gram in a list, from the newest back to the last value of another n-gram in its row.
+    // Return the index after that value.
+    Int count_back(const Int* ngrams, Int size, Match& match, Int row) const {
+        const Int begin = first_hash(row, weights.rows), end = first_hash(row + 1, weights.rows);
+        auto has_row = [&](Int ngram) { return (ngram >= begin) & (ngram < end); };  // false for NO_NGRAM
+        constexpr Int BLOCK = 16;                                                    // for vector instructions
+        static_assert(RECENT % BLOCK == 0 && WAITING % BLOCK == 0);
+        Int first = size;
+        for (; first; first -= BLOCK) {
+            const Int* block = ngrams + first - BLOCK;
+            Int same = 0, of_row = 0;
+            for (Int i = 0; i < BLOCK; i++) same += block[i] == match.read, of_row += has_row(block[i]);
+            if (of_row > same) break;
+            match.listed += same;
+        }
+        for (; first && (ngrams[first - 1] == match.read || !has_row(ngrams[first - 1])); first--)
+            match.listed += ngrams[first - 1] == match.read;
+        return first;
+    }
+
+    void sum_values(const Match& match, const State& before, Int batch_head, const float* v, float* y) const {
+        std::fill_n(y, value_dim, 0.0f);
+        auto add = [&](const float* x) {
+            for (Int i = 0; i < value_dim; i++) y[i] += x[i];
+        };
+        auto add_listed = [&](const Int* ngrams, const float* values, Int first, Int size) {
+            for (Int i = first; i < size; i++)
+                if (ngrams[batch_head * size + i] == match.read) add(values + (batch_head * size + i) * value_dim);
+        };
+        if (match.row >= 0) add(before.S + (batch_head * weights.rows + match.row) * value_dim);
+        if (match.listed) {
+            add_listed(before.waiting_ngram, before.waiting_v, match.waiting, WAITING);
+            add_listed(before.recent_ngram, before.recent_v, match.recent, RECENT);
+        }
+        if (match.now) add(v);
+    }
+
+    void append_value(Int written, const State& before, const State& after, Int batch_head, const float* v) const {
+        const bool writes = written != NO_NGRAM;  // otherwise the list is unchanged
+        const Int kept = RECENT - writes;
+        Int* ngrams = after.recent_ngram + batch_head * RECENT;
+        float* into = after.recent_v + batch_head * RECENT * value_dim;
+        std::copy_n(before.recent_ngram + batch_head * RECENT + writes, kept, ngrams);
+        std::copy_n(before.recent_v + (batch_head * RECENT + writes) * value_dim, kept * value_dim, into);
+        if (writes) ngrams[kept] = written, std::copy_n(v, value_dim, into + kept * value_dim);
+        if (ngrams[0] != NO_NGRAM) __atomic_store_n(&job.full, 1, __ATOMIC_RELAXED);
+    }
+};
+
+}  // namespace

@@ -1,1 +1,0 @@
-"""The native decode step of this attention."""

@@ -1,0 +1,44 @@
+// A decode step of softmax attention over all tokens of the document.
+
+#pragma once
+
+#include "key_values.h"
+
+namespace {
+
+struct SoftmaxAttention {
+    struct Weights {};
+
+    struct State {
+        KeyValues settled, recent;  // `settled` is read-only, except `current`
+        Int settled_size, recent_size;
+    };
+
+    const Int kv_heads, sharing;
+    const SoftmaxMean mean;
+
+    SoftmaxAttention(const DecodeJob& job, const Layer& layer, const Weights&, Scratch& scratch)
+        : kv_heads(layer.kv_heads), sharing(job.model->heads / layer.kv_heads),
+          mean(job, layer, most_tokens(job, layer), scratch) {}
+
+    static Int most_tokens(const DecodeJob& job, const Layer& layer) {
+        Int most = 0;
+        for (Int row = 0; row < (job.separate ? job.rows : 1); row++) {
+            const State& state = attention_state<State>(layer_state(job, job.states_before, row, layer));
+            most = std::max(most, state.settled_size + state.recent_size + 1);
+        }
+        return most;
+    }
+
+    void step(const HeadInput& input, const State& before, const State& after, float* y) const {
+        const Int batch_head = input.row * kv_heads + input.kv_head;
+        const PastTokens recent{before.recent, batch_head, before.recent_size};
+        mean(input, {before.settled, batch_head, before.settled_size}, recent, y);
+        if (input.head % sharing) return;  // the first query head of a group appends the shared key and value
+        mean.append(input, recent, 0, after.recent);
+        if (input.token.starts_document && !input.head)
+            std::fill_n(after.settled.current + input.row * before.settled_size, before.settled_size, false);
+    }
+};
+
+}  // namespace

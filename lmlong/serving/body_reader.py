@@ -1,0 +1,62 @@
+"""Request bodies, read beside the event loop, so that a large one does not delay other clients."""
+
+from functools import partial
+from pathlib import PurePath
+
+from lmlong.data.formats.table import SUFFIXES, format_of, suffix_of_bytes
+from lmlong.io.limited_process import LimitedProcess, RequestFailed
+from lmlong.serving.api_errors import ApiError
+from lmlong.serving.bodies import AnyBody, TextBody, parse, text_of_file
+from lmlong.serving.engine import Closed
+from lmlong.serving.settings import Settings
+from lmlong.serving.worker import Ended, Worker
+
+SMALL = 16 << 10
+"""Bytes of a JSON body that is parsed in the event loop, which takes less time than to hand it to a thread."""
+
+SECONDS = 60.0
+"""Time limit of converting a file, including the start of the process that converts."""
+
+WIDEST = 4
+"""Bytes of UTF-32 for one of UTF-8."""
+
+
+class BodyReader:
+    """Parses JSON in one thread; converts documents and compressed files in a process, with limited time and memory."""
+
+    def __init__(self, settings: Settings, owners: int = 1):
+        self.parser = Worker("lmlong-parser", settings.waiting, owners)
+        self.converter = Worker("lmlong-uploads", settings.jobs, owners)
+        self.process = LimitedProcess("lmlong.serving.upload_worker")
+        self._longest = WIDEST * (settings.max_prompt + 1)  # room for a byte order mark
+
+    async def parse(self, kind: type[AnyBody], data: bytes, owner: str) -> AnyBody:
+        """Return the body in a JSON text; raise a 400 that names what is wrong with it."""
+        if len(data) <= SMALL:
+            return parse(kind, data)
+        return await self.parser.run(lambda _: parse(kind, data), owner)
+
+    async def text(self, data: bytes, media_type: str, owner: str) -> str:
+        """Return the text of a body of any kind: JSON, plain text, a document or a compressed file."""
+        if media_type == "application/json":
+            return (await self.parse(TextBody, data, owner)).text
+        if suffix := SUFFIXES.get(media_type) or suffix_of_bytes(data):
+            return await self.converter.run(partial(self._convert, data, suffix), owner)
+        return await self.parser.run(lambda _: text_of_file(data), owner)
+
+    def _convert(self, data: bytes, suffix: str, ended: Ended) -> str:
+        if reason := format_of(PurePath(f"upload{suffix}")).refusal:
+            raise _unreadable(suffix, reason)
+        try:
+            text = self.process.ask({"suffix": suffix, "longest": self._longest}, SECONDS, data)
+        except RequestFailed as error:
+            if ended():  # `close` has killed the process
+                raise Closed("The server is shutting down.") from None
+            raise _unreadable(suffix, str(error)) from None
+        return text_of_file(text)
+
+
+def _unreadable(suffix: str, reason: str) -> ApiError:
+    kind = suffix.removeprefix(".").upper()
+    message = f"The file cannot be read as {kind} ({reason}). Send another file, or its text."
+    return ApiError(400, message, code="invalid_file")

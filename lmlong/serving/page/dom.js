@@ -1,0 +1,19 @@
+// Finding and making elements.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+export const element = (id) => document.getElementById(id);
+
+/** Make an element of a class; its content is a text, an element, or a list of them. */
+export function make(name, className = "", content = []) {
+  const made = document.createElement(name);
+  made.className = className;
+  made.append(...[content].flat());
+  return made;
+}
+
+export function makeSvg(name, attributes) {
+  const made = document.createElementNS(SVG, name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  return made;
+}

@@ -1,0 +1,133 @@
+"""Worker threads beside the engine, and the jobs of two of them: scoring, and rendering chats."""
+
+import asyncio
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event, Thread, current_thread
+from typing import NamedTuple, TypeVar
+
+from tqdm import tqdm
+
+from lmlong.data.token_file import tokens_of
+from lmlong.errors import UsageError
+from lmlong.evaluation.scorer import Scorer
+from lmlong.evaluation.spans import documents_of, whole
+from lmlong.inference import chat
+from lmlong.inference.loading import TrainedLanguageModel
+from lmlong.serving.api_errors import busy
+from lmlong.serving.engine import Closed
+from lmlong.serving.fair_queue import FairQueue
+
+Result = TypeVar("Result")
+Ended = Callable[[], bool]
+"""Whether the result of a job is no longer needed; a long job calls it between the pieces of a text."""
+
+
+class JobFailed(Exception):
+    """A job failed with a BaseException, its cause, such as a panic of a library in Rust."""
+
+
+class Worker:
+    """Runs one job at a time in a thread. A bounded number of jobs wait, and owners take turns."""
+
+    def __init__(self, name: str, most: int, owners: int = 1):
+        """`most` jobs may wait or run; of several `owners`, each can always have its share of them."""
+        self.name = name
+        self._most, self._share = most, max(1, most // owners)
+        self._jobs = Counter[str]()  # of each owner, including the running one
+        self._turns = FairQueue[asyncio.Future[None]]()
+        self._works = False
+        self._thread: Thread | None = None  # it starts with the first job
+        self._pool = ThreadPoolExecutor(1, name, initializer=self._begin)
+        self._closed = Event()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread still takes jobs."""
+        return self._thread is None or self._thread.is_alive()
+
+    async def run(self, job: Callable[[Ended], Result], owner: str = "") -> Result:
+        """Return the result of a job. Cancelling this call ends the job."""
+        if self._closed.is_set():
+            raise Closed("The server is shutting down.")
+        if self._jobs.total() >= self._most and self._jobs[owner] >= self._share:
+            raise busy(f"{self._most} requests of this kind are queued. Try again later.")
+        left, loop = Event(), asyncio.get_running_loop()
+        turn: asyncio.Future[None] = loop.create_future()
+        self._jobs[owner] += 1
+        self._turns.put(owner, turn)
+        self._next()
+        try:
+            await turn
+            if self._closed.is_set():
+                raise Closed("The server is shutting down.")
+            ended = lambda: left.is_set() or self._closed.is_set()  # noqa: E731
+            return await loop.run_in_executor(self._pool, _result, job, ended)
+        finally:
+            left.set()
+            self._jobs[owner] -= 1
+            if turn.cancelled():
+                self._turns.remove(lambda each: each is turn)
+            else:
+                self._works = False
+            self._next()
+
+    def _next(self) -> None:
+        """Start the next job if none runs."""
+        while not self._works and self._turns:
+            turn = self._turns.take(self._turns.next_owner())
+            if not turn.done():  # cancelled, and the call that waits for it has not run since
+                self._works = True
+                turn.set_result(None)
+
+    def close(self) -> None:
+        """End all jobs."""
+        self._closed.set()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _begin(self) -> None:
+        self._thread = current_thread()
+
+
+def _result(job: Callable[[Ended], Result], ended: Ended) -> Result:
+    """Return the result of a job. Every error becomes an Exception, since a BaseException would stop the server."""
+    try:
+        return job(ended)
+    except Exception:
+        raise
+    except BaseException as error:
+        raise JobFailed(type(error).__name__) from error
+
+
+class Score(NamedTuple):
+    """The negative log-probability of a text, in bits, as one whole document with its end."""
+
+    tokens: int
+    bytes: int
+    bits: float
+
+
+def score(trained: TrainedLanguageModel, text: str, ended: Ended) -> Score:
+    """Return the same sums as `lmlong.evaluate` with `precision="32"`."""
+    tokens = tokens_of([text], trained.tokenizer)
+    documents = documents_of(tokens)
+    scorer = Scorer(trained.model, tokens.tokens, documents, trained.tokenizer, trained.device)
+    sums = documents.sums()
+    for _, first, nats, _ in scorer.scored(whole(documents), tqdm(disable=True)):
+        if ended():
+            raise Closed("The server is shutting down.")
+        sums.add(0, nats.sum(), len(nats), scorer.sizes(slice(first, first + len(nats))).sum())
+    totals = sums.totals
+    return Score(totals.tokens, totals.bytes, totals.nats / math.log(2))
+
+
+def chat_tokens(trained: TrainedLanguageModel, messages: Sequence[chat.Message], ended: Ended) -> tuple[int, ...]:
+    """Return the tokens of messages, up to where the answer to them begins."""
+    try:
+        return tuple(chat.encode(trained.tokenizer, chat.render(trained.tokenizer, messages)))
+    except UsageError:
+        if ended():  # which ends the rendering too
+            raise Closed("The server is shutting down.") from None
+        raise

@@ -1,0 +1,66 @@
+"""Compiling the scans: for any processor, once, and with torch in place of a library that cannot be compiled."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from attention.scans import scan_inputs
+from attention.test_scans import LINEAR, assert_exact
+from machine import needs_compiler, on_older_processors
+
+from lmlong.attention.linear import native
+from lmlong.native import build
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """An empty cache, and no library in memory before and after."""
+    monkeypatch.setenv("LMLONG_CACHE", str(tmp_path))
+    native.library.cache_clear()
+    yield
+    native.library.cache_clear()
+
+
+@needs_compiler
+@on_older_processors
+def test_processors_with_fewer_lanes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: list[str]) -> None:
+    """Compiled once, and loaded from the cache by the next process."""
+    others = [flag.replace("-O3", "-O1") for flag in build.FLAGS if flag != "-march=native"]
+    monkeypatch.setattr(build, "FLAGS", (*others, *flags))
+    assert native.library() is not None
+    for decay in ((), (LINEAR.features.features,)):
+        assert_exact(LINEAR, "native", scan_inputs(100, [40], decay))
+    (code,) = tmp_path.glob("native/*/code.so")
+    compiled = code.stat().st_mtime_ns
+    native.library.cache_clear()
+    assert native.library() is not None and code.stat().st_mtime_ns == compiled
+
+
+def test_without_a_compiler_torch_takes_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CXX", "none")
+    assert native.library() is None
+    assert_exact(LINEAR, "native", scan_inputs(40))
+
+
+def test_a_compiler_that_fails_is_named_and_torch_takes_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    broken = tmp_path / "broken-compiler"
+    broken.write_text("#!/bin/sh\necho 'no such header' >&2; exit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("CXX", str(broken))
+    message = r"by torch, slower: .*broken-compiler could not compile native code:\nno such header"
+    with pytest.warns(UserWarning, match=message):
+        assert native.library() is None
+    assert_exact(LINEAR, "native", scan_inputs(40))
+
+
+@needs_compiler
+def test_structures_of_another_layout_do_not_compile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    shutil.copytree(native.CODE, tmp_path / "scan", ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    for header in ("scan_job.h", "decay.h", "chunk_features.h"):  # found first beside the files that include them
+        text = (build.SHARED_HEADERS / header).read_text()
+        (tmp_path / "scan" / header).write_text(text.replace("StridedTensor q, k, v,", "StridedTensor k, q, v,"))
+    monkeypatch.setattr(native, "CODE", tmp_path / "scan")
+    with pytest.warns(UserWarning, match=r"ScanJob\.q has another offset or size in Python"):
+        assert native.library() is None

@@ -1,0 +1,213 @@
+"""The likelihoods and the texts that the harness asks for are those of forward passes, and of the exported model."""
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from evaluation.harness_models import (
+    CHOICES,
+    CONTEXTS,
+    DOCUMENTS,
+    KINDS,
+    by_forward,
+    every_kind,
+    greedy,
+    loaded,
+    log_probabilities,
+    requests,
+)
+from grids import every_nth
+from interop.exported import FORMS, write_run
+
+import lmlong
+from lmlong import recipe
+from lmlong.data.tokenizers.sentencepiece import SentencePieceTokenizer, train_sentencepiece
+from lmlong.errors import UsageError
+from lmlong.evaluation.likelihoods import Pair, document_likelihoods, likelihoods
+from lmlong.inference.rows import prefill_rows
+from lmlong.inference.session import next_logits
+from lmlong.interop.hf.export import export_hf
+
+pytestmark = pytest.mark.interop
+pytest.importorskip("lm_eval")
+
+from lmlong.evaluation.harness_model import HarnessModel, generation_options  # noqa: E402
+
+
+@every_kind
+def test_continuations_have_the_likelihoods_of_forward_passes_however_they_are_read(tmp_path: Path, form: str) -> None:
+    model = write_run(tmp_path / "run", **KINDS[form])
+    contexts = [(256, *text.encode()) for text in CONTEXTS]
+    pairs = [Pair(context, tuple(choice.encode())) for context in contexts for choice in CHOICES]
+    pairs += [Pair(context, tuple(greedy(model, list(context), 3))) for context in contexts]
+    expected = [by_forward(model, *map(list, pair)) for pair in pairs]
+    assert [is_greedy for _, is_greedy in expected][-4:] == [True] * 4
+    assert sum(is_greedy for _, is_greedy in expected) < len(pairs)
+    for rows in (None, 3, 1):
+        found = dict(likelihoods(model, pairs, rows))
+        assert [found[number].is_greedy for number in range(len(pairs))] == [wanted for _, wanted in expected]
+        for number, (wanted, _) in enumerate(expected):
+            assert found[number].log_probability == pytest.approx(wanted, rel=1e-5, abs=1e-6), pairs[number]
+
+
+def test_a_long_continuation_is_read_in_pieces(tmp_path: Path) -> None:
+    model = write_run(tmp_path / "run", **FORMS["ngram"])
+    tokens = list(("abcab" * 900).encode())
+    pairs = [Pair((256, 97), tuple(tokens)), Pair((256, 97, 98), tuple(tokens[:2500])), Pair((256,), (97,))]
+    for number, found in likelihoods(model, pairs):
+        assert found.log_probability == pytest.approx(by_forward(model, *map(list, pairs[number]))[0], rel=1e-5)
+
+
+def test_a_context_is_read_once_for_all_its_continuations(tmp_path: Path) -> None:
+    model = write_run(tmp_path / "run", **FORMS["elu"])
+    read = []
+    real = model.hidden_states
+
+    def counted(tokens: torch.Tensor, *rest: Any) -> Any:
+        read.append(tokens.numel())
+        return real(tokens, *rest)
+
+    model.hidden_states = counted  # type: ignore[method-assign]
+    context = tuple([256] + [97] * 500)
+    list(likelihoods(model, [Pair(context, (98, number)) for number in range(4)]))
+    assert read == [501, 4]
+
+
+@every_kind
+def test_documents_have_the_likelihoods_of_forward_passes_and_of_lmlong_eval(tmp_path: Path, form: str) -> None:
+    model = loaded(tmp_path, form)
+    rolling = requests("loglikelihood_rolling", *((text,) for text in DOCUMENTS))
+    for score_eos in (False, True):
+        found = HarnessModel(model, score_eos=score_eos).loglikelihood_rolling(rolling)
+        for text, log_probability in zip(DOCUMENTS, found, strict=True):
+            tokens = [*text.encode(), *([257] if score_eos else [])] if text else []
+            expected = by_forward(model.model, [256], tokens)[0] if tokens else 0.0
+            assert log_probability == pytest.approx(expected, rel=1e-5)
+    report = lmlong.evaluate(model, texts=[DOCUMENTS[0]], lengths=[8], views=["protocol"], min_documents=1)
+    assert report.carried is not None
+    assert -found[0] == pytest.approx(report.carried.nats.sum(), rel=1e-6)
+
+
+def test_a_document_beyond_one_piece_is_read_along_its_state(tmp_path: Path) -> None:
+    model = loaded(tmp_path, "delta")
+    text = "abcabcabd" * 1000
+    (found,) = document_likelihoods(model, [text])
+    assert found == pytest.approx(by_forward(model.model, [256], list(text.encode()))[0], rel=1e-5)
+
+
+def test_a_continuation_is_cut_off_where_the_tokens_of_its_context_end(tmp_path: Path) -> None:
+    options = recipe.Tokenizer(kind="sentencepiece", vocabulary=300)
+    tokenizer = SentencePieceTokenizer(train_sentencepiece(["the cat sat on the mat\n" * 50], options), "crossing")
+    write_run(tmp_path / "run", tokenizer)
+    model = HarnessModel(tmp_path / "run", device="cpu")
+    crossing = 0
+    for context, continuation in [("the cat", " sat"), ("the cat ", "on"), ("the ca", "t"), ("", "mat"), ("on\n", "q")]:
+        pair = model.pair(context, continuation)
+        before, after = tokenizer.encode(context.rstrip()), tokenizer.encode(context + continuation)
+        assert [*pair.context, *pair.continuation] == [tokenizer.bos, *after]
+        assert tokenizer.decode(pair.continuation).endswith(continuation)
+        if after[: len(before)] == before:  # as the harness has it for models of transformers
+            assert list(pair.continuation) == after[len(before) :]
+        else:
+            crossing += 1
+            assert len(pair.context) <= len(before)
+    assert crossing
+
+
+@every_nth(2, pytest.mark.parametrize("form", ["elu", "delta", "ngram", "softmax", "window beside"]))
+def test_the_exported_model_has_the_same_likelihoods_in_the_harness(
+    tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lm_eval.models.huggingface import HFLM
+    from transformers import dynamic_module_utils
+
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    ours = HarnessModel(loaded(tmp_path, form))
+    export_hf(str(tmp_path / "run"), tmp_path / "hf")
+    options: dict[str, Any] = {"pretrained": str(tmp_path / "hf"), "trust_remote_code": True, "device": "cpu"}
+    asked = requests("loglikelihood", *((context, choice) for context in CONTEXTS for choice in CHOICES if choice))
+    theirs = HFLM(**options, batch_size=3)
+    for mine, other in zip(ours.loglikelihood(asked), theirs.loglikelihood(asked, disable_tqdm=True), strict=True):
+        assert (mine[0], mine[1]) == (pytest.approx(other[0], rel=1e-5), other[1])
+    texts = requests("loglikelihood_rolling", *((text,) for text in DOCUMENTS if text))
+    rolled = HFLM(**options, add_bos_token=False).loglikelihood_rolling(texts, disable_tqdm=True)
+    assert ours.loglikelihood_rolling(texts) == pytest.approx(rolled, rel=1e-5)
+
+
+@every_kind
+def test_rows_of_any_lengths_go_on_as_each_alone(tmp_path: Path, form: str) -> None:
+    model = write_run(tmp_path / "run", **KINDS[form])
+    rows = [[256, *text.encode()] for text in CONTEXTS]
+    logits, _ = next_logits(model, prefill_rows(model, rows))
+    for row, found in zip(rows, logits, strict=True):
+        expected = log_probabilities(model, row)[-1]
+        torch.testing.assert_close(found.double().log_softmax(-1), expected, rtol=1e-4, atol=1e-4)
+
+
+@every_kind
+def test_greedy_text_is_that_of_forward_passes_up_to_its_stop_strings(tmp_path: Path, form: str) -> None:
+    model = loaded(tmp_path, form)
+    texts = [model.tokenizer.decode(greedy(model.model, [256, *text.encode()], 12, eos=257)) for text in CONTEXTS]
+    stop = texts[1][2:4]
+    stopped = [text.partition(stop)[0] for text in texts]
+    options = {"until": [], "max_gen_toks": 12}
+    for given in (model, tmp_path / "run"):  # which decodes by native code
+        for batch_size in (1, 3):
+            ours = HarnessModel(given, device="cpu", batch_size=batch_size)
+            assert ours.generate_until(requests("generate_until", *((text, options) for text in CONTEXTS))) == texts
+            both = [(text, {**options, "until": ["", stop]}) for text in CONTEXTS]
+            assert ours.generate_until(requests("generate_until", *both)) == stopped
+    assert (ours.loaded.model.fast_step is not None) == ours.loaded.fast_step_at_once
+
+
+def test_a_document_that_ends_ends_the_text(tmp_path: Path) -> None:
+    model = loaded(tmp_path, "elu")
+    with torch.no_grad():
+        model.model.embedding.weight[257] = 5 * model.model.embedding.weight.mean(0)
+        hidden, _ = model.model.hidden_states(torch.tensor([[256, 97]]))
+        model.model.embedding.weight[257] = 10 * hidden[0, -1]
+    found = HarnessModel(model).generate_until(requests("generate_until", ("a", {"until": [], "max_gen_toks": 5})))
+    assert found == [""]
+
+
+def test_draws_follow_from_the_seed_and_the_request_not_from_the_batch(tmp_path: Path) -> None:
+    model = loaded(tmp_path, "elu")
+    options = {"until": [], "max_gen_toks": 20, "do_sample": True, "temperature": 1.0}
+    asked = requests("generate_until", ("abc", options), ("abc", options), ("", options))
+    found = {
+        seed: [HarnessModel(model, seed=seed, batch_size=rows).generate_until(asked) for rows in (None, 1, 2)]
+        for seed in (0, 1)
+    }
+    assert all(one == other for batches in found.values() for one, other in pairwise(batches))
+    assert found[0][0] != found[1][0]
+    assert found[0][0][0] != found[0][0][1]
+
+
+@pytest.mark.parametrize(
+    ("given", "temperature"),
+    [
+        ({}, 0.0),
+        ({"temperature": 0.7}, 0.7),
+        ({"do_sample": False, "temperature": 0.7}, 0.0),
+        ({"do_sample": True}, 1.0),
+        ({"do_sample": True, "temperature": 0.5, "top_k": 0, "num_beams": 1}, 0.5),
+    ],
+)
+def test_sampling_is_what_a_task_asks_for(given: dict[str, Any], temperature: float) -> None:
+    sampling, max_tokens, stop = generation_options({**given, "until": "\n"}, seed=3)
+    assert (sampling.temperature, sampling.top_k, sampling.seed) == (temperature, None, 3)
+    assert (max_tokens, stop) == (256, ["\n"])
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ({"top_ks": 3}, "top_ks is not one of .* Did you mean 'top_k'"),
+        ({"num_beams": 4}, "beam search is not supported"),
+    ],
+)
+def test_what_sampling_has_not_is_told(given: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(UsageError, match=complaint):
+        generation_options(given, seed=0)

@@ -1,0 +1,101 @@
+"""Work beside the engine: one job at a time, a bounded queue, and cancelled jobs end."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+from serving.engines import tiny
+from serving.servers import until
+
+from lmlong.serving.api_errors import ApiError
+from lmlong.serving.engine import Closed
+from lmlong.serving.worker import Worker, score
+
+
+class Job:
+    """A job that runs until it is cancelled."""
+
+    def __init__(self) -> None:
+        self.begun, self.over = threading.Event(), threading.Event()
+
+    def __call__(self, ended: Callable[[], bool]) -> None:
+        self.begun.set()
+        until(ended)
+        self.over.set()
+
+
+def start(work: Coroutine[Any, Any, Any]) -> "asyncio.Future[Any]":
+    return asyncio.ensure_future(work)
+
+
+def test_jobs_run_one_after_the_other_and_few_wait() -> None:
+    async def go() -> None:
+        worker, jobs = Worker("test", 3), [Job(), Job(), Job()]
+        tasks = [start(worker.run(job)) for job in jobs]
+        await asyncio.to_thread(jobs[0].begun.wait, 30)
+        assert not jobs[1].begun.is_set()
+        with pytest.raises(ApiError) as refused:
+            await worker.run(Job())
+        assert refused.value.status == 429
+        tasks[0].cancel()
+        await asyncio.to_thread(jobs[0].over.wait, 30)
+        await asyncio.to_thread(jobs[1].begun.wait, 30)
+        assert jobs[0].over.is_set() and jobs[1].begun.is_set(), "who leaves makes room"
+        worker.close()
+        cancelled, running, waiting = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 30)
+        assert isinstance(cancelled, asyncio.CancelledError) and running is None and isinstance(waiting, Closed)
+        with pytest.raises(Closed):
+            await worker.run(Job())
+
+    asyncio.run(go())
+
+
+def test_owners_take_turns() -> None:
+    async def go() -> None:
+        worker, done = Worker("test", 4, owners=2), list[str]()
+        running = start(worker.run(Job(), "a"))
+        tasks = [start(worker.run(lambda _: done.append("a"), "a")) for _ in range(3)]
+        await asyncio.sleep(0)
+        with pytest.raises(ApiError):
+            await worker.run(Job(), "a")
+        tasks += [start(worker.run(lambda _: done.append("b"), "b")) for _ in range(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(ApiError):
+            await worker.run(Job(), "b")
+        tasks[0].cancel()  # which waits
+        running.cancel()  # which runs
+        await asyncio.wait_for(asyncio.gather(*tasks, running, return_exceptions=True), 30)
+        assert done in (["a", "b", "a", "b"], ["b", "a", "b", "a"])
+        worker.close()
+
+    asyncio.run(go())
+
+
+def test_two_that_leave_at_once_stop_no_worker() -> None:
+    """The one that waits may have left when its turn comes, in the same round of the event loop."""
+
+    async def go() -> None:
+        worker, first = Worker("test", 4), Job()
+        running, waiting = (start(worker.run(job)) for job in (first, Job()))
+        await asyncio.to_thread(first.begun.wait, 30)
+        running.cancel()
+        waiting.cancel()
+        await asyncio.gather(running, waiting, return_exceptions=True)
+        assert await asyncio.wait_for(worker.run(lambda ended: 7), 30) == 7
+        worker.close()
+
+    asyncio.run(go())
+
+
+def test_a_job_ends_within_its_text() -> None:
+    asked: list[None] = []
+
+    def ended() -> bool:
+        asked.append(None)
+        return len(asked) == 2
+
+    with pytest.raises(Closed):
+        score(tiny(), "It was a dark and stormy night. " * 2000, ended)
+    assert len(asked) == 2, "the rest is not read"

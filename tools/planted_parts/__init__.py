@@ -1,1 +1,0 @@
-"""Logs with planted anomalies and sequences with planted repeats, and what models make of them."""
