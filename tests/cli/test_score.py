@@ -47,7 +47,7 @@ def test_each_line_is_told_as_the_library_finds_it(run: Path, book: Path) -> Non
     assert [row["bits"] for row in found] == pytest.approx([each.bits for each in expected], abs=1e-5)
     assert [row["z"] is None for row in found] == [each.z is None for each in expected]
     assert {row["source"] for row in found} == {str(book)}
-    assert err.startswith(f"{book.stat().st_size:,} bytes, ")
+    assert err.startswith(f"{book.stat().st_size:,} bytes, ") and err.endswith(", precision 32\n")
     piped, _ = scored(run, piped=book.read_bytes())
     assert [row | {"source": str(book)} for row in rows(piped)] == found
 
