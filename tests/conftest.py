@@ -114,7 +114,7 @@ def pytest_fixture_setup() -> Iterator[None]:
     """Let the cache that a fixture has chosen share the usual one's native code, which takes seconds to compile."""
     value = yield
     native = Path(os.environ.get("LMLONG_CACHE") or NATIVE.parent) / "native"
-    if native != NATIVE and not native.is_symlink():
+    if native != NATIVE:
         with suppress(OSError):
             NATIVE.mkdir(mode=0o700, parents=True, exist_ok=True)
             native.parent.mkdir(parents=True, exist_ok=True)

@@ -69,7 +69,7 @@ def test_a_turn_that_is_stopped_holds_what_was_written(visit: Visit, page_server
     visit.wait()
     assert "kept" in visit.status
     told = page_server.by_id[visit.current]
-    assert 30 < told["tokens"] < 4000 and visit.text[-200:] == told["tail"]
+    assert told["tokens"] > 30 and visit.text[-200:] == told["tail"]
     until(lambda: len(page_server.sessions()) == len(before) + 2)
     visit.set(max_tokens=5)
     visit.write()
