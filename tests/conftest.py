@@ -103,16 +103,7 @@ def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
         return (yield)
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    with limited(item):
-        return (yield)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
-    with limited(item):
-        return (yield)
+pytest_runtest_call = pytest_runtest_teardown = pytest_runtest_setup
 
 
 NATIVE = cache_folder() / "native"
