@@ -16,7 +16,8 @@ from lmlong.native import build
 @pytest.fixture(autouse=True)
 def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """An empty cache, and no library in memory before and after."""
-    monkeypatch.setenv("LMLONG_CACHE", str(tmp_path))
+    (tmp_path / "cache" / "native").mkdir(mode=0o700, parents=True)  # else tests share the native code compiled before
+    monkeypatch.setenv("LMLONG_CACHE", str(tmp_path / "cache"))
     native.library.cache_clear()
     yield
     native.library.cache_clear()
@@ -31,7 +32,7 @@ def test_processors_with_fewer_lanes(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert native.library() is not None
     for decay in ((), (LINEAR.features.features,)):
         assert_exact(LINEAR, "native", scan_inputs(100, [40], decay))
-    (code,) = tmp_path.glob("native/*/code.so")
+    (code,) = tmp_path.glob("cache/native/*/code.so")
     compiled = code.stat().st_mtime_ns
     native.library.cache_clear()
     assert native.library() is not None and code.stat().st_mtime_ns == compiled
