@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lmlong.io.home import home_cache
+from lmlong.io.cache import cache_folder
 from lmlong.io.trust import make_private
 from lmlong.native.build import find_compiler
 
@@ -15,13 +15,17 @@ needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
 
 
+NATIVE = cache_folder() / "native"
+"""The native code of all tests that do not choose a cache."""
+
+
 def new_cache(folder: Path) -> Path:
-    """Return a cache in a folder that is empty but for the native code of this user's cache, which takes a while to
+    """Return a cache in a folder that is empty but for the native code of the usual cache, which takes a while to
     compile."""
-    native, cache = home_cache() / "native", folder / "cache"
+    cache = folder / "cache"
     cache.mkdir(exist_ok=True)
-    if make_private(native) and not (cache / "native").exists():
-        (cache / "native").symlink_to(native)
+    if make_private(NATIVE) and not (cache / "native").exists():
+        (cache / "native").symlink_to(NATIVE)
     return cache
 
 

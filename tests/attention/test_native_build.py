@@ -16,7 +16,6 @@ from lmlong.native import build
 @pytest.fixture(autouse=True)
 def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """An empty cache, and no library in memory before and after."""
-    (tmp_path / "cache" / "native").mkdir(mode=0o700, parents=True)  # else tests share the native code compiled before
     monkeypatch.setenv("LMLONG_CACHE", str(tmp_path / "cache"))
     native.library.cache_clear()
     yield

@@ -45,7 +45,6 @@ def header(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     path.write_text(HEADER)
     monkeypatch.setattr(OwnDecode, "header", path)
     monkeypatch.setitem(CAUSAL, "window", lambda heads, key, value, options: OwnWindow(heads, key, value, 5))
-    (tmp_path / "native").mkdir()  # not the usual cache's
     monkeypatch.setenv("LMLONG_CACHE", str(tmp_path))
     monkeypatch.setenv(MORE_FLAGS, "-O0")  # compiles sooner
     native_step.library.cache_clear()
