@@ -58,7 +58,7 @@ def test_a_connection_without_a_request_is_closed(opened: ExitStack) -> None:
         "half of the second head": (GET + b"\r\n" + GET, 1),
         "an empty line after a request": (GET + b"\r\n\r\n", 1),
     }
-    with served(tiny(), connections=ConnectionLimits(head=0.2, body=NEVER)) as server:
+    with served(tiny(), connections=ConnectionLimits(head=0.5, body=NEVER)) as server:
         connections = {name: connect(server, opened, data) for name, (data, _) in sent.items()}
         with server.client.stream("POST", PATH, json={**ENDLESS, "max_tokens": 300}) as stream:
             *_, last = filter(None, stream.iter_lines())  # which takes longer than the head of a request may
@@ -69,12 +69,12 @@ def test_a_connection_without_a_request_is_closed(opened: ExitStack) -> None:
 
 def test_a_body_that_does_not_arrive_ends_its_connection(opened: ExitStack) -> None:
     head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 15\r\n\r\n"
-    with served(tiny(), connections=ConnectionLimits(head=NEVER, body=0.2)) as server:
+    with served(tiny(), connections=ConnectionLimits(head=NEVER, body=0.3)) as server:
         assert received(connect(server, opened, head.encode() + b'{"prompt"')) == b""
 
 
 def test_an_answer_that_is_not_read_ends_its_connection(opened: ExitStack) -> None:
-    with served(tiny(), connections=ConnectionLimits(head=NEVER, unread=0.2)) as server:
+    with served(tiny(), connections=ConnectionLimits(head=NEVER, unread=0.3)) as server:
         requests = b"GET /page/style.css HTTP/1.1\r\nHost: localhost\r\n\r\n" * 800
         connection = connect(server, opened, requests, SO_RCVBUF=4096)
         connections = server.server._connections

@@ -160,14 +160,14 @@ def test_no_body_makes_the_server_fail_or_hang(tmp_path: Path) -> None:
 def test_no_bytes_make_the_server_fail(server: Served) -> None:
     answered = 0
     for bytes_sent in islice(connections(random.Random(0)), 40):
-        with socket.create_connection(("127.0.0.1", server.port), timeout=0.05) as connection:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=0.1) as connection:
             with suppress(BrokenPipeError, ConnectionResetError):
                 connection.sendall(bytes_sent)
             with suppress(TimeoutError, ConnectionResetError):  # there may be more to come
                 answer = connection.recv(1 << 16)
                 assert not answer.startswith(b"HTTP/1.1 5"), (bytes_sent, answer)
                 answered += answer.startswith(b"HTTP/1.1 4")
-    assert answered > 5 and server.texts(prompt="still there", max_tokens=3)
+    assert answered > 3 and server.texts(prompt="still there", max_tokens=3)
 
 
 @pytest.mark.parametrize(
