@@ -1,7 +1,5 @@
 """Default sampling of a model that loops writes no loop, wherever it is asked for a text; and the detector of loops."""
 
-import runpy
-import sys
 from pathlib import Path
 
 import pytest
@@ -110,17 +108,3 @@ def test_what_is_drawn_without_the_guard_is_what_it_was() -> None:
     draws = [[int(sampler(logits)) for _ in range(50)] for sampler in (on, off)]
     assert draws[0] == draws[1]
     assert draws[0][:6] == [62509, 89721, 77568, 22520, 30016, 87355]
-
-
-def test_the_tool_counts_loops_and_fails_beyond_a_limit(
-    looping_run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    tool = str(Path(__file__).parents[2] / "tools" / "measure_loops.py")
-    words = ["--samples", "2", "--limit", "1", "--set", "loop_penalty=0", "--set", "loop_penalty=0.8"]
-    monkeypatch.setattr(sys, "argv", [tool, str(looping_run), *words])
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    with pytest.raises(SystemExit) as left:
-        runpy.run_path(tool, run_name="__main__")
-    found = capsys.readouterr().out
-    assert left.value.code == 1 and "| loop_penalty=0 | 2 of 2 |" in found
-    assert "| loop_penalty=0.8 | 0 of 2 |" in found
