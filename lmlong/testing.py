@@ -10,7 +10,7 @@ B batch, H heads, T time, D head dim.
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -125,8 +125,8 @@ class _Texts(NamedTuple):
     def subject(self) -> Subject:
         return laws.of_attention(self.attention, torch.zeros((), dtype=self.dtype))
 
-    def draw(self, seed: int = 0, time: int = TIME, scale: float = 1.0, starts: Tensor | None = None) -> Text:
-        return random_text(self.attention, time, self.dtype, seed=seed, scale=scale, starts=starts)
+    def draw(self, seed: int = 0, time: int = TIME, **options: Any) -> Text:
+        return random_text(self.attention, time, self.dtype, seed=seed, **options)
 
     @property
     def case(self) -> Case:

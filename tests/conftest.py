@@ -5,13 +5,15 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
 
 import pytest
 import torch
+
+from lmlong.io.cache import cache_folder
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.append(str(Path(__file__).parents[1] / "tools"))
@@ -101,16 +103,23 @@ def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
         return (yield)
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    with limited(item):
-        return (yield)
+pytest_runtest_call = pytest_runtest_teardown = pytest_runtest_setup
+
+
+NATIVE = cache_folder() / "native"
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
-    with limited(item):
-        return (yield)
+def pytest_fixture_setup() -> Iterator[None]:
+    """Let the cache that a fixture has chosen share the usual one's native code, which takes seconds to compile."""
+    value = yield
+    native = Path(os.environ.get("LMLONG_CACHE") or NATIVE.parent) / "native"
+    if native != NATIVE and not native.is_symlink():
+        with suppress(OSError):
+            NATIVE.mkdir(mode=0o700, parents=True, exist_ok=True)
+            native.parent.mkdir(parents=True, exist_ok=True)
+            native.symlink_to(NATIVE, target_is_directory=True)
+    return value
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -19,8 +19,8 @@ def new_cache(folder: Path) -> Path:
     """Return a cache in a folder that is empty but for the native code of this user's cache, which takes a while to
     compile."""
     native, cache = home_cache() / "native", folder / "cache"
-    cache.mkdir()
-    if make_private(native):
+    cache.mkdir(exist_ok=True)
+    if make_private(native) and not (cache / "native").exists():
         (cache / "native").symlink_to(native)
     return cache
 

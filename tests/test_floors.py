@@ -136,7 +136,6 @@ def test_modules_import_each_other_in_no_circle(name: str) -> None:
     ("file", "source"),
     [
         ("yaml.py", "from lmlong.recipe import section"),
-        ("yaml.py", "from .mistakes import mistakes"),
         ("bounds.py", "def late():\n    from lmlong.recipe import Recipe"),
         ("lengths.py", "if TYPE_CHECKING:\n    import lmlong.recipe.file"),
     ],
@@ -151,10 +150,8 @@ def test_a_planted_circle_is_reported(tmp_path: Path, file: str, source: str) ->
 @pytest.mark.parametrize(
     ("file", "source", "complaint"),
     [
-        ("model/a.py", "import lmlong.training.module", "model/a.py:1: model imports upwards training"),
         ("model/a.py", "from lmlong import training", "model/a.py:1: model imports upwards training"),
         ("data/a.py", "from ..cli.main import main", "data/a.py:1: data imports upwards cli"),
-        ("data/a.py", "from .. import inference", "data/a.py:1: data imports upwards inference"),
         ("errors.py", "def late():\n    import lmlong.recipe", "errors.py:2: errors imports upwards recipe"),
         ("recipe/a.py", "from lmlong import load", "recipe/a.py:1: recipe imports upwards lmlong"),
         ("data/a.py", "import lmlong.attention", "data/a.py:1: data imports its sibling attention"),
@@ -162,8 +159,6 @@ def test_a_planted_circle_is_reported(tmp_path: Path, file: str, source: str) ->
         ("recipe/section.py", "import torch", "recipe/section.py:1: recipe imports torch"),
         ("data/a.py", "from torch import nn", "data/a.py:1: data imports torch"),
         ("model/a.py", "import lightning.pytorch", "model/a.py:1: only training imports lightning"),
-        ("training/a.py", "from datasets import x", "training/a.py:1: only data imports datasets"),
-        ("inference/a.py", "import click", "inference/a.py:1: only cli imports click"),
         ("misc.py", "", "misc.py: stands on no floor"),
         ("model/a.py", "from lmlong import __version__", None),
         ("model/a.py", "from .loss import x", None),

@@ -3,6 +3,7 @@
 B batch, H heads, T time, F features, V value dim.
 """
 
+import math
 from abc import abstractmethod
 from collections.abc import Mapping
 
@@ -11,10 +12,24 @@ from torch import Tensor
 
 from lmlong.attention.base import CausalAttention, State, at_least_float32
 from lmlong.attention.feature_maps import FeatureMap
-from lmlong.attention.gates import LONGEST_MEMORY, channel_forget_gate, fixed_log_decay, forget_gate
 from lmlong.attention.inputs import NOTHING, Gate, Inputs
 from lmlong.attention.scan import Kernel, Scan, ScanInputs, without_autocast
 from lmlong.errors import UsageError
+
+LONGEST_MEMORY = 8192
+
+GATE_RANK = 16
+"""Rank of the projection to a gate for each feature: a full matrix would be as large as the query projection."""
+
+
+def memory_lengths(heads: int, longest: int = LONGEST_MEMORY) -> Tensor:
+    """Return the number of tokens (H,) after which 1/e of a head's state is left: from 2 to `longest`, evenly on a log
+    scale.
+
+    Always on the CPU: on the meta device, `logspace` makes torch load its compiler, which takes a second."""
+    if heads == 1:
+        return torch.tensor([1024.0], device="cpu")
+    return torch.logspace(1, math.log2(longest), heads, base=2.0, device="cpu")
 
 
 class Recurrence(CausalAttention[State]):
@@ -45,12 +60,13 @@ class Recurrence(CausalAttention[State]):
         if self.by_channel and (feature_map.signed or not self.takes_channel_decay):
             whose = type(feature_map if self.takes_channel_decay else self).__name__
             raise UsageError(f"decay: {whose} does not support channel. Use learned.")
-        if decay == "learned":
-            self.inputs = {"log_decay": forget_gate(heads, longest_memory), **self.inputs}
-        elif self.by_channel:
-            gate = channel_forget_gate(heads, self.feature_map.features, longest_memory)
-            self.inputs = {"log_decay": gate, **self.inputs}
-        fixed = fixed_log_decay(heads, longest_memory) if decay == "fixed" else None
+        lengths = memory_lengths(heads, longest_memory)
+        if decay in ("learned", "channel"):
+            start, rank = (lengths - 1).log(), None  # a gate begins with these memories
+            if self.by_channel:
+                start, rank = start[:, None].expand(-1, self.feature_map.features), GATE_RANK
+            self.inputs = {"log_decay": Gate("forget_gate", "log_sigmoid", start, rank), **self.inputs}
+        fixed = torch.log1p(-1 / lengths).to(torch.get_default_device()) if decay == "fixed" else None
         self.register_buffer("log_decay", fixed, persistent=False)
         self.use_kernel("native")  # hands over to torch wherever native code cannot compute
         self.state_dtype = torch.float32

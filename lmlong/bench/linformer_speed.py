@@ -109,7 +109,7 @@ def run_linformer_benchmark(grid: LinformerGrid, device: torch.device) -> list[L
 def _measure_shape(
     grid: LinformerGrid, part: LayerPart, length: int, too_long: bool, device: torch.device
 ) -> LinformerResult:
-    names = [name for name in candidates(grid, length) if name != FULL or not too_long]
+    names = [name for name in candidate_names(grid, length) if name != FULL or not too_long]
     call, inputs = PARTS[part](grid, length, device)
     passes = {name: partial(call, build_candidate(grid, length, name).to(device)) for name in names}
     beside = {name: peak_bytes(each, device) for name, each in passes.items()}
@@ -123,7 +123,7 @@ def _measure_shape(
     return LinformerResult(part, length, costs, matrix // grid.rows)
 
 
-def candidates(grid: LinformerGrid, length: int) -> list[str]:
+def candidate_names(grid: LinformerGrid, length: int) -> list[str]:
     """Return full attention, and a Linformer for each number of slots up to the number of tokens."""
     return [FULL, *(str(slots) for slots in grid.slots if slots <= length)]
 

@@ -2,6 +2,7 @@
 
 import math
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -93,18 +94,15 @@ def _round_robin(ready: dict[str, Candidate], precision: str, length: int, devic
     peaks: dict[str, int] = {}
     seconds: dict[str, list[float]] = {}
     for name, candidate in ready.items():
-        first: list[float] = []
-
-        def counted(call: Pass = candidate.call, first: list[float] = first) -> None:
-            first.append(time_once(call, device))
-
+        begun = time.perf_counter()
         if candidate.measured:
-            peaks[name] = candidate.input_bytes + peak_bytes(counted, device)
+            peaks[name] = candidate.input_bytes + peak_bytes(candidate.call, device)
         else:
-            counted()
+            time_once(candidate.call, device)
             peaks[name] = candidate.input_bytes
-        if first[0] > MAX_SECONDS:
-            seconds[name] = first
+        first = time.perf_counter() - begun
+        if first > MAX_SECONDS:
+            seconds[name] = [first]
     seconds |= time_rounds({name: each.call for name, each in ready.items() if name not in seconds}, device)
     return [
         Result(name, precision, length, candidate.tokens, seconds[name], candidate.io_bytes, peaks[name])

@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
 from lmlong.cli import options
 from lmlong.cli.lists import format_numbers, numbers, parse_names
 from lmlong.cli.output import show
-from lmlong.experiments.recall_grid import DEFAULT_CANDIDATES, LARGE, SMALL, TOKENS_PER_PAIR, RecallGrid
+from lmlong.experiments.recall_grid import DEFAULT_CANDIDATES, LARGE, SMALL, TOKENS_PER_PAIR
 
 
 def _both(small: Sequence[float], large: Sequence[float]) -> str:
@@ -41,17 +42,12 @@ def _both(small: Sequence[float], large: Sequence[float]) -> str:
 @options.plot("share answered against pairs")
 def recall(
     only: str | None,
-    pairs: tuple[int, ...] | None,
-    widths: tuple[int, ...] | None,
-    vocabulary: int | None,
-    tokens_per_pair: int,
-    rates: tuple[float, ...] | None,
-    steps: int | None,
     seed: int,
     large: bool,
     out: Path | None,
     json_file: Path | None,
     plot: Path | None,
+    **given: Any,
 ) -> None:
     """Measure how many pairs each attention recalls, by the width of its state.
 
@@ -64,15 +60,7 @@ def recall(
       lmlong bench recall --only elu,elu-learned --pairs 8,16,32 --vocabulary 128
     """
     usual = LARGE if large else SMALL
-    grid = RecallGrid(
-        vocabulary or usual.vocabulary,
-        pairs or usual.pairs,
-        tokens_per_pair,
-        widths or usual.widths,
-        rates or usual.rates,
-        steps or usual.steps,
-        usual.queries,
-    )
+    grid = usual._replace(**{name: value for name, value in given.items() if value is not None})
     grid.check()
 
     from lmlong.experiments.recall import figure, study_recall, table

@@ -48,7 +48,7 @@ class SpeedGrid(NamedTuple):
         return cls(names, chosen, device=pick_device(device), **given)
 
 
-def speed_options(lengths: str, precisions: str) -> Callable[[options.Command], options.Command]:
+def speed_options(lengths: str, precisions: str) -> options.Decorator:
     """Return the options of all speed benchmarks."""
     return options.together(
         lists.lengths("Tokens; k is 1,024.", lengths),

@@ -8,7 +8,7 @@ import click
 from lmlong.cli import options
 from lmlong.cli.lists import lengths, parse_names
 from lmlong.cli.output import show
-from lmlong.cli.runs import load_runs, run_name, tell_left_out
+from lmlong.cli.runs import load_runs, report_left_out, run_name
 from lmlong.errors import UsageError
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def eval_(
     if _are_encoders(runs, recipes, [option for option, is_given in causal_only.items() if is_given]):
         _eval_encoders(runs, data, tokens, json_file, loading.device, precision)
         return
-    tell_left_out(data)
+    report_left_out(data)
     reports = []
     for run in runs:
         report = evaluate(

@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 import click
 
-from lmlong.cli.options import Option
+from lmlong.cli.options import Decorator
 from lmlong.errors import UsageError, nearest
 
 Name = TypeVar("Name", bound=str)
@@ -32,7 +32,7 @@ class Numbers(click.ParamType):
 
 def numbers(
     name: str, help: str, default: Sequence[float] | None = None, kind: type[int] | type[float] = int
-) -> Option:
+) -> Decorator:
     """Return an option whose value is a tuple of numbers."""
     shown = None if default is None else format_numbers(default)
     return click.option(name, type=Numbers(kind), default=shown, metavar="N,...", help=help)
@@ -49,7 +49,7 @@ class Lengths(click.ParamType):
         return parse_lengths(value) if isinstance(value, str) else value
 
 
-def lengths(help: str, default: str | None = None) -> Option:
+def lengths(help: str, default: str | None = None) -> Decorator:
     """Return the option --lengths, whose value is a sorted list of numbers of tokens."""
     return click.option("--lengths", type=Lengths(), default=default, metavar="N,...", help=help)
 

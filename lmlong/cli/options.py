@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from lmlong.inference.loading import TrainedLanguageModel
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-Option = Callable[[Command], Command]
+Decorator = Callable[[Command], Command]
 
 
 class NewFile(click.Path):
@@ -103,7 +103,7 @@ any_run = click.argument("run", metavar="[RUN]", type=Run(), required=False, she
 overrides = click.argument("overrides", nargs=-1, metavar="[KEY.PATH=VALUE ...]", shell_complete=completion.overrides)
 
 
-def recipe(name: str = "recipe", **settings: Any) -> Option:
+def recipe(name: str = "recipe", **settings: Any) -> Decorator:
     """Return the argument for a recipe: the name of a shipped recipe or a file."""
     return click.argument(name, shell_complete=completion.recipes, **settings)
 
@@ -231,18 +231,18 @@ state_dtype = click.option(
 )
 
 
-def plot(what: str) -> Option:
+def plot(what: str) -> Decorator:
     """Return the option --plot, which draws `what`."""
     return click.option("--plot", type=PlotFile(writable=True), help=f"Plot {what} to a .png, .pdf or .svg file.")
 
 
-def out(default: str, what: str = "Folder for the results.") -> Option:
+def out(default: str, what: str = "Folder for the results.") -> Decorator:
     """Return the option --out, a folder."""
     folder = click.Path(file_okay=False, path_type=Path)
     return click.option("--out", type=folder, help=f"{what}  [default: {default}]")
 
 
-def together(*options: Option) -> Option:
+def together(*options: Decorator) -> Decorator:
     """Return several options as one decorator, in the order of `--help`."""
 
     def add(command: Command) -> Command:

@@ -19,14 +19,14 @@ def load_runs(
     """Yield the name, the model and the text of each run; the text is its held-out one, unless `data` names files."""
     from lmlong.evaluation.perplexity import validation_text
 
-    tell_left_out(data)
+    report_left_out(data)
     for run in runs:
         model = load(run)
         yield run_name(run), model, validation_text(model, data, tokens)
 
 
-def tell_left_out(data: Sequence[str]) -> None:
-    """Tell on standard error which files of --data are not read, and why; refuse paths without files."""
+def report_left_out(data: Sequence[str]) -> None:
+    """Print to standard error which files of --data are not read, and why; refuse paths without files."""
     from lmlong.data.notes import by_reason, notes
     from lmlong.data.source_files import find_files
 

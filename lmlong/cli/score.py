@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 STDIN = Path("-")
 
 
-class Input(options.InFile):
+class InputFile(options.InFile):
     """A file to read, or - for standard input."""
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Path:
@@ -23,7 +23,7 @@ class Input(options.InFile):
 
 @click.command()
 @options.run
-@click.argument("files", nargs=-1, type=Input(), metavar="[FILE ...]")
+@click.argument("files", nargs=-1, type=InputFile(), metavar="[FILE ...]")
 @click.option(
     "--by",
     "unit",

@@ -83,10 +83,10 @@ def validation_batches(
     Batches without targets are added until their number is a multiple of `ranks`, so that all ranks have equally many.
     """
     length = min(length, max(len(text), 1))
-    starts = range(0, len(text), length)
+    starts: Sequence[int] = range(0, len(text), length)
     if limit is not None and limit < len(text):
         length = min(length, -(-limit // text.factor) * text.factor)
-        starts = [starts[n] for n in evenly(len(starts), limit // length)]  # type: ignore[assignment]
+        starts = [starts[n] for n in evenly(len(starts), limit // length)]
     for numbers in in_batches(len(starts), rows, ranks):
         windows = [text.row(starts[n], min(starts[n] + length, len(text))) for n in numbers]
         yield _causal_batch(windows, length, text.eos)

@@ -61,17 +61,17 @@ def marked(beginning: bytes) -> str | None:
     return next((name for mark, name in MARKS.items() if beginning.startswith(mark)), None)
 
 
-def find_encoding(chunks: Chunks, name: str, wanted: str) -> str:
-    """Return the encoding of a text, in which all of it can be decoded: `wanted`, or for `auto` the encoding of its
+def find_encoding(chunks: Chunks, name: str, requested: str) -> str:
+    """Return the encoding of a text, in which all of it can be decoded: `requested`, or for `auto` the encoding of its
     byte order mark, UTF-8, or windows-1252 if that is plausible. Raise EncodingError for any other text."""
-    encoding = (marked(next(chunks(), b"")) or UTF8) if wanted == "auto" else wanted
+    encoding = (marked(next(chunks(), b"")) or UTF8) if requested == "auto" else requested
     try:
         for _ in decode(chunks(), name, "strict", encoding):
             pass
         return encoding
     except EncodingError as error:
         cause = error.__context__
-        if wanted != "auto" or encoding != UTF8 or not isinstance(cause, UnicodeDecodeError):
+        if requested != "auto" or encoding != UTF8 or not isinstance(cause, UnicodeDecodeError):
             raise
         is_western, remedy = _assess(chunks())
         if is_western and cause.reason != "unexpected end of data":

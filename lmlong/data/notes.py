@@ -16,15 +16,15 @@ NOTED_OVERLAP = 0.05
 
 def by_reason(entries: Iterable[Skipped]) -> dict[str, dict[str, Any]]:
     """Return counts of documents and bytes for each reason, with the first names."""
-    found: dict[str, dict[str, Any]] = {}
+    counts: dict[str, dict[str, Any]] = {}
     for entry in entries:
-        count(found, entry)
-    return found
+        count(counts, entry)
+    return counts
 
 
-def count(found: dict[str, dict[str, Any]], entry: Skipped) -> None:
+def count(counts: dict[str, dict[str, Any]], entry: Skipped) -> None:
     """Add a document to the counts by reason."""
-    of_reason = found.setdefault(entry.reason, {"documents": 0, "bytes": 0, "names": []})
+    of_reason = counts.setdefault(entry.reason, {"documents": 0, "bytes": 0, "names": []})
     of_reason["documents"] += 1
     of_reason["bytes"] += entry.bytes
     if len(of_reason["names"]) < NAMED:
@@ -39,25 +39,25 @@ def text_notes(info: dict[str, Any]) -> Iterator[str]:
         yield overlap_note(info["overlap"])
 
 
-def overlap_note(found: dict[str, Any]) -> str:
+def overlap_note(overlap: dict[str, Any]) -> str:
     """Return the overlap as a sentence."""
-    windows = f"{found['window_bytes']}-byte windows"
-    return f"{found['share']:.1%} of the {windows} of the held-out text occur in the training text"
+    windows = f"{overlap['window_bytes']}-byte windows"
+    return f"{overlap['share']:.1%} of the {windows} of the held-out text occur in the training text"
 
 
 def notes(source: dict[str, Any]) -> Iterator[str]:
     """Yield sentences on one source, from the info of its token files."""
-    for encoding, found in source.get("encodings", {}).items():
-        yield f"read as {encoding}: {named(found)}"
+    for encoding, counts in source.get("encodings", {}).items():
+        yield f"read as {encoding}: {named(counts)}"
     if replaced := source.get("read", {}).get("replaced_characters"):
         yield f"U+FFFD in place of {replaced:,} characters missing from text.tokenizer.alphabet"
-    for reason, found in source["left_out"].items():
-        yield f"left out, {reason}: {named(found)}"
+    for reason, counts in source["left_out"].items():
+        yield f"left out, {reason}: {named(counts)}"
 
 
-def named(found: dict[str, Any]) -> str:
+def named(counts: dict[str, Any]) -> str:
     """Return the first names of some documents, and how many more there are."""
     here = str(Path.cwd()) + os.sep
-    names = [name.removeprefix(here) for name in found.get("names", [])[:SHOWN]]
-    more = found["documents"] - len(names)
+    names = [name.removeprefix(here) for name in counts.get("names", [])[:SHOWN]]
+    more = counts["documents"] - len(names)
     return ", ".join([*names, *([f"and {more:,} more" if names else f"{more:,}"] if more else [])])

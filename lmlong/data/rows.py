@@ -161,15 +161,15 @@ def pack(sizes: np.ndarray, length: int) -> list[np.ndarray]:
     rooms: list[int] = []  # the different amounts of room there are, in order
     for piece in np.argsort(-sizes, kind="stable").tolist():
         size = int(sizes[piece])
-        place = bisect_left(rooms, size)
-        if place == len(rooms):
+        index = bisect_left(rooms, size)
+        if index == len(rooms):
             rows.append([])
             row, room = len(rows) - 1, length
         else:
-            room = rooms[place]
+            room = rooms[index]
             row = roomy[room].pop()
             if not roomy[room]:
-                del rooms[place]
+                del rooms[index]
         rows[row].append(piece)
         if left := room - size:
             if not roomy[left]:

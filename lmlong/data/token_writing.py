@@ -18,7 +18,7 @@ from lmlong.data.sources import Input, check_inputs
 from lmlong.data.split import Part, Split
 from lmlong.data.token_encoding import Batch, Cut, Destination, batches_of, encode_all
 from lmlong.data.token_file import Count, read_tokens
-from lmlong.data.token_files import VALIDATION, TokenFiles, token_file
+from lmlong.data.token_file_writer import VALIDATION, TokenFileWriter, token_file
 from lmlong.data.tokenizers.base import Tokenizer, parts
 from lmlong.data.tokenizers.characters import CharacterTokenizer
 from lmlong.data.windows import overlap
@@ -39,7 +39,7 @@ def write(folder: Path, inputs: list[Input], tokenizer: Tokenizer, duplicates: D
         token_file(destination) for number, source in enumerate(sources) for destination in source.destinations(number)
     }
     with (
-        closing(TokenFiles(folder, names)) as files,
+        closing(TokenFileWriter(folder, names)) as files,
         Progress("tokens", size_of(inputs)) as progress,
         _full_disk(files, progress),
     ):
@@ -134,7 +134,7 @@ def _cuts(
             yield destination, Cut(last, begins, True)
 
 
-def _pass_over(batches: Iterator[Batch], files: TokenFiles, progress: Progress) -> None:
+def _pass_over(batches: Iterator[Batch], files: TokenFileWriter, progress: Progress) -> None:
     """Read the batches again that are in the files already, for the counts and to reach the next batch."""
     passed = 0
     for batch in islice(batches, files.batches):
@@ -146,7 +146,7 @@ def _pass_over(batches: Iterator[Batch], files: TokenFiles, progress: Progress) 
 
 
 @contextmanager
-def _full_disk(files: TokenFiles, progress: Progress) -> Iterator[None]:
+def _full_disk(files: TokenFileWriter, progress: Progress) -> Iterator[None]:
     """If the disk is full, report how much space is needed."""
     try:
         yield

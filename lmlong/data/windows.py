@@ -97,7 +97,7 @@ class WindowSample:
         hashes, self.document = (np.concatenate(part) for part in parts)
         self._known = np.sort(hashes)
         self._known = self._known[np.diff(self._known, prepend=~self._known[:1]) != 0]
-        self._place = np.searchsorted(self._known, hashes)
+        self._index = np.searchsorted(self._known, hashes)
         self._seen = np.zeros(len(self._known), bool)
         slots = 1 << max(16, (8 * len(self._known)).bit_length())
         self._mask = np.uint64(slots - 1)
@@ -108,18 +108,18 @@ class WindowSample:
         """Mark the windows that occur in these texts."""
         for hashes, _ in window_hashes(((0, pieces) for pieces in texts), self._step):
             hashes = hashes[self._filter[self._slot(hashes)]]
-            place = np.searchsorted(self._known, hashes)
-            place[place == len(self._known)] = 0
-            self._seen[place[self._known[place] == hashes]] = True
+            index = np.searchsorted(self._known, hashes)
+            index[index == len(self._known)] = 0
+            self._seen[index[self._known[index] == hashes]] = True
 
     def mark(self, documents: np.ndarray) -> None:
         """Mark the windows of some documents, given as a mask, as if they were found."""
-        self._seen[self._place[documents[self.document]]] = True
+        self._seen[self._index[documents[self.document]]] = True
 
     def counts(self, documents: int) -> tuple[np.ndarray, np.ndarray]:
         """Return for each document how many windows are kept, and how many of these are marked."""
         kept = np.bincount(self.document, minlength=documents)
-        return kept, np.bincount(self.document[self._seen[self._place]], minlength=documents)
+        return kept, np.bincount(self.document[self._seen[self._index]], minlength=documents)
 
     def _slot(self, hashes: np.ndarray) -> np.ndarray:
         return ((hashes >> np.uint64(32)) & self._mask).astype(np.int64)

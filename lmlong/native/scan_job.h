@@ -118,7 +118,8 @@ void run_batch_heads(ScanJob* job) {
     const Int worker = __atomic_fetch_add(&job->workers_begun, 1, __ATOMIC_RELAXED);
     each_batch_head(job, [&](Int index) {
         const BatchHead batch_head(*job, index);
-        Pass(batch_head, Scratch{job->scratch + worker * job->scratch_size}).run();
+        Scratch scratch{job->scratch + worker * job->scratch_size};
+        Pass(batch_head, scratch).run();
     });
 }
 

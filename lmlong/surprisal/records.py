@@ -51,7 +51,7 @@ class Lines:
         return {"number": self._number, "offset": self._offset, "size": self._size, "held": self._held.hex()}
 
     def restore(self, saved: dict[str, Any]) -> None:
-        """Continue from the return value of `to_json`; raise ValueError, KeyError or TypeError for other values."""
+        """Continue from the return value of `to_json`."""
         self._number, self._offset, self._size = (int(saved[name]) for name in ("number", "offset", "size"))
         self._held = bytearray.fromhex(saved["held"])
 

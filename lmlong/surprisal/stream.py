@@ -78,7 +78,7 @@ class TextScore:
         }
 
     def restore(self, saved: dict[str, Any]) -> None:
-        """Continue from the return value of `to_json`; raise ValueError, KeyError or TypeError for other values."""
+        """Continue from the return value of `to_json`."""
         self._place, self.not_read = int(saved["place"]), int(saved["not_read"])
         self._decoder.setstate((bytes.fromhex(saved["undecoded"]), 0))
         self._units.restore(saved["unit"])

@@ -5,6 +5,7 @@ The bits of a token that crosses the end of a unit are divided by bytes, so the 
 
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -39,12 +40,14 @@ class Surprise(NamedTuple):
         return self.bits / self.bytes if self.bytes else None
 
 
+@dataclass
 class Totals:
     """The sums over all units so far, of all texts."""
 
-    def __init__(self) -> None:
-        self.bits, self.bytes, self.tokens = 0.0, 0, 0
-        self.scores = RobustScore()
+    bits: float = 0.0
+    bytes: int = 0
+    tokens: int = 0
+    scores: RobustScore = field(default_factory=RobustScore)
 
     def add(self, bits: float, size: int, tokens: int) -> None:
         self.bits, self.bytes, self.tokens = self.bits + bits, self.bytes + size, self.tokens + tokens
@@ -54,38 +57,8 @@ class Totals:
 
     @classmethod
     def from_json(cls, saved: dict[str, Any]) -> "Totals":
-        totals = cls()
-        totals.add(float(saved["bits"]), int(saved["bytes"]), int(saved["tokens"]))
-        totals.scores = RobustScore.from_json(saved["scores"])
-        return totals
-
-
-class Gaps:
-    """The positions where the text that the model reads differs in length from the input, because bytes could not be
-    decoded or a character has no token."""
-
-    def __init__(self) -> None:
-        self._ahead: deque[tuple[int, int]] = deque()  # offsets in the text, and how many more bytes the input has
-        self._passed = 0
-
-    def add(self, offset: int, more: int) -> None:
-        self._ahead.append((offset, more))
-
-    def read_bytes(self, offset: int) -> int:
-        """Return the bytes of the input before an offset in the text; calls must be in ascending order."""
-        while self._ahead and self._ahead[0][0] < offset:
-            self._passed += self._ahead.popleft()[1]
-        return offset + self._passed
-
-    def to_json(self) -> dict[str, Any]:
-        return {"passed": self._passed, "ahead": list(self._ahead)}
-
-    @classmethod
-    def from_json(cls, saved: dict[str, Any]) -> "Gaps":
-        gaps = cls()
-        gaps._passed = int(saved["passed"])
-        gaps._ahead.extend((int(offset), int(more)) for offset, more in saved["ahead"])
-        return gaps
+        scores = RobustScore.from_json(saved["scores"])
+        return cls(float(saved["bits"]), int(saved["bytes"]), int(saved["tokens"]), scores)
 
 
 class Units:
@@ -93,7 +66,9 @@ class Units:
 
     def __init__(self, tokenizer: Tokenizer, unit: Unit, source: str, totals: Totals, keep: int):
         self._tokenizer, self._unit, self._source = tokenizer, unit, source
-        self._totals, self._keep, self._gaps = totals, keep, Gaps()
+        self._totals, self._keep = totals, keep
+        self._gaps: deque[tuple[int, int]] = deque()  # positions, and how many more bytes the input has there
+        self._passed = 0  # the additional bytes of all gaps before
         self._number = 0
         self._place = self._begin = 0  # bytes of the text so far, and of the input before the open unit
         self._read = 0  # tokens of the text
@@ -101,8 +76,9 @@ class Units:
         self._has_newline = tokens_with(tokenizer, NEWLINE) if unit == "line" else None
 
     def add_gap(self, offset: int, more: int) -> None:
-        """Note that at an offset of the text that is not read yet, the input has `more` additional bytes."""
-        self._gaps.add(offset, more)
+        """Note that at an offset of the text that is not read yet, the input has `more` additional bytes, because some
+        could not be decoded or a character has no token."""
+        self._gaps.append((offset, more))
 
     def add(self, read: TokenBits) -> Iterator[Surprise]:
         """Iterate over the units that these tokens complete."""
@@ -112,7 +88,7 @@ class Units:
             yield from self._divide(int(read.tokens[end - 1]), float(read.bits[end - 1]))
             begin = end
         self._extend(read.tokens[begin:], read.bits[begin:])
-        self._gaps.read_bytes(self._place)  # or the gaps of an endless unit would accumulate
+        self._input_bytes()  # or the gaps of an endless unit would accumulate
 
     def close(self) -> Iterator[Surprise]:
         """Iterate over the open unit, which ends here, unless it is empty."""
@@ -124,15 +100,16 @@ class Units:
         return {name: getattr(self, f"_{name}") for name in COUNTS} | {
             "bits": self._bits,
             "text": self._text.hex(),
-            "gaps": self._gaps.to_json(),
+            "gaps": {"passed": self._passed, "ahead": list(self._gaps)},
         }
 
     def restore(self, saved: dict[str, Any]) -> None:
-        """Continue from the return value of `to_json`; raise ValueError, KeyError or TypeError for other values."""
+        """Continue from the return value of `to_json`."""
         for name in COUNTS:
             setattr(self, f"_{name}", int(saved[name]))
         self._bits, self._text = float(saved["bits"]), bytes.fromhex(saved["text"])
-        self._gaps = Gaps.from_json(saved["gaps"])
+        self._passed = int(saved["gaps"]["passed"])
+        self._gaps = deque((int(offset), int(more)) for offset, more in saved["gaps"]["ahead"])
 
     def _ends(self, tokens: np.ndarray) -> list[int]:
         """Return the indices after the tokens at or within which a unit may end."""
@@ -178,8 +155,14 @@ class Units:
         self._size, self._place = self._size + len(data), self._place + len(data)
         self._bits += bits
 
+    def _input_bytes(self) -> int:
+        """Return the bytes of the input before the end of the text so far."""
+        while self._gaps and self._gaps[0][0] < self._place:
+            self._passed += self._gaps.popleft()[1]
+        return self._place + self._passed
+
     def _complete(self) -> Surprise:
-        end = self._gaps.read_bytes(self._place)
+        end = self._input_bytes()
         size = end - self._begin
         totals = self._totals
         totals.add(self._bits, size, self._tokens)

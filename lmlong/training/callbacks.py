@@ -40,6 +40,7 @@ class TrainingCallback(Callback):
         self.folder, self.prepared, self.signals = folder, prepared, signals
         self.data = prepared.data
         options = prepared.recipe.training
+        self.recipe_text = recipe_file.dump(prepared.recipe)
         self.metric = METRICS[prepared.recipe.objective]
         self.training_metric = self.metric if options.teacher_of == "predictions" else None
         self.metrics_log = MetricsLog(folder / METRICS_FILE, silent=not is_main_process())
@@ -87,7 +88,7 @@ class TrainingCallback(Callback):
         contents = Contents(
             strategy.lightning_module_state_dict(),
             training_state(module),
-            recipe_file.dump(prepared.recipe),
+            self.recipe_text,
             prepared.tokens.tokenizer.file,
             module.step,
             self.metric.of(validated) if validated else None,

@@ -16,7 +16,6 @@ from lmlong.data.baselines import Baselines
 from lmlong.errors import UsageError, install_command
 from lmlong.model.metrics import Metric
 from lmlong.recipe import Recipe
-from lmlong.recipe import file as recipe_file
 from lmlong.report.figure import Figure, Level, Line, Panel, Style, style
 from lmlong.training.callbacks import TrainingCallback
 from lmlong.training.distributed import is_main_process
@@ -73,13 +72,14 @@ def check_loggers(names: Sequence[str]) -> None:
             raise UsageError(f"training.loggers: {name} is not installed. Run {install_command(name)}, or omit it.")
 
 
-def make_loggers(recipe: Recipe, folder: Path, step: int) -> list[Logger]:
-    """Return the loggers of a run that begins after a step, with its recipe: by option, and as the text of its file."""
-    made = [LOGGERS[name](folder, step) for name in dict.fromkeys(recipe.training.loggers)]
+def make_loggers(callback: TrainingCallback) -> list[Logger]:
+    """Return the loggers of a run, with its recipe: by option, and as the text of its file."""
+    recipe, step = callback.prepared.recipe, callback.prepared.first_step
+    made = [LOGGERS[name](callback.folder, step) for name in dict.fromkeys(recipe.training.loggers)]
     for logger in made:
         logger.log_hyperparams(_flat(recipe.model_dump()))
         if is_main_process():
-            _log_recipe(logger, recipe_file.dump(recipe), step + 1)
+            _log_recipe(logger, callback.recipe_text, step + 1)
     return made
 
 

@@ -7,7 +7,7 @@ needs only matrix products.
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol, overload
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -28,26 +28,15 @@ BASE_WIDTH = 256
 same, so a step changes a layer's output by the same amount."""
 
 
-class Partition(Protocol):
-    """Division of weights among devices, when a parameter is a flat part of many weights."""
-
-    def gather(self, part: Tensor, values: Tensor) -> tuple[list[Tensor], list[list[int]]]:
-        """Return whole weights, gathered from the `values` of all devices, and the heights of the matrices that they
-        stack; all devices call this."""
-        ...
-
-    def part_of(self, part: Tensor, weights: list[Tensor]) -> Tensor:
-        """Return this device's flat part of whole weights."""
-        ...
-
-
 class Muon(torch.optim.Optimizer):
     """Muon for groups with `stacks`, the heights of the matrices stacked in each weight; AdamW for other groups.
 
     Each group has its own learning rate. Matrix products use `dtype`; bfloat16 is precise enough.
     """
 
-    partition: Partition | None = None
+    partition: Any = None
+    """A strategy that divides weights among devices, so that a parameter is a flat part of many: it has the methods
+    `gather` and `part_of` of `DeepSpeedTraining`."""
 
     def __init__(self, groups: Iterable[dict[str, Any]], betas: tuple[float, float], dtype: torch.dtype):
         super().__init__(groups, {"betas": betas, "eps": 1e-8, "weight_decay": 0.0, "momentum": 0.95})
@@ -89,10 +78,11 @@ class Muon(torch.optim.Optimizer):
         if self.partition is None:
             stacks = {id(weight): heights for weight, heights in zip(group["params"], group["stacks"], strict=True)}
             return orthogonal_steps(updates, [stacks[id(weight)] for weight in weights], self.dtype)
-        return [
-            self.partition.part_of(part, orthogonal_steps(*self.partition.gather(part, update), self.dtype))
-            for part, update in zip(weights, updates, strict=True)
-        ]
+        steps = []
+        for part, update in zip(weights, updates, strict=True):
+            whole, heights = self.partition.gather(part, update)
+            steps.append(self.partition.part_of(part, orthogonal_steps(whole, heights, self.dtype)))
+        return steps
 
     def _adamw_step(self, group: dict[str, Any]) -> None:
         weights = [weight for weight in group["params"] if weight.grad is not None]

@@ -85,8 +85,8 @@ def train(
 
     `resume` is "auto", to resume from the newest checkpoint of the run, or a checkpoint; `overwrite` replaces a run.
     Progress is printed on stderr. Ctrl-C, or the stop button of a notebook, finishes the step, saves, and raises
-    KeyboardInterrupt; the third one raises it at once. SIGTERM, SIGQUIT, SIGHUP, SIGUSR1,
-    SIGUSR2 and SIGXCPU save too, and raise SystemExit. In a thread other than the main one, no signal stops training.
+    KeyboardInterrupt; the third one raises it at once. SIGTERM, SIGQUIT, SIGHUP, SIGUSR1, SIGUSR2 and SIGXCPU save too,
+    and raise SystemExit. In a thread other than the main one, no signal stops training.
     """
     if recipe.processes > 1 and launcher() is None:
         raise UsageError(
@@ -122,7 +122,7 @@ def run(recipe: Recipe, folder: Path, resume: str | Path | None = None, overwrit
                 clear(folder)
             if checkpoint:
                 make_newest(folder, checkpoint, callback.checkpoints)
-            _record(folder, prepared)
+            _record(callback)
             _print_start(prepared)
         return _fit(module, callback, signals)
 
@@ -158,8 +158,9 @@ def _result(module: TrainingModule, callback: TrainingCallback, signals: StopOnS
     return TrainingResult(callback.folder, step, validation, compared, signals.agreed, callback.sampled, is_main)
 
 
-def _record(folder: Path, prepared: PreparedRun) -> None:
+def _record(callback: TrainingCallback) -> None:
     """Write the recipe, the tokenizer and the environment of a run into its folder."""
+    folder, prepared = callback.folder, callback.prepared
     environment = {
         "command": sys.argv,
         "begun": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -173,7 +174,7 @@ def _record(folder: Path, prepared: PreparedRun) -> None:
         "text": prepared.tokens.info,
     }
     atomic_write(folder / ENVIRONMENT, json.dumps(environment, indent=2) + "\n")
-    atomic_write(folder / RECIPE, recipe_file.dump(prepared.recipe))
+    atomic_write(folder / RECIPE, callback.recipe_text)
     prepared.tokens.tokenizer.save(folder / TOKENIZER)
 
 
@@ -225,7 +226,7 @@ def _make_trainer(module: TrainingModule, callback: TrainingCallback, signals: S
         gradient_clip_val=training.clip,
         callbacks=callbacks,
         plugins=plugins,
-        logger=make_loggers(recipe, callback.folder, prepared.first_step),
+        logger=make_loggers(callback),
         log_every_n_steps=training.log_every,
         use_distributed_sampler=False,
         enable_checkpointing=False,

@@ -13,8 +13,6 @@ from lmlong.attention.registry import CAUSAL, FEATURE_MAPS
 from lmlong.recipe.kinds import FEATURE_MAP_KINDS
 
 HEADS, HEAD_DIM, VALUE_DIM = 3, 8, 5
-EXACT = {torch.float64: 1e-10, torch.float32: 2e-5}
-"""How far two ways of reading the same text may be apart."""
 DECAYS = get_args(recipe.Attention.model_fields["decay"].annotation)
 
 

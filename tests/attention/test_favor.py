@@ -112,7 +112,7 @@ def test_a_draw_is_a_function_of_its_seed_and_saved_with_the_weights() -> None:
     pytest.mark.parametrize("form", ["positive", "hyperbolic"]),
     pytest.mark.parametrize("width", [64, 256, 1024]),
 )
-def test_nothing_dies_or_bursts_at_any_gain_in_bfloat16(form: Form, gain: float, width: int) -> None:
+def test_features_stay_in_range_at_any_gain_in_bfloat16(form: Form, gain: float, width: int) -> None:
     torch.manual_seed(0)
     features = Favor(1, width, 2 * width, form, "chi")
     torch.nn.init.constant_(features.raw_gain, gain)

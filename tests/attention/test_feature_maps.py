@@ -1,4 +1,4 @@
-"""Each feature map against the similarity it stands for, and where its numbers would be in danger."""
+"""Each feature map against the similarity that defines it, and at extreme scales."""
 
 import pytest
 import torch
@@ -97,7 +97,7 @@ def test_taylor_is_the_exponential_to_second_order(projected: int | None) -> Non
     pytest.mark.parametrize("name", FEATURE_MAPS),
     pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str),
 )
-def test_no_similarity_dies_or_bursts_at_head_width_128(name: str, dtype: torch.dtype) -> None:
+def test_similarities_stay_finite_and_positive_at_head_width_128(name: str, dtype: torch.dtype) -> None:
     features = build(name, 128)
     for scale in (1e-4, 1.0, 5.0, 100.0):
         q, k = (scale * normal(1, HEADS, 200, 128, seed=seed).to(dtype) for seed in (0, 1))

@@ -1,4 +1,4 @@
-"""Plug-ins stand where built-in attentions do; what cannot be used is one message, and nothing is imported unasked."""
+"""Plug-ins are used like built-in attentions; an error is one message, and nothing is imported unless it is named."""
 
 import sys
 from collections.abc import Iterator
@@ -67,7 +67,7 @@ def load(text: str, folder: Path, *overrides: str) -> recipe.Recipe:
     return recipe_file.load(str(file), overrides, load_plugin)
 
 
-def test_a_plugin_stands_where_built_in_attentions_do(square: Path) -> None:
+def test_a_model_uses_plugins_by_name(square: Path) -> None:
     load_plugin(TWO_GATES)
     lmlong.load_plugin(square)
     options = recipe.Attention(kind=["two_gates", "linear"], feature_map="square")
@@ -80,7 +80,7 @@ def test_a_plugin_stands_where_built_in_attentions_do(square: Path) -> None:
     )
 
 
-def test_options_are_typed_told_and_written_out(tmp_path: Path) -> None:
+def test_options_are_typed_documented_and_saved(tmp_path: Path) -> None:
     text = f"""\
 plugins: [{TWO_GATES}]
 model:
@@ -185,7 +185,7 @@ BASE = "from lmlong.attention.base import CausalAttention\nfrom lmlong.attention
         ),
     ],
 )
-def test_a_file_that_is_no_plugin_is_one_message(tmp_path: Path, source: str, message: str) -> None:
+def test_an_invalid_file_is_one_message(tmp_path: Path, source: str, message: str) -> None:
     load_plugin(TWO_GATES)
     before = dict(CAUSAL), dict(FEATURE_MAPS), set(sys.modules)
     (tmp_path / "bad.py").write_text(source)
@@ -195,7 +195,7 @@ def test_a_file_that_is_no_plugin_is_one_message(tmp_path: Path, source: str, me
     assert (dict(CAUSAL), dict(FEATURE_MAPS)) == before[:2] and len(LOADED) == 1
 
 
-def test_a_file_that_is_missing_is_told_with_the_line_of_the_recipe(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported_with_the_line_of_the_recipe(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"missing\.py: cannot be read: No such file"):
         load_plugin("missing.py")
     with pytest.raises(RecipeError, match=r"mine\.yaml:2: plugins\.0: .*missing\.py: cannot be read"):

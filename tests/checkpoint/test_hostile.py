@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from commands import lmlong
+from machine import new_cache
 from safetensors.torch import save_file
 
 from lmlong.checkpoint import manifest, read, write
@@ -120,7 +121,7 @@ BOTH = [write.WEIGHTS, write.TRAINING]
 def test_no_command_runs_what_a_checkpoint_holds(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, where: list[str]
 ) -> None:
-    monkeypatch.setenv("LMLONG_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("LMLONG_CACHE", str(new_cache(tmp_path)))
     witness, book, recipe = tmp_path / "witness", tmp_path / "book.txt", tmp_path / "run.yaml"
     book.write_text("words and more words " * 300)
     recipe.write_text(

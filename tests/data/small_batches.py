@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lmlong import recipe
-from lmlong.data import token_encoding, token_files
+from lmlong.data import token_encoding, token_file_writer
 from lmlong.data.token_dataset import prepare
 from lmlong.errors import LmlongError
 
@@ -21,12 +21,12 @@ ROOT = Path(__file__).parents[2]
 @contextmanager
 def small_batches() -> Iterator[None]:
     """Let batches and shards be small, and processes be started at once."""
-    before = token_encoding.BATCH, token_encoding.ALONE, token_files.BATCHES_PER_SAVE
-    token_encoding.BATCH, token_encoding.ALONE, token_files.BATCHES_PER_SAVE = 1 << 12, 2, 3
+    before = token_encoding.BATCH, token_encoding.ALONE, token_file_writer.BATCHES_PER_SAVE
+    token_encoding.BATCH, token_encoding.ALONE, token_file_writer.BATCHES_PER_SAVE = 1 << 12, 2, 3
     try:
         yield
     finally:
-        token_encoding.BATCH, token_encoding.ALONE, token_files.BATCHES_PER_SAVE = before
+        token_encoding.BATCH, token_encoding.ALONE, token_file_writer.BATCHES_PER_SAVE = before
 
 
 def content(folder: Path) -> dict[str, bytes]:

@@ -91,8 +91,8 @@ def test_one_token_may_begin_and_end_documents(sizes: list[int], length: int, fa
         if len(texts[0]) >= length * factor:
             two, one = (TrainingBatches([kind(each, length * factor, (0, 1))], [1.0], each.eos, 2) for each in texts)
             pairs.append(([two.batch(0)], [one.batch(0)]))
-    for ours, theirs in pairs:
-        for two, one in zip(ours, theirs, strict=True):
+    for two_tokens, one_token in pairs:
+        for two, one in zip(two_tokens, one_token, strict=True):
             assert np.array_equal(np.where(two.tokens == EOS, BOS, two.tokens), one.tokens)
             assert np.array_equal(np.where(two.targets == EOS, BOS, two.targets), one.targets)
             assert np.array_equal(two.document_starts, one.document_starts)
@@ -202,9 +202,7 @@ def test_a_limited_validation_scores_windows_from_all_over_the_text(length: int,
 @FACTORS
 @pytest.mark.parametrize("limit", [None, 1, 100])
 @pytest.mark.parametrize(("rows", "ranks"), [(1, 1), (3, 2), (20, 3)])
-def test_streams_of_a_scored_tokens_go_on_from_batch_to_batch(
-    factor: int, limit: int | None, rows: int, ranks: int
-) -> None:
+def test_validation_streams_continue_from_batch_to_batch(factor: int, limit: int | None, rows: int, ranks: int) -> None:
     tokens = text(1000)
 
     def batches_of(rank: int) -> list[CausalBatch]:
@@ -219,8 +217,8 @@ def test_streams_of_a_scored_tokens_go_on_from_batch_to_batch(
     else:
         assert set(every) < set(targets(tokens)) and len(every) <= max(limit, VALIDATION_STREAMS * factor)
     for before, after in pairwise(found[0]):
-        goes_on = ~after.document_starts[:, 0] & (before.targets[:, -1] != IGNORED) & (after.targets[:, 0] != IGNORED)
-        assert np.array_equal(before.targets[goes_on, -1], after.tokens[goes_on, 0])
+        continues = ~after.document_starts[:, 0] & (before.targets[:, -1] != IGNORED) & (after.targets[:, 0] != IGNORED)
+        assert np.array_equal(before.targets[continues, -1], after.tokens[continues, 0])
     assert found[0][0].document_starts[:, 0].all(), "each part begins with an empty state"
 
 
@@ -320,7 +318,7 @@ def test_an_epoch_of_padded_windows_reads_each_token_once(factor: int) -> None:
 
 
 @FACTORS
-def test_padded_streams_go_on_at_a_border(factor: int) -> None:
+def test_padded_streams_read_the_whole_text(factor: int) -> None:
     loader = TrainingBatches([Streams(cyclic(text(1000), factor), 24, (0, 0), 4)], [1.0], EOS, 4, streams=True)
     read = [loader.batch(step) for step in range(70)]
     assert all(is_padded(batch, factor) for batch in read)

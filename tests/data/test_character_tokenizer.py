@@ -1,4 +1,4 @@
-"""A tokenizer of an alphabet: each character one token, and what it lacks is told."""
+"""A tokenizer of an alphabet: each character is one token, and missing characters are reported."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -5,14 +5,12 @@ What a number stands for, and many more of them: `tools/fuzz.py crafted-tokens -
 
 from pathlib import Path
 
-import pytest
 from data.crafted_tokens import prepare_place, try_tokens
 
 USUAL = 60
 
 
-def test_the_first_crafted_token_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LMLONG_CACHE", str(tmp_path / "cache"))
+def test_the_first_crafted_token_files(tmp_path: Path) -> None:
     place = prepare_place(tmp_path)
     tried = {number: try_tokens(number, place) for number in range(USUAL)}
     assert {number: complaints for number, (_, complaints) in tried.items() if complaints} == {}

@@ -10,7 +10,7 @@ import pytest
 from lmlong import recipe
 from lmlong.data import token_encoding
 from lmlong.data.token_dataset import FORMAT, prepare
-from lmlong.data.token_files import TokenFiles
+from lmlong.data.token_file_writer import TokenFileWriter
 from lmlong.errors import UsageError
 from lmlong.io.files import with_checksum
 from lmlong.io.folder_manifest import NAME, seal
@@ -72,7 +72,7 @@ def test_notes_that_are_none(text: recipe.Text, content: str) -> None:
     "change", [{"batches": -1}, {"batches": "3"}, {"batches": 1.5}, {"size": 1 << 40}, {"size": -4}]
 )
 def test_progress_that_cannot_be_is_begun_again(tmp_path: Path, change: dict[str, object]) -> None:
-    files = TokenFiles(tmp_path, {"train-0.tokens"})
+    files = TokenFileWriter(tmp_path, {"train-0.tokens"})
     files.save()
     files.close()
     said = json.loads((tmp_path / "progress.json").read_text())
@@ -82,6 +82,6 @@ def test_progress_that_cannot_be_is_begun_again(tmp_path: Path, change: dict[str
     said["batches"] = change.get("batches", 7)
     assert said["characters"] == token_encoding.BATCH
     (tmp_path / "progress.json").write_text(with_checksum(said))
-    again = TokenFiles(tmp_path, {"train-0.tokens"})
+    again = TokenFileWriter(tmp_path, {"train-0.tokens"})
     again.close()
     assert (again.batches, again.size) == (0, 0)

@@ -1,4 +1,4 @@
-"""Documents of others become their text exactly, and broken or hostile ones a count with the reason."""
+"""Documents of other programs become their exact text; broken or hostile ones are counted with the reason."""
 
 import bz2
 import gzip
@@ -95,9 +95,9 @@ def test_files_of_an_archive_are_read_or_counted_with_the_reason(tmp_path: Path)
     reasons = {"c.png": "inside an archive only plain text is read", "d.txt": "hidden", "empty.txt": "empty"}
     for name, data in {"a.zip": zipped(FILES), "a.tgz": tarred(FILES), "b.tar": tarred(FILES, "w")}.items():
         found = source(tmp_path, name, data)
-        told = skipped(found)
-        assert told.keys() == reasons.keys()  # a link leads nowhere
-        assert all(told[each].startswith(reason) for each, reason in reasons.items())
+        skipped_files = skipped(found)
+        assert skipped_files.keys() == reasons.keys()  # a link leads nowhere
+        assert all(skipped_files[each].startswith(reason) for each, reason in reasons.items())
         places = [each.fields for each in found.documents() if isinstance(each, Document)]
         assert places == [{"file": "a.txt", "folder": ""}, {"file": "b.md", "folder": "below"}]
 
@@ -273,7 +273,7 @@ def mutated(data: bytes, draw: random.Random) -> bytes:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("times", [6, pytest.param(100, marks=pytest.mark.slow)])
-def test_damaged_files_are_read_or_told(tmp_path: Path, kind: str, times: int) -> None:
+def test_damaged_files_are_read_or_reported(tmp_path: Path, kind: str, times: int) -> None:
     data, draw = KINDS[kind](), random.Random(kind)
     for number in range(times):
         begun = time.monotonic()

@@ -1,4 +1,4 @@
-"""Documents whose text is that of another one are left out where the recipe says so, and told."""
+"""With `text.duplicates=drop`, documents with the text of an earlier one are skipped and reported."""
 
 import random
 from collections.abc import Callable
@@ -66,10 +66,10 @@ def test_of_training_and_held_out_text_the_training_text_loses(tmp_path: Path, t
 
 def test_a_text_of_two_sources_is_of_the_first(tmp_path: Path) -> None:
     sources = []
-    for name, others in (("one", "first " * 9), ("two", "second " * 9)):
+    for name, own in (("one", "first " * 9), ("two", "second " * 9)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "a.txt").write_text("of both " * 9)
-        (tmp_path / name / "b.txt").write_text(others)
+        (tmp_path / name / "b.txt").write_text(own)
         sources.append({"kind": "files", "paths": [str(tmp_path / name)]})
     options = {"sources": sources, "tokenizer": {"kind": "bytes"}, "sequence_length": 16, "duplicates": "drop"}
     found = prepare(recipe.Text.model_validate(options | {"validation": HALF}))

@@ -1,4 +1,4 @@
-"""The encoding of a file is found where that is certain enough, told where it is not UTF-8, and never guessed else."""
+"""The encoding of a file is detected if it is certain enough; otherwise an error says what to do."""
 
 import pytest
 from hypothesis import given
@@ -16,16 +16,16 @@ def found(data: bytes, wanted: str = "auto", size: int = 7) -> str:
 
 
 @pytest.mark.parametrize(
-    ("encoding", "told"),
+    ("encoding", "detected"),
     [
         *(("utf-8", "utf-8"), ("utf-8-sig", "utf-8-sig"), ("utf-16", "utf-16"), ("utf-32", "utf-32")),
         ("cp1252", "windows-1252"),
     ],
 )
-def test_auto_finds_what_a_mark_or_strict_decoding_tells(encoding: str, told: str) -> None:
+def test_auto_detects_an_encoding_by_its_mark_or_by_strict_decoding(encoding: str, detected: str) -> None:
     data = FRENCH.encode(encoding)
-    assert found(data, size=1000) == told
-    assert "".join(piece.text for piece in decode(iter([data]), "a.txt", "strict", told)) == FRENCH
+    assert found(data, size=1000) == detected
+    assert "".join(piece.text for piece in decode(iter([data]), "a.txt", "strict", detected)) == FRENCH
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Texts as they come in the world: nothing is lost without being counted, nothing breaks the rest."""
+"""Damaged and unusual texts: no byte is lost without being counted, and no file breaks the others."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""What is hidden from an encoder: as much and in the way that the recipe says, and the same whoever asks and when."""
+"""Tokens are masked in the share and the way that the recipe sets, as a pure function of a key and a position."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ def masker(kind: str = "bert", share: float = 0.15, tokenizer: Tokenizer = BYTES
 
 
 def text(*sizes: int) -> TokenFile:
-    """Documents of so many tokens, the two that frame each among them."""
+    """Documents of these sizes in tokens, bos and eos included."""
     draw = np.random.default_rng(0)
     tokens = np.concatenate([np.array([BOS, *draw.integers(256, size=size - 2), EOS]) for size in sizes])
     return TokenFile(tokens.astype(np.uint16), np.flatnonzero(tokens == BOS))
@@ -92,7 +92,7 @@ def test_a_row_with_a_token_has_a_target() -> None:
     assert (masker().mask_row(np.array([EOS]), (0,)).targets == IGNORED).all()
 
 
-def test_what_is_hidden_follows_from_key_and_place_alone() -> None:
+def test_masks_depend_only_on_key_and_position() -> None:
     tokens = np.random.default_rng(2).integers(256, size=5000)
     whole = masker().mask_row(tokens, (3, 4))
     for begin, end in [(0, 100), (1, 5000), (2500, 2600), (4999, 5000)]:
@@ -145,10 +145,10 @@ def test_validation_reads_every_token_once_and_hides_the_same_at_every_length(
         tokens = sorted(token for batch in made for row in unmasked(batch) for token in row)
         return tokens, Counter(int(t) for batch in made for t in batch.targets[batch.targets != IGNORED])
 
-    (tokens, some), (again, others) = found(LENGTH), found(1000)
+    (tokens, short), (again, long) = found(LENGTH), found(1000)
     assert tokens == again == sorted(file.tokens.tolist())
-    assert not others - some, "short rows hide what long ones hide, and more only where there would be nothing"
-    assert 0.05 * 370 < others.total() <= some.total() < 0.3 * 370
+    assert not long - short, "short rows hide what long ones hide, and more only where there would be nothing"
+    assert 0.05 * 370 < long.total() <= short.total() < 0.3 * 370
 
 
 @pytest.mark.parametrize("whole", [False, True])

@@ -82,7 +82,7 @@ def test_the_tokenizer_is_trained_on_what_is_trained_on(text_of: TextOf) -> None
     assert any("secret" in piece for piece in map(prepare(near).tokenizer.decode, ([n] for n in range(300))))
 
 
-def test_text_that_is_all_of_one_template_is_held_out_as_ever_and_the_overlap_told(text_of: TextOf) -> None:
+def test_text_of_one_template_is_held_out_as_usual_and_the_overlap_reported(text_of: TextOf) -> None:
     texts = [f"{number} the same service answered the same request in time, and went on\n" * 3 for number in range(60)]
     found = prepared(text_of, texts)
     assert held_out(found) == [text for text in texts if is_chosen(text)]
@@ -92,7 +92,7 @@ def test_text_that_is_all_of_one_template_is_held_out_as_ever_and_the_overlap_to
     assert list(text_notes(found.info)) == [note]
 
 
-def test_text_that_is_named_for_validation_stays_and_the_overlap_is_told(tmp_path: Path, text_of: TextOf) -> None:
+def test_validation_sources_stay_unchanged_and_the_overlap_is_reported(tmp_path: Path, text_of: TextOf) -> None:
     texts = sentences(30)
     (tmp_path / "held.txt").write_text(texts[4] + sentences(31)[30])
     found = prepare(text_of(texts, validation={"sources": [{"kind": "files", "paths": [str(tmp_path / "held.txt")]}]}))

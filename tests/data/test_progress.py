@@ -1,4 +1,4 @@
-"""The progress of reading a text is told off a terminal too, and what was done before counts as done, not as fast."""
+"""Without a terminal the progress is printed in lines; earlier work counts as done, but not for the speed."""
 
 import re
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Every file of a folder is read or named with the reason; all that is wrong is told at once."""
+"""Every file of a folder is read or named with the reason; all mistakes are reported at once."""
 
 import json
 from pathlib import Path
@@ -93,7 +93,7 @@ def test_no_text_is_refused_where_it_is_named_and_left_out_of_a_glob(folder: Pat
     assert [Path(entry.name).name for entry in found.left_out] == ["a.mobi"]
 
 
-def test_all_that_cannot_be_read_is_told_at_once(tmp_path: Path) -> None:
+def test_all_unreadable_files_are_reported_at_once(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as missing:
         files(tmp_path / "one.txt", tmp_path / "two.txt")
     assert [name in str(missing.value) for name in ("2 files", "one.txt", "two.txt")] == [True] * 3
@@ -103,9 +103,9 @@ def test_all_that_cannot_be_read_is_told_at_once(tmp_path: Path) -> None:
     paths = [tmp_path / part for part in ("a.txt", "[bc].*", "good.txt")]
     with pytest.raises(UsageError) as caught:
         prepare(text_over(*paths, tokenizer={"vocabulary": 300}))
-    told = str(caught.value).splitlines()
-    assert told[0] == "3 files or paths cannot be read:" and len(told) == 4
-    for line, name in zip(told[1:], ("a.txt", "b.txt.gz", "c.jsonl"), strict=True):
+    lines = str(caught.value).splitlines()
+    assert lines[0] == "3 files or paths cannot be read:" and len(lines) == 4
+    for line, name in zip(lines[1:], ("a.txt", "b.txt.gz", "c.jsonl"), strict=True):
         assert line.startswith(f"{tmp_path / name}")
 
 
@@ -124,7 +124,7 @@ def test_files_of_another_encoding_are_left_out_of_a_folder_that_has_others(tmp_
         texts(files(tmp_path, tmp_path / "a.txt"))  # named too
 
 
-def test_encodings_and_what_is_left_out_are_told_also_of_cached_tokens(folder: Path) -> None:
+def test_encodings_and_skipped_files_are_reported_for_cached_tokens_too(folder: Path) -> None:
     (folder / "d.txt").write_bytes("sechzehn Bären ".encode("utf-16") * 9)
     for _ in range(2):
         (source,) = prepare(text_over(folder)).info["sources"]

@@ -1,4 +1,4 @@
-"""Mistakes of a text that are told before anything slow is imported."""
+"""Mistakes in a text are reported before slow imports."""
 
 import gzip
 import subprocess
@@ -30,7 +30,7 @@ def look(path: Path, **options: object) -> None:
         ("rows.parquet", None, "no column 'text', only txt"),
     ],
 )
-def test_a_wrong_encoding_or_column_is_told(tmp_path: Path, name: str, content: bytes | None, message: str) -> None:
+def test_a_wrong_encoding_or_column_is_reported(tmp_path: Path, name: str, content: bytes | None, message: str) -> None:
     import pyarrow
     from pyarrow.parquet import write_table
 
@@ -56,7 +56,7 @@ def test_it_takes_no_longer_than_it_may(tmp_path: Path, monkeypatch: pytest.Monk
     look(tmp_path / "latin.txt")
 
 
-def test_a_mistake_is_told_before_torch_is_imported(tmp_path: Path) -> None:
+def test_mistakes_are_reported_before_torch_is_imported(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("text: {sources: [{kind: files, paths: [nowhere.txt]}]}\ntraining: {steps: 1}\n")
     (tmp_path / "runs" / "old").mkdir(parents=True)
@@ -80,9 +80,9 @@ for words in {list(commands)!r}:
     print(f"end {{'torch' in sys.modules}}", file=sys.stderr)
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    told = done.stderr.split("end False\n")
-    assert len(told) == len(commands) + 1, done.stderr
-    for message, line in zip(commands.values(), told, strict=False):
+    outputs = done.stderr.split("end False\n")
+    assert len(outputs) == len(commands) + 1, done.stderr
+    for message, line in zip(commands.values(), outputs, strict=False):
         assert message in line
 
 

@@ -34,7 +34,7 @@ def test_a_further_document_moves_no_other() -> None:
         assert [text for text in after[name] if text != texts[40]] == before[name]
 
 
-def test_the_choice_is_the_same_for_ever() -> None:
+def test_the_choice_never_changes() -> None:
     found = divided([f"document {number}" for number in range(30)], 0.2)
     assert found["validation"] == [f"document {number}" for number in (0, 5, 8, 9, 12, 21, 22, 29)]
 
@@ -59,7 +59,7 @@ def test_all_or_nothing(count: int) -> None:
     assert divided(texts, 1.0) == {"train": [], "validation": texts}
 
 
-def test_empty_documents_are_told_and_do_not_count_as_documents() -> None:
+def test_empty_documents_are_reported_and_not_counted() -> None:
     texts = ["x" * 100] * (FEW - 1)
     entries = list(split([*documents(["", *texts]), Skipped("n", "no text")], 0.1))
     assert [entry for entry in entries if isinstance(entry, Skipped)] == [

@@ -1,4 +1,4 @@
-"""A disk that is full while token files are written: how much is missing is told, and the work goes on later."""
+"""If the disk is full while token files are written, the error reports the missing size, and the work can resume."""
 
 import re
 import shutil
@@ -38,11 +38,11 @@ def test_a_full_disk(
     monkeypatch.setenv("LMLONG_CACHE", str(small_disk))
     with small_batches(), pytest.raises(LmlongError) as error:
         prepare(text, processes=processes)
-    told = re.search(
+    sizes = re.search(
         r"No space left on device. (.*) MB of tokens are written; the rest needs about (.*) MB", str(error.value)
     )
-    assert told and str(small_disk) in str(error.value)
-    written, needed = (float(number) * 1e6 for number in told.groups())
+    assert sizes and str(small_disk) in str(error.value)
+    written, needed = (float(number) * 1e6 for number in sizes.groups())
     assert written < 120e3 and abs(written + needed - size) < size / 3
     subprocess.run(["mount", "-o", "remount,size=4m", small_disk], check=True)
     with small_batches():

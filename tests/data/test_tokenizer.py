@@ -24,7 +24,7 @@ TRAPS += ["\ud800", "\udc00", "é", "e\u0301", "ﬁ", "中", "😀", "def ", "re
 
 
 def other_model(**options: object) -> bytes:
-    """A model as others train them: with sentencepiece's own defaults."""
+    """A model with sentencepiece's own defaults."""
     model = io.BytesIO()
     defaults = {"vocab_size": 400, "hard_vocab_limit": False, "minloglevel": 2, "byte_fallback": True}
     texts = (line for text in sentences(10) for line in text.splitlines())
@@ -99,7 +99,7 @@ def test_a_text_without_pieces_is_refused() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"model_type": "bpe"}, {"normalization_rule_name": "nmt_nfkc_cf"}])
-def test_models_of_others_are_made_lossless(tmp_path: Path, options: dict[str, object]) -> None:
+def test_other_models_are_made_lossless(tmp_path: Path, options: dict[str, object]) -> None:
     path = tmp_path / "other.model"
     path.write_bytes(other_model(**options))
     loaded = train_tokenizer([], recipe.Tokenizer(path=str(path)))

@@ -1,5 +1,5 @@
-"""Random tokenizers: trained on drawn texts with drawn options, models of others, and damaged files; and what must hold
-of each that is not refused."""
+"""Random tokenizers: trained on drawn texts with drawn options, other models, and damaged files; and what must hold of
+each that is not refused."""
 
 import io
 import json
@@ -65,12 +65,12 @@ def draw_file(draw: random.Random) -> bytes | recipe.Tokenizer:
             change(draw, spec)
         file = json.dumps(spec).encode()
         return damaged(draw, file) if 0.7 <= kind < 0.75 else file
-    file = model_of_others(draw)
+    file = other_model(draw)
     return damaged(draw, file) if kind < 0.8 else file
 
 
 def tokenizer_json(draw: random.Random) -> dict[str, Any]:
-    """A tokenizer.json as others may have trained it: of bytes, or of characters with tokens for single bytes."""
+    """A tokenizer.json of another program: of bytes, or of characters with tokens for single bytes."""
     of_bytes, unigram = draw.random() < 0.5, draw.random() < 0.3
     text = draw_text(draw, 4000).encode("utf-8", "replace").decode()
     ends = ["<unk>", "<s>", "</s>", *draw.choice([[], ["<sep>"], ["<sep>"], ["<sep>"], ["e"]])]
@@ -131,8 +131,8 @@ def change(draw: random.Random, spec: Any) -> None:
         place[key] = draw.choice(STRANGE)
 
 
-def model_of_others(draw: random.Random) -> bytes:
-    """A sentencepiece model as others may have trained it."""
+def other_model(draw: random.Random) -> bytes:
+    """A sentencepiece model with other options."""
     options: dict[str, Any] = {
         "model_type": draw.choice(["bpe", "bpe", "unigram", "unigram", "char", "word"]),
         "vocab_size": draw.choice([400, 600]),
@@ -215,7 +215,7 @@ def examine(draw: random.Random, tokenizer: Tokenizer, text: str) -> list[str]:
         "pieces differ": np.concatenate([[], *tokenizer.encode_pieces(pieces)]).tolist() == tokens,
         "the stream differs": "".join(map(stream.feed, tokens)) + stream.finish() == text,
         "the stream of any tokens differs": "".join(map(other.feed, some)) + other.finish() == tokenizer.decode(some),
-        "a text that goes on has other tokens": read_in_parts(tokenizer, pieces) == tokens,
+        "a continued text has other tokens": read_in_parts(tokenizer, pieces) == tokens,
         "a cover is missing": all(is_covered(tokenizer, text[:cut], text[cut:]) for cut in cuts),
     }
     wrong += [f"{what}: {text!r}" for what, right in checks.items() if not right]
@@ -233,7 +233,7 @@ def read_in_parts(tokenizer: Tokenizer, pieces: list[str]) -> list[int]:
 
 
 def is_covered(tokenizer: Tokenizer, text: str, following: str) -> bool:
-    """Return whether the tokens of a text that goes on begin as is foretold."""
+    """Return whether the tokens of a continued text begin as one of its covers."""
     covers = tokenizer.boundaries.covers(text)
     stays, begin = covers[0].tokens[: settled(covers)], text.encode("utf-8", "surrogatepass")
     whole, inside, size = tokenizer.encode(text + following), [], 0

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from evaluation.texts import TRAINING_TEXT, VALIDATION_TEXTS
+from machine import new_cache
 from models import stirred
 
 from lmlong.checkpoint.write import Contents, point, write
@@ -27,7 +28,7 @@ def write_run(run: Path, recipe: Recipe, step: int, deviation: float = 1.0) -> P
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run folder with a checkpoint of a tiny model of bytes, trained at 64 tokens as its recipe says."""
-    monkeypatch.setenv("LMLONG_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("LMLONG_CACHE", str(new_cache(tmp_path)))
     (tmp_path / "train.txt").write_text(TRAINING_TEXT)
     for number, text in enumerate(VALIDATION_TEXTS):
         (tmp_path / f"validation-{number}.txt").write_text(text)

@@ -1,7 +1,9 @@
 """Whole tasks of one's own, by the commands of both programs, and what is told of mistakes."""
 
 import json
+import subprocess
 import sys
+from functools import partialmethod
 from pathlib import Path
 from runpy import run_module
 
@@ -96,8 +98,7 @@ def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No downloads, and only tasks of one's own: the index of all tasks of the harness takes many seconds."""
     for name, value in {"HF_DATASETS_CACHE": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"}.items():
         monkeypatch.setenv(name, value)
-    defaults = {"include_defaults": False, "metadata": None}
-    monkeypatch.setattr(TaskManager.__init__, "__defaults__", (None, None, *defaults.values()))
+    monkeypatch.setattr(TaskManager, "__init__", partialmethod(TaskManager.__init__, include_defaults=False))
 
 
 def test_the_commands_of_both_programs_run_tasks(
@@ -140,6 +141,16 @@ def test_the_commands_of_both_programs_run_tasks(
     theirs = json.loads(file.read_text())["results"]
     assert theirs["my_documents"]["bits_per_byte,none"] == told["my_documents"]
     assert theirs["my_choices"]["acc,none"] == told["my_choices"]
+
+
+@pytest.mark.slow
+def test_the_command_of_the_harness_registers_the_model(tmp_path: Path, offline: None) -> None:
+    """In a process of its own, since importing these tests registers it too."""
+    loaded(tmp_path, "elu")
+    words = [sys.executable, "-m", "lmlong.evaluation.harness", "run", "--model", "lmlong", "--model_args", "run=run"]
+    words += ["--tasks", "my_documents", "--include_path", str(write_tasks(tmp_path))]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0 and "my_documents" in done.stdout, done.stderr
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from evaluation.conftest import write_run
+from machine import new_cache
 
 from lmlong.cli.main import lmlong as command
 from lmlong.data.data_module import DATA_MODULES
@@ -41,7 +42,7 @@ training: {{steps: 3, batch_size: 3}}
 @pytest.fixture(params=["windows", "documents", "documents, in blocks"])
 def encoder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run folder with a checkpoint of a tiny encoder of bytes."""
-    monkeypatch.setenv("LMLONG_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("LMLONG_CACHE", str(new_cache(tmp_path)))
     (tmp_path / "train.txt").write_text("a book of no great length " * 20)
     for number in range(5):
         (tmp_path / f"held-{number}.txt").write_text("what was held out of it " * (number + 1))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from machine import new_cache
 
 from lmlong.errors import DivergedError
 from lmlong.experiments import compare
@@ -38,7 +39,7 @@ def test_all_candidates_are_of_one_size() -> None:
 def test_runs_are_measured_and_reused_only_for_the_same_settings_and_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("LMLONG_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("LMLONG_CACHE", str(new_cache(tmp_path)))
     write_copies(tmp_path / "copies.jsonl", documents=60)
     source = json.dumps([{"kind": "files", "paths": [str(tmp_path / "copies.jsonl")]}])
     changes = [*TINY, f"text.sources={source}", "text.tokenizer.kind=bytes", "text.sequence_length=32"]

@@ -23,7 +23,7 @@ def test_a_text_is_written_gone_back_in_and_forked(visit: Visit, page_server: Se
     first = visit.current
     until(lambda: visit.text[-200:] == page_server.by_id[first]["tail"])
     assert visit.text.startswith("bad cab") and page.locator(".token").count() > 5
-    assert page.locator(".token:not([class*=' b'])").count() == 0, "each has its surprise"
+    assert page.locator(".token:not([class*=' b'])").count() == 0, "each token has its surprisal"
     told = page_server.by_id[first]
     assert visit.text[-200:] == told["tail"] and page.inner_text("#text-size") == f"{told['tokens']} tokens"
     assert page.inner_text("#verdict").startswith(f"text × {(told['tokens'] + 1) // 2}, state × 1.0")
@@ -90,20 +90,20 @@ def test_a_server_that_is_killed_and_started_again_is_written_on_with(
         page.wait_for_selector(".token >> nth=50")
         page.fill("#prompt", "a draft that is not lost")
         server.kill()
-        page.wait_for_selector("text=The server does not answer")
+        page.wait_for_selector("text=The server does not respond")
         shown = visit.text
         assert page.is_visible("#now") and page.inner_text("#countdown")
         server.start()
         page.evaluate("document.getElementById('now').click()")  # it may have tried by itself meanwhile
         visit.wait()
-        assert visit.text.startswith(shown) and "Wrote 1,500 tokens" in visit.status
+        assert visit.text.startswith(shown) and "Generated 1,500 tokens" in visit.status
         told = server.by_id[visit.current]
         assert visit.text[-200:] == told["tail"] and told["tokens"] > 1000
         assert page.input_value("#prompt") == "a draft that is not lost"
 
         server.kill()
         page.keyboard.press("Control+Enter")
-        page.wait_for_selector("text=The server does not answer")
+        page.wait_for_selector("text=The server does not respond")
         server.start()
         visit.wait()
         assert visit.text.count("a draft that is not lost") == 1
@@ -157,7 +157,7 @@ def test_a_document_is_read_by_the_server_and_written_on(
     visit.wait()
     read = page_server.by_id[visit.current]
     assert visit.status == f"Read {name}: {read['tokens']} tokens."
-    assert visit.text == read["tail"] and "not in this browser" in visit.page.inner_text("#text")
+    assert visit.text == read["tail"] and "this browser does not have it" in visit.page.inner_text("#text")
     assert read["tail"].endswith(("\nc\td\n", "bad cab\n"))
     visit.set(max_tokens=5)
     visit.write("dab")
@@ -269,7 +269,7 @@ def test_the_key_is_asked_for_and_kept_in_the_tab_alone(chromium: Any, page_run:
         page = visit.page
         page.fill("#key", "wrong")
         page.keyboard.press("Enter")
-        page.wait_for_selector("text=did not take that key")
+        page.wait_for_selector("text=rejected that key")
         page.fill("#key", "secret")
         page.keyboard.press("Enter")
         until(lambda: " " in page.title())

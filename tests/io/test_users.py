@@ -76,34 +76,26 @@ def lmlong(place: Path, user: int, *commands: Sequence[object], umask: int = 0o0
     return [Finished(*json.loads(line)) for line in done.stdout.splitlines()]
 
 
-def test_a_colleague_reads_what_one_has_trained(place: Path) -> None:
-    run = place / "runs" / "shared"
+def test_a_colleague_reads_what_one_has_trained_and_cannot_train_into_it(place: Path) -> None:
+    run, train = place / "runs" / "shared", ("train", place / "recipe.yaml", "--out")
     generate, info = ("generate", run, "--max-tokens", 3), ("info", run)
     evaluate = ("eval", run, "--lengths", "16", "--min-documents", 1)
-    for done in lmlong(place, ONE, ("train", place / "recipe.yaml", "--out", run), generate):
+    for done in lmlong(place, ONE, (*train, run), generate):
         assert done.returncode == 0 and "others can write there" not in done.stderr, done.stderr
-    for done in lmlong(place, TWO, generate, info, evaluate):
+
+    reads = (generate, info, evaluate, (*train, place / "runs" / "mine"))  # the last one uses the text in the cache
+    into_it = ((*train, run, "--resume", "auto", "training.steps=4"), (*train, run, "--overwrite"), (*train, run))
+    (place / "other.txt").write_text("other words " * 900)
+    new_text = (*train, place / "runs" / "other", f"text.sources=[{{kind: files, paths: [{place}/other.txt]}}]")
+    finished = lmlong(place, TWO, *reads, *into_it, new_text)
+    for done in finished[: len(reads)]:
         assert done.returncode == 0, done.stderr
+    for done in finished[len(reads) : -1]:
+        assert done.returncode == 2 and "Traceback" not in done.stderr and "--out" in done.stderr, done.stderr
+    done = finished[-1]  # needs a cache that can be written to
+    assert done.returncode == 2 and "Set LMLONG_CACHE to a folder of your own" in done.stderr, done.stderr
     # the colleague's code is compiled for the colleague
     assert (place / "two" / ".cache" / "lmlong" / "native").is_dir()
-
-    # text that is new needs a cache that can be written to
-    (place / "book.txt").write_text("other words " * 900)
-    (done,) = lmlong(place, TWO, ("train", place / "recipe.yaml", "--out", place / "runs" / "b"))
-    assert done.returncode == 2 and "Set LMLONG_CACHE to a folder of your own" in done.stderr, done.stderr
-
-
-@pytest.mark.slow
-def test_a_colleague_cannot_train_into_it_and_is_told_so(place: Path) -> None:
-    run = place / "runs" / "shared"
-    train = ("train", place / "recipe.yaml", "--out")
-    assert lmlong(place, ONE, (*train, run))[0].returncode == 0
-    for how in (("--resume", "auto", "training.steps=4"), ("--overwrite",), ()):
-        (done,) = lmlong(place, TWO, (*train, run, *how))
-        assert done.returncode == 2 and "Traceback" not in done.stderr and "--out" in done.stderr, done.stderr
-    # the same text from the cache that is there, into a run of one's own
-    (done,) = lmlong(place, TWO, (*train, place / "runs" / "mine"))
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow

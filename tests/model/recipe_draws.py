@@ -59,16 +59,6 @@ def draw_recipe(number: int) -> Drawn:
     return Drawn(number, {"training": {"steps": 1}, "text": {"sequence_length": length}, "model": model}, careless)
 
 
-def spoil(option: "Option", value: Any) -> Drawn:
-    """Return a recipe in which one option has a value that it may not have."""
-    model = section = draw_model(Random(0))
-    *path, name = option.key.split(".")
-    for part in path:
-        section[part] = section = section[part] or {}
-    section[name] = value
-    return Drawn(0, {"training": {"steps": 1}, "model": model}, True)
-
-
 def draw_model(draw: Random) -> dict[str, Any]:
     """Return a model section whose options agree."""
     heads, head_dim, layers = draw.randint(1, 5), draw.choice(HEAD_DIMS), draw.choice((1, 1, 2, 2, 3, 3, 4, 5))
@@ -197,7 +187,6 @@ class Option(NamedTuple):
 
     key: str  # dotted, below the section
     words: list[str]  # that it may be; none for a number
-    wrong: list[Any]  # some values that it may not have
 
 
 def declared(section: type[BaseModel] = recipe.Model, prefix: str = "") -> Iterator[Option]:
@@ -209,16 +198,7 @@ def declared(section: type[BaseModel] = recipe.Model, prefix: str = "") -> Itera
             continue
         listed = entry(shape)
         of_list = choices(listed) if listed else []
-        steps = {"gt": 0, "ge": -1, "lt": 0, "le": 1}
-        limits = [
-            (getattr(bound, kind, None), step)
-            for branch in shape
-            for bound in branch.bounds
-            for kind, step in steps.items()
-        ]
-        beyond = [limit + step for limit, step in limits if limit is not None]
-        wrong = ["no such word", 1 if field.annotation is bool else True, [], {"no": "section"}, float("nan"), *beyond]
-        yield Option(prefix + name, list(dict.fromkeys([*choices(shape), *of_list])), wrong)
+        yield Option(prefix + name, list(dict.fromkeys([*choices(shape), *of_list])))
 
 
 def undrawn(recipes: Iterable[Drawn]) -> set[str]:

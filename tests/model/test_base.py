@@ -27,16 +27,3 @@ def test_tied_weights_are_stored_and_trained_once() -> None:
         assert [name for name, _ in model.named_parameters() if name.startswith("lm_head")] == names
         assert (model.lm_head.weight is model.embedding.weight) == tied
         model.load_state_dict(model.state_dict())
-
-
-def test_compilation_is_a_field_that_changes_no_name() -> None:
-    model = LanguageModel(recipe.Model(width=8, layers=1, heads=2), 10)
-    names, functions = [*model.state_dict()], functions_of(model)
-    model.compile_blocks()
-    assert model.is_compiled and [*model.state_dict()] == names
-    assert functions_of(model) == functions
-
-
-def functions_of(model: nn.Module) -> set[str]:
-    """The names of functions that are set on the model itself."""
-    return {name for name, value in vars(model).items() if callable(value)}

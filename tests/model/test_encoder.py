@@ -119,16 +119,6 @@ def test_a_text_is_no_bag_of_words(form: str) -> None:
         assert (moved - kept).abs().max() < 1e-8
 
 
-@pytest.mark.parametrize("form", ["full", "cosine"])
-@torch.no_grad()
-def test_turned_queries_and_keys_know_distances_alone(form: str) -> None:
-    model, (tokens, _) = build(form), texts()
-    moved = torch.cat([tokens[1:2, :4], tokens[:1, :5], tokens[1:2, :3]], dim=1)
-    outside = torch.ones(1, LONGEST, dtype=torch.bool)  # on both sides, which no batch has, but shows the shift
-    outside[:, 4:9] = False
-    assert torch.allclose(model.hidden_states(moved, outside)[:, 4:9], model.hidden_states(tokens[:1, :5]), rtol=1e-9)
-
-
 @pytest.mark.parametrize(("sharing", "number"), [("none", 288), ("headwise", 24), ("key-value", 12), ("layerwise", 1)])
 def test_matrices_of_twelve_layers_of_twelve_heads(sharing: str, number: int, tmp_path: Path) -> None:
     """In the model, among its parameters and in the file of its weights, from which they come back to all who share."""
@@ -150,10 +140,11 @@ def test_matrices_of_twelve_layers_of_twelve_heads(sharing: str, number: int, tm
     assert count_parameters(other) == count_parameters(model), "what is shared is shared still"
 
 
-def test_activations_may_be_computed_again() -> None:
+@pytest.mark.parametrize("cut", [None, recipe.Downsample(factor=5, kind="conv")], ids=["", "downsampled"])
+def test_activations_may_be_computed_again(cut: recipe.Downsample | None) -> None:
     tokens, padding = texts()
     targets = torch.where(padding, IGNORED, tokens % VOCABULARY)
-    model = build("pattern")
+    model = build("pattern", downsample=cut)
     plain = torch.autograd.grad(model.loss(tokens, targets, padding)[0], list(model.parameters()))
     model.activation_checkpointing = True
     again = torch.autograd.grad(model.loss(tokens, targets, padding)[0], list(model.parameters()))

@@ -92,37 +92,6 @@ def test_padding_changes_nothing(form: str, cut: Downsample) -> None:
     check_padding(build(form, cut))
 
 
-@torch.no_grad()
-def test_a_token_is_given_what_is_made_of_its_own_block_which_knows_both_sides() -> None:
-    """Where outer layers do nothing, a token sees another only through blocks; turned by their places, all of them."""
-    model = build("full", Downsample(factor=4))
-    for block in (model.blocks[0], model.blocks[2]):
-        block.mixer.out_proj.weight.zero_()
-    tokens = texts()[0][:1]
-    plain = model.hidden_states(tokens)
-    for changed in range(LONGEST):
-        other = tokens.clone()
-        other[0, changed] = (other[0, changed] + 7) % VOCABULARY
-        assert ((model.hidden_states(other) - plain).abs().amax(-1) > 1e-9).all(), "the blocks see each other"
-    model.blocks[1].mixer.out_proj.weight.zero_()
-    plain = model.hidden_states(tokens)
-    for changed in range(LONGEST):
-        other = tokens.clone()
-        other[0, changed] = (other[0, changed] + 7) % VOCABULARY
-        moved = ((model.hidden_states(other) - plain).abs().amax(-1) > 1e-9)[0].nonzero()[:, 0].tolist()
-        assert moved == [*range(changed // 4 * 4, changed // 4 * 4 + 4)]
-
-
-@every_cut
-@torch.no_grad()
-def test_inner_layers_read_blocks(cut: Downsample) -> None:
-    model, read = build("full", cut), []
-    for block in model.blocks:
-        block.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0].shape[1]))
-    model.hidden_states(*texts())
-    assert read == [4 if layer in model.downsampled_layers else 12 for layer in range(3)]
-
-
 def test_a_fresh_funnel_adds_nothing_and_learns() -> None:
     model, (tokens, padding) = fresh(FORMS["full"], downsample=Downsample(kind="conv")).eval(), texts()
     assert model.hourglass is not None and model.hourglass.convolution is not None
@@ -133,22 +102,6 @@ def test_a_fresh_funnel_adds_nothing_and_learns() -> None:
     model.loss(tokens, torch.where(padding, IGNORED, tokens % VOCABULARY), padding)[0].backward()
     grad = model.hourglass.out_proj.weight.grad
     assert grad is not None and grad.any()
-
-
-@pytest.mark.parametrize("cut", CUTS + UNEVEN[2:], ids=lambda cut: f"{cut.kind}-{cut.factor}")
-def test_activations_computed_again_and_bfloat16(cut: Downsample) -> None:
-    model, (tokens, padding) = fresh(FORMS["full"], downsample=cut).eval(), texts()
-    targets = torch.where(padding, IGNORED, tokens % VOCABULARY)
-    weights = list(model.parameters())
-    truth = model.loss(tokens, targets, padding)[0]
-    plain = torch.autograd.grad(truth, weights)
-    model.activation_checkpointing = True
-    again = torch.autograd.grad(model.loss(tokens, targets, padding)[0], weights)
-    assert all(torch.allclose(a, b, rtol=1e-5) for a, b in zip(plain, again, strict=True))
-    with torch.autocast("cpu", torch.bfloat16):
-        nats, _ = model.loss(tokens, targets, padding)
-        slopes = torch.autograd.grad(nats, weights)
-    assert nats.item() == pytest.approx(truth.item(), rel=0.02) and all(slope.isfinite().all() for slope in slopes)
 
 
 def test_matrices_are_as_long_as_what_their_layer_reads() -> None:

@@ -1,7 +1,8 @@
 """Native code takes over nothing that it does not know, and nothing that it computes otherwise than torch."""
 
 import ctypes
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -47,45 +48,34 @@ class Steeper(Elu):
         return super().query(2 * q)
 
 
-def with_a_subclass(model: LanguageModel) -> None:
-    model.blocks[0].mixer.attention.feature_map = Steeper(8)
-
-
-def with_a_hook(model: LanguageModel) -> None:
-    model.blocks[1].mlp.register_forward_hook(lambda module, inputs, output: 2 * output)
-
-
-def with_a_forward_of_its_own(model: LanguageModel) -> None:
-    model.norm.forward = lambda x: x  # type: ignore[method-assign]
-
-
-def with_another_weight(model: LanguageModel) -> None:
-    model.blocks[0].mixer.bias = nn.Parameter(torch.ones(16))
-
-
-def with_a_bias(model: LanguageModel) -> None:
-    model.blocks[0].mixer.out_proj = nn.Linear(16, 16)
-
-
-def with_another_gate(model: LanguageModel) -> None:
-    model.blocks[0].mixer.forget_gate = GateProjection(16, Gate("forget_gate", "sigmoid", torch.zeros(2)))
-
-
-def in_float64(model: LanguageModel) -> None:
-    model.double()
+def replace(part: str, name: str, value: Any) -> Callable[[LanguageModel], None]:
+    """Return a change of a model that sets an attribute of one of its parts."""
+    return lambda model: setattr(model.get_submodule(part), name, value)
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (with_a_subclass, r"blocks\.0\.mixer\.attention\.feature_map: Steeper declares no native form"),
-        (with_a_hook, r"blocks\.1\.mlp: has hooks"),
-        (with_a_forward_of_its_own, r"norm: has a forward set on the instance"),
-        (with_another_weight, r"the model: has blocks\.0\.mixer\.bias, which is not supported"),
-        (with_a_bias, r"out_proj: declares bias, which is not supported"),
-        (with_another_gate, r"forget_gate: is a sigmoid gate"),
-        (in_float64, r"in torch\.float64; native code computes in float32"),
+        (
+            replace("blocks.0.mixer.attention", "feature_map", Steeper(8)),
+            r"blocks\.0\.mixer\.attention\.feature_map: Steeper declares no native form",
+        ),
+        (replace("norm", "forward", lambda x: x), r"norm: has a forward set on the instance"),
+        (
+            replace("blocks.0.mixer", "bias", nn.Parameter(torch.ones(16))),
+            r"the model: has blocks\.0\.mixer\.bias, which is not supported",
+        ),
+        (replace("blocks.0.mixer", "out_proj", nn.Linear(16, 16)), r"out_proj: declares bias, which is not supported"),
+        (
+            replace(
+                "blocks.0.mixer", "forget_gate", GateProjection(16, Gate("forget_gate", "sigmoid", torch.zeros(2)))
+            ),
+            r"forget_gate: is a sigmoid gate",
+        ),
+        (lambda model: model.blocks[1].mlp.register_forward_hook(lambda *_: None), r"blocks\.1\.mlp: has hooks"),
+        (lambda model: model.double(), r"in torch\.float64; native code computes in float32"),
     ],
+    ids=["a subclass", "a forward", "a weight", "a bias", "a gate", "a hook", "float64"],
 )
 def test_what_native_code_does_not_know_is_left_to_torch(change: Any, reason: str) -> None:
     model = shaped(MODELS["mixed"])
@@ -93,8 +83,7 @@ def test_what_native_code_does_not_know_is_left_to_torch(change: Any, reason: st
     change(model)
     with pytest.raises(AssertionError):
         make_fast_step(model)
-    with pytest.raises(AssertionError, match=reason):
-        assert why_no_fast_step(model) is None, why_no_fast_step(model)
+    assert re.search(reason, str(why_no_fast_step(model)))
 
 
 def test_an_attention_of_another_kind_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:

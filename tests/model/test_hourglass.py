@@ -4,7 +4,7 @@ import pytest
 import torch
 from attention.cases import FORMS, both_types, name
 from grids import thinned
-from model.test_laws import VOCABULARY, check_documents, check_laws, check_state_size, text
+from model.test_laws import VOCABULARY, check_laws, check_state_size, text
 from models import stirred
 from torch import Tensor, nn
 from torch.testing import assert_close
@@ -76,11 +76,6 @@ def test_rows_that_fill_blocks_at_different_times_are_as_if_alone(
         _, state = model(row[None, 52 + number : 57 + number], states[number])
         assert laws.error(logits[number], model.step(row[None, 0], state)[0][0]) < 1e-10
     assert numbers(together) < 1.5 * sum(map(numbers, states))  # what only some rows took is gathered now and then
-
-
-@thinned(every_form, every_cut)
-def test_packed_documents_are_alone(form: recipe.Attention, cut: recipe.Downsample) -> None:
-    check_documents(build(form, cut, torch.float64))
 
 
 def in_all(x: Tensor) -> Tensor:
@@ -161,22 +156,6 @@ def test_inner_layers_rest_until_a_block_is_full() -> None:
     for token in range(12):
         _, state = model.step(torch.tensor([token, token]), state)
         assert len(calls) == (token + 1) // 4
-
-
-@torch.no_grad()
-def test_a_token_is_given_the_block_that_it_fills_and_those_before_it_nothing() -> None:
-    """With an outer layer that sees one token only, what the last token says of the others came through the blocks."""
-    form = recipe.Attention(kind="window", window=1)
-    model = build(form, recipe.Downsample(factor=4, layers=2), torch.float64, convolution=0)
-    tokens = torch.arange(12)[None]
-    plain = model(tokens)[0]
-    for changed in range(12):
-        other = tokens.clone()
-        other[0, changed] += 20
-        moved = (model(other)[0] - plain).abs().amax((0, 2)) > 0
-        block_end = changed // 4 * 4 + 3
-        seen = set(range(block_end, min(block_end + 4, 12))) | {changed}
-        assert set(moved.nonzero()[:, 0].tolist()) == seen
 
 
 @every_cut

@@ -1,4 +1,4 @@
-"""The step by native code: the laws once more, and against the same model in float64."""
+"""The step by native code against the same model by torch, in float32 and float64."""
 
 import copy
 from pathlib import Path
@@ -9,12 +9,11 @@ import torch
 from attention.cases import every_form
 from grids import thinned
 from machine import needs_compiler, on_older_processors
-from model.test_laws import VOCABULARY, build, subject, text
+from model.test_laws import VOCABULARY, build, text
 from models import LIKE_LLAMA, stirred
 from torch import Tensor
 from torch.testing import assert_close
 
-from lmlong.attention import laws
 from lmlong.attention.base import state_tensors
 from lmlong.attention.registry import CAUSAL
 from lmlong.attention.softmax import state as softmax
@@ -77,7 +76,7 @@ def compiled(model: LanguageModel) -> LanguageModel:
     why = why_no_fast_step(model)
     assert why is None, why
     other = copy.deepcopy(model)
-    other.fast_step = make_fast_step(other)
+    other.fast_step = make_fast_step(other, tried=False)  # test_fail_closed.py has the trials
     return other
 
 
@@ -144,22 +143,13 @@ def test_these_have_native_code() -> None:
 
 
 @every_form
-@torch.no_grad()
-def test_the_laws_hold(form: Attention) -> None:
-    reader, x, other = subject(compiled(build(form, torch.float32))), text(), text(seed=1)
-    assert laws.steps_equal_forward(reader, x) < 1e-4
-    assert laws.state_is_not_modified(reader, x) == 0.0
-    assert laws.rows_are_independent(reader, x, other) == 0.0
-
-
-@every_form
 def test_it_is_as_exact_as_torch(form: Attention) -> None:
-    assert_as_exact_as_torch(build(form, torch.float32), text(time=70)[0])
+    assert_as_exact_as_torch(build(form, torch.float32), text(time=40)[0])
 
 
 @every_shape
 def test_it_is_as_exact_as_torch_in_every_shape(shape: dict[str, Any]) -> None:
-    assert_as_exact_as_torch(shaped(shape), text(batch=3, time=40)[0])
+    assert_as_exact_as_torch(shaped(shape), text(batch=3, time=24)[0])
 
 
 @KEPT
@@ -187,7 +177,7 @@ def test_long_memories_are_as_exact_as_by_torch(decay: Any) -> None:
 def test_many_values_are_added_as_exactly_as_by_torch() -> None:
     # A head's 72 values: vectors by four, one alone, and a rest.
     model = shaped({"width": 96, "heads": 3, "head_dim": 72, "attention": SOFTMAX})
-    assert_as_exact_as_torch(model, text(batch=1, time=1100)[0])
+    assert_as_exact_as_torch(model, text(batch=1, time=600)[0])
 
 
 @pytest.mark.parametrize("decay", ["fixed", "channel"])
@@ -275,10 +265,10 @@ def test_torchs_defaults_do_not_matter() -> None:
     expected, _ = model.step(token, state)
     torch.set_default_dtype(torch.bfloat16)
     try:
-        found, _ = model.step(token, state)
+        logits, _ = model.step(token, state)
     finally:
         torch.set_default_dtype(torch.float32)
-    assert torch.equal(found, expected)
+    assert torch.equal(logits, expected)
 
 
 @torch.inference_mode()

@@ -88,30 +88,16 @@ def test_planted_code_runs_where_it_is_trusted(source: Path, folder: Path) -> No
     assert answer(source) == 0 and witness.exists()
 
 
-def test_code_in_a_cache_that_others_can_write_to_is_not_run(source: Path, folder: Path) -> None:
+@pytest.mark.filterwarnings("ignore:.*others can write there, so native code is kept in")
+@pytest.mark.parametrize("owner", ["self", pytest.param("somebody else", marks=needs_root)])
+@pytest.mark.parametrize("what", ["cache", "folder", "code"])
+def test_code_that_others_could_have_written_is_not_run(source: Path, folder: Path, what: str, owner: str) -> None:
     witness = plant(folder)
-    folder.parent.chmod(0o777)
-    with pytest.warns(UserWarning, match="others can write there, so native code is kept in"):
-        assert answer(source) == 7
-    assert not witness.exists()
-
-
-@pytest.mark.parametrize("mode", ["folder", "code"])
-def test_code_that_others_can_write_to_is_not_run(
-    source: Path, folder: Path, mode: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    witness = plant(folder)
-    {"folder": folder, "code": folder / CODE}[mode].chmod(0o777)
-    assert answer(source) == 7 and not witness.exists()
-    assert "others can write to it. Rebuilding it." in capsys.readouterr().err
-
-
-@needs_root
-@pytest.mark.filterwarnings("ignore:.*others can write there")
-@pytest.mark.parametrize("what", ["native", "code"])
-def test_code_that_somebody_else_owns_is_not_run(source: Path, folder: Path, what: str) -> None:
-    witness = plant(folder)
-    os.chown({"native": folder.parent, "code": folder / CODE}[what], 12345, 12345)
+    path = {"cache": folder.parent, "folder": folder, "code": folder / CODE}[what]
+    if owner == "self":
+        path.chmod(0o777)
+    else:
+        os.chown(path, 12345, 12345)
     assert answer(source) == 7 and not witness.exists()
 
 

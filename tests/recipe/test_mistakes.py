@@ -133,30 +133,6 @@ def test_a_word_or_a_list_of_words_gives_one_message(file: Path, kind: str, comp
     assert found == [f"file:4: model.attention.{complaint}"]
 
 
-@pytest.mark.parametrize(
-    ("kind", "reason", "remedy"),
-    [
-        ("linformer", "mixes all positions, also future ones, into each projected key and value", "Use linear, window"),
-        (
-            "efficient",
-            "normalises keys over the whole sequence, also the future",
-            "Use linear with feature_map: softmax",
-        ),
-        ("full", "also looks at the future", "Use softmax"),
-    ],
-)
-def test_attentions_that_see_the_future_are_refused_with_the_reason(
-    file: Path, kind: str, reason: str, remedy: str
-) -> None:
-    start = "model:\n  attention:\n    kind: "
-    for value, key in [(kind, "kind"), (f"[linear, {kind}]", "kind.1")]:
-        (mistake,) = complaints(file, f"{ENOUGH}{start}{value}\n")
-        assert mistake.startswith(f"file:4: model.attention.{key}: {kind} {reason}, so it cannot be causal")
-        assert remedy in mistake
-    (mistake,) = complaints(file, ENOUGH, f"model.attention.kind={kind}")
-    assert mistake.startswith(f"model.attention.kind={kind}: {kind} {reason}")
-
-
 def test_mistakes_across_keys_stand_at_the_key_they_name(file: Path) -> None:
     text = "training:\n  carry_state: true\n  state_passing: 0.5\nmodel:\n  width: 250\n  heads: 4\n"
     assert complaints(file, text) == [

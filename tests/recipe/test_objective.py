@@ -91,11 +91,13 @@ training:
 
 
 def test_all_that_a_causal_model_cannot_have_is_told_at_once(file: Path) -> None:
-    text = "training: {steps: 1}\nmodel:\n  positions: absolute\n  attention: {kind: [full, linear, efficient]}\n"
+    kinds = "[full, linear, efficient, linformer]"
+    text = f"training: {{steps: 1}}\nmodel:\n  positions: absolute\n  attention: {{kind: {kinds}}}\n"
     starts = [
         "file:3: model.positions: absolute",
-        "file:4: model.attention.kind.0: full",
-        "file:4: model.attention.kind.2",
+        "file:4: model.attention.kind.0: full also looks at the future, so it cannot be causal. Use softmax",
+        "file:4: model.attention.kind.2: efficient normalises keys over the whole sequence, also the future",
+        "file:4: model.attention.kind.3: linformer mixes all positions, also future ones",
     ]
     found = complaints(file, text)
     assert len(found) == len(starts)

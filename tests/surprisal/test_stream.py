@@ -12,15 +12,12 @@ from pathlib import Path
 
 import pytest
 from inference.conftest import prose, write_run
-from tqdm import tqdm
 
 import lmlong
 from lmlong import recipe
-from lmlong.data.token_file import tokens_of
 from lmlong.data.tokenizers.factory import train_tokenizer
 from lmlong.errors import UsageError
-from lmlong.evaluation import spans as cut
-from lmlong.evaluation.scorer import Scorer
+from lmlong.evaluation.likelihoods import document_likelihoods
 from lmlong.inference.loading import TrainedLanguageModel, load
 from lmlong.model import precision
 from lmlong.surprisal.stream import KEPT, TextScore
@@ -38,12 +35,8 @@ def subword_model(tmp_path_factory: pytest.TempPathFactory) -> TrainedLanguageMo
 
 def eval_bits(trained: TrainedLanguageModel, text: str, end: bool = False) -> float:
     """The bits of a document as `lmlong eval` reads it."""
-    tokens = tokens_of([text], trained.tokenizer)
-    documents = cut.documents_of(tokens)
-    spans = cut.whole(documents)
-    spans = spans if end else spans._replace(end=spans.end - 1)
-    scorer = Scorer(trained.model, tokens.tokens, documents, trained.tokenizer, trained.device)
-    return float(scorer.sums(spans, tqdm(disable=True)).nats.sum()) / math.log(2)
+    (log_p,) = document_likelihoods(trained, [text], score_eos=end, show=False)
+    return -log_p / math.log(2)
 
 
 def pieces(data: bytes, seed: int, most: int) -> Iterator[bytes]:

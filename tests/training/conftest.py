@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from machine import new_cache
 
 from lmlong.checkpoint import read
 from lmlong.model.language_model import LanguageModel
@@ -58,7 +59,7 @@ def write_tiny(folder: Path) -> Path:
 @pytest.fixture
 def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file of the recipe."""
-    monkeypatch.setenv("LMLONG_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("LMLONG_CACHE", str(new_cache(tmp_path)))
     return write_tiny(tmp_path)
 
 
@@ -68,7 +69,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("shared")
     write_tiny(folder)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LMLONG_CACHE", str(folder / "cache"))
+        patch.setenv("LMLONG_CACHE", str(new_cache(folder)))
         yield folder
 
 

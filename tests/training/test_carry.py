@@ -54,7 +54,7 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=["segments and window", "blocks", "bf16"])
-def test_a_run_resumed_goes_on_to_the_same_bit(recipe_of: Recipes, tmp_path: Path, options: list[str]) -> None:
+def test_a_run_resumes_exactly(recipe_of: Recipes, tmp_path: Path, options: list[str]) -> None:
     assert_resumes_exactly(recipe_of, tmp_path, CARRY, *options)
 
 

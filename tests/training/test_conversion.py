@@ -1,4 +1,4 @@
-"""The conversion of a softmax model: its stages, what it refuses, what it tells, and that it can be stopped."""
+"""The conversion of a softmax model: its stages, what it refuses, what it reports, and that it can be stopped."""
 
 import json
 import signal
@@ -157,9 +157,7 @@ def test_a_stage_is_trained_or_resumed_in_a_process_and_the_first_that_fails_end
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_conversion_that_was_stopped_goes_on_to_the_same_bit(
-    folder: Path, converted: dict, number: signal.Signals
-) -> None:
+def test_a_conversion_that_was_stopped_resumes_exactly(folder: Path, converted: dict, number: signal.Signals) -> None:
     name = f"stopped-{number.name}"
     words = [*HYBRID, *STEPS, "--out", name]
     command = [sys.executable, "-m", "lmlong", "convert", "teacher", "--to", "tiny.yaml", *words]
@@ -195,7 +193,7 @@ def test_a_conversion_that_was_stopped_goes_on_to_the_same_bit(
         (["objective=masked", "model.attention.kind=linear"], "an encoder"),
     ],
 )
-def test_what_cannot_be_converted_is_told_before_anything_runs(folder: Path, words: list[str], message: str) -> None:
+def test_what_cannot_be_converted_is_refused_before_anything_runs(folder: Path, words: list[str], message: str) -> None:
     refused = convert(folder, *words, "--out", "never")
     assert refused.returncode == 2
     assert message in refused.stderr

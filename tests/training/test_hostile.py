@@ -1,4 +1,4 @@
-"""Checkpoints that are signed but malformed: each is refused by name when a run would go on from it."""
+"""Checkpoints that are signed but malformed: each is refused by name when a run would resume from it."""
 
 import shutil
 from collections.abc import Callable
@@ -42,7 +42,7 @@ def sign(checkpoint: Path) -> None:
 
 
 def refused(checkpoint: Path, recipe_of: Recipes, loads: bool = False) -> None:
-    """Neither gone on from, nor loaded where that reads what is wrong; and no run is begun."""
+    """Neither resumed from, nor loaded where that reads what is wrong; and no run is begun."""
     sign(checkpoint)
     before = sorted(checkpoint.parents[1].rglob("*"))
     with pytest.raises(CheckpointError):
@@ -177,7 +177,7 @@ def test_carried_states_of_another_model(recipe_of: Recipes, tmp_path: Path) -> 
             train(recipe_of("training.carry_state=true"), tmp_path / f"new-{number}", resume=str(checkpoint))
 
 
-def test_a_checkpoint_of_before_there_were_minutes_is_gone_on_from(checkpoint: Path, recipe_of: Recipes) -> None:
+def test_a_checkpoint_of_before_there_were_minutes_is_resumed_from(checkpoint: Path, recipe_of: Recipes) -> None:
     """It has trained for no time, and on as many tokens as its steps had."""
     state = read.read_training(checkpoint)
     del state["seconds"]
@@ -189,6 +189,6 @@ def test_a_checkpoint_of_before_there_were_minutes_is_gone_on_from(checkpoint: P
     assert read.read_training(read.find(new))["seconds"] > 0 and read.trained_tokens(read.find(new)) == 4 * 256
 
 
-def test_what_is_sound_is_gone_on_from(checkpoint: Path, recipe_of: Recipes) -> None:
+def test_a_sound_one_is_resumed_from(checkpoint: Path, recipe_of: Recipes) -> None:
     sign(checkpoint)
     assert train(recipe_of("training.steps=4"), checkpoint.parents[2] / "new", resume=str(checkpoint)).step == 4

@@ -1,4 +1,4 @@
-"""What the loggers of a run are told is what the run tells by itself, also where it is gone on with."""
+"""Loggers receive what the run itself logs, also when it is resumed."""
 
 import csv
 import io
@@ -50,35 +50,37 @@ def assert_as_printed(figures: dict[str, float], result: TrainingResult) -> None
         assert line.startswith(f"{name:12} {figures[NAMES[name]]:.3f} ")
 
 
-def test_tensorboard_is_told_metrics_recipe_figures_and_curve(recipe_of: Recipes, tmp_path: Path) -> None:
+def test_tensorboard_receives_metrics_recipe_figures_and_curve(recipe_of: Recipes, tmp_path: Path) -> None:
     result = train(recipe_of("training.loggers=[tensorboard]"), tmp_path / "run")
-    told = events(tmp_path / "run")
-    assert {event.step: event.value for event in told.Scalars("loss")} == pytest.approx(of(tmp_path / "run"), rel=1e-6)
+    logged = events(tmp_path / "run")
+    assert {event.step: event.value for event in logged.Scalars("loss")} == pytest.approx(
+        of(tmp_path / "run"), rel=1e-6
+    )
     last = metrics(tmp_path / "run")[-1]["validation"]["bits_per_byte"]
-    assert told.Scalars("validation/bits_per_byte")[-1].value == pytest.approx(last, rel=1e-6)
-    final = {tag: told.Scalars(tag)[-1].value for tag in told.Tags()["scalars"] if tag.startswith("final/")}
+    assert logged.Scalars("validation/bits_per_byte")[-1].value == pytest.approx(last, rel=1e-6)
+    final = {tag: logged.Scalars(tag)[-1].value for tag in logged.Tags()["scalars"] if tag.startswith("final/")}
     assert_as_printed(final, result)
-    (text,) = told.Tensors("recipe/text_summary")
+    (text,) = logged.Tensors("recipe/text_summary")
     lines = text.tensor_proto.string_val[0].decode().splitlines()
     assert all(line.startswith("    ") for line in lines)  # code to Markdown
     assert [line[4:] for line in lines] == (tmp_path / "run" / "recipe.yaml").read_text().splitlines()
     assert len([*(tmp_path / "run" / "tensorboard").glob("events.*")]) == 1  # two may be read in any order
-    (curve,) = told.Images("learning_curve")
+    (curve,) = logged.Images("learning_curve")
     image = imread(io.BytesIO(curve.encoded_image_string))
     assert curve.step == 12 and image.shape == (800, 1280, 3) and 0.01 < (image < 0.9).mean() < 0.2
 
 
-def test_tensorboard_is_gone_on_with_from_the_step_of_the_checkpoint(recipe_of: Recipes, tmp_path: Path) -> None:
+def test_tensorboard_is_continued_from_the_step_of_the_checkpoint(recipe_of: Recipes, tmp_path: Path) -> None:
     run, options = tmp_path / "run", ["training.loggers=[tensorboard]", "training.keep_last=9"]
     train(recipe_of(*options, "training.steps=6"), run)
     next_second()
     train(recipe_of(*options), run, resume=str(run / "checkpoints" / "step-00000004"))
-    told = events(run)
-    assert [event.step for event in told.Scalars("loss")] == [*range(1, 13)]
-    assert {event.step: event.value for event in told.Scalars("loss")} == pytest.approx(of(run), rel=1e-6)
-    assert [event.step for event in told.Tensors("recipe/text_summary")] == [1, 5]
-    assert [event.step for event in told.Images("learning_curve")] == [12]
-    assert {tag: [event.step for event in told.Scalars(tag)] for tag in NAMES.values()} == {
+    logged = events(run)
+    assert [event.step for event in logged.Scalars("loss")] == [*range(1, 13)]
+    assert {event.step: event.value for event in logged.Scalars("loss")} == pytest.approx(of(run), rel=1e-6)
+    assert [event.step for event in logged.Tensors("recipe/text_summary")] == [1, 5]
+    assert [event.step for event in logged.Images("learning_curve")] == [12]
+    assert {tag: [event.step for event in logged.Scalars(tag)] for tag in NAMES.values()} == {
         tag: [12] for tag in NAMES.values()
     }
     next_second()
@@ -88,7 +90,7 @@ def test_tensorboard_is_gone_on_with_from_the_step_of_the_checkpoint(recipe_of: 
     assert [event.step for event in again.Scalars("final/gzip")] == [12]
 
 
-def test_the_curve_of_a_run_that_was_gone_on_with_has_all_of_it(
+def test_the_curve_of_a_resumed_run_has_all_of_it(
     recipe_of: Recipes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[Any] = []
@@ -106,23 +108,23 @@ def test_the_curve_of_a_run_that_was_gone_on_with_has_all_of_it(
     assert [level.label for level in panel.levels] == [STRONGEST, "unigram", "gzip"]
 
 
-def test_a_masked_run_tells_its_perplexity(recipe_of: Recipes, tmp_path: Path) -> None:
+def test_a_masked_run_logs_its_perplexity(recipe_of: Recipes, tmp_path: Path) -> None:
     encoder = ("objective=masked", "model.attention.decay=none", "model.convolution=0")
     result = train(recipe_of(*encoder, "training.loggers=[tensorboard]"), tmp_path / "run")
-    told = events(tmp_path / "run")
-    (final,) = told.Scalars("final/perplexity")
+    logged = events(tmp_path / "run")
+    (final,) = logged.Scalars("final/perplexity")
     assert result.validation and final.value == pytest.approx(result.validation.perplexity, rel=1e-6)
-    assert not {"final/lzma", "final/mixing"} & {*told.Tags()["scalars"]} and told.Images("learning_curve")
+    assert not {"final/lzma", "final/mixing"} & {*logged.Tags()["scalars"]} and logged.Images("learning_curve")
 
 
-def test_csv_has_the_same_and_the_recipe_and_is_gone_on_with(recipe_of: Recipes, tmp_path: Path) -> None:
+def test_csv_has_the_same_and_the_recipe_and_is_continued(recipe_of: Recipes, tmp_path: Path) -> None:
     train(recipe_of("training.loggers=[csv]", "training.steps=4"), tmp_path / "run")
     result = train(recipe_of("training.loggers=[csv]"), tmp_path / "run", resume="auto")
     parts = sorted((tmp_path / "run" / "csv").iterdir())
     assert [part.name for part in parts] == ["from-00000000", "from-00000004"]
     rows = [row for part in parts for row in csv.DictReader((part / "metrics.csv").open())]
-    told = {int(row["step"]): float(row["loss"]) for row in rows if row["loss"]}
-    assert told == pytest.approx(of(tmp_path / "run"), rel=1e-6) and list(told) == [*range(1, 13)]
+    logged = {int(row["step"]): float(row["loss"]) for row in rows if row["loss"]}
+    assert logged == pytest.approx(of(tmp_path / "run"), rel=1e-6) and list(logged) == [*range(1, 13)]
     assert any(row["validation/bits_per_byte"] for row in rows)
     assert_as_printed({key: float(value) for key, value in rows[-1].items() if key.startswith("final/")}, result)
     assert "model.attention.kind" in (parts[0] / "hparams.yaml").read_text()
@@ -146,7 +148,7 @@ def wandb_records(data: bytes) -> Iterator[bytes]:
 
 
 @pytest.mark.interop
-def test_wandb_is_told_the_same_offline(recipe_of: Recipes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_receives_the_same_offline(recipe_of: Recipes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb")
     from wandb.proto import wandb_internal_pb2
 
@@ -176,7 +178,7 @@ def test_wandb_is_told_the_same_offline(recipe_of: Recipes, tmp_path: Path, monk
     train(recipe_of("training.steps=1"), tmp_path / "run", overwrite=True)
 
 
-def test_a_logger_that_is_not_installed_is_told_how_to_be(
+def test_a_missing_logger_names_the_command_that_installs_it(
     recipe_of: Recipes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loggers, "find_spec", lambda name: None)

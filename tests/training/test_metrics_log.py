@@ -1,4 +1,4 @@
-"""metrics.jsonl: lines come as they happen and are cut back to where a run goes on."""
+"""metrics.jsonl: lines come as they happen and are cut back to where a run resumes."""
 
 import json
 import math

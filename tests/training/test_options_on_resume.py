@@ -1,4 +1,4 @@
-"""Every option of training either takes effect when a run goes on, or is refused there."""
+"""Every option of training either takes effect when a run resumes, or is refused there."""
 
 import shutil
 from collections.abc import Callable
@@ -138,7 +138,7 @@ def test_what_would_make_another_run_is_refused(recipe_of: Recipes, run: Path, n
 
 
 @pytest.mark.parametrize("name", OF_A_TEACHER)
-def test_a_teacher_goes_on_teaching_the_same(recipe_of: Recipes, name: str) -> None:
+def test_the_teaching_stays_the_same(recipe_of: Recipes, name: str) -> None:
     taught = ("training.optimizer=muon", "training.teacher=/nowhere")
     with pytest.raises(UsageError, match=f"--resume: training.{name}"):
         resumed_recipe(recipe_of(*taught), recipe_of(*taught, f"training.{name}={OF_A_TEACHER[name]}"))

@@ -123,14 +123,14 @@ def test_each_optimizer_resumes_exactly_and_need_not_be_named_again(recipe_of: R
         assert resumed_recipe(recipe_of(named), recipe_of()).training.optimizer == optimizer
 
 
-def test_a_run_from_before_there_was_a_choice_goes_on_with_adamw(recipe_of: Recipes) -> None:
+def test_a_run_from_before_there_was_a_choice_resumes_with_adamw(recipe_of: Recipes) -> None:
     assert resumed_recipe(recipe_of(), recipe_of()).training.optimizer == "adamw"
     with pytest.raises(UsageError, match=r"training\.optimizer: was adamw in this run and is muon now"):
         resumed_recipe(recipe_of(), recipe_of("training.optimizer=muon"))
 
 
 @pytest.mark.parametrize(("rank", "times"), [("0", 1), ("1", 0)])
-def test_what_changed_is_told_by_one_process_of_all(
+def test_changes_are_printed_by_one_process_of_all(
     recipe_of: Recipes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], rank: str, times: int
 ) -> None:
     monkeypatch.setenv("LOCAL_RANK", rank)

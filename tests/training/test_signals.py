@@ -78,17 +78,17 @@ def raise_at_step_two(monkeypatch: pytest.MonkeyPatch) -> Callable[[signal.Signa
             return log(progress, step, *more)
 
         monkeypatch.setattr(Progress, "step", step_with_signal)
+        monkeypatch.setattr(StopOnSignal, "_discard_output", staticmethod(lambda: None))  # this terminal is still open
 
     return plant
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGHUP"])
 def test_a_signal_stops_training_after_a_step_that_is_saved(
-    recipe_of: Recipes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raise_at_step_two: Callable, name: str
+    recipe_of: Recipes, tmp_path: Path, raise_at_step_two: Callable, name: str
 ) -> None:
     number = signal.Signals[name]
     raise_at_step_two(number)
-    monkeypatch.setattr(StopOnSignal, "_discard_output", staticmethod(lambda: None))  # this terminal is still open
     before = {each: signal.getsignal(each) for each in map(signal.Signals.__getitem__, SAVING)}
     with pytest.raises(KeyboardInterrupt if name == "SIGINT" else SystemExit) as stopped:
         train(recipe_of("training.steps=9", "training.checkpoint_every=9"), tmp_path / "run")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from commands import Finished
 from commands import lmlong as command
+from machine import new_cache
 
 from lmlong.training.run import train
 
@@ -20,7 +21,7 @@ PIPED = "text.sources=[{kind: files, paths: ['-']}]"
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("LMLONG_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("LMLONG_CACHE", str(new_cache(tmp_path)))
     return tmp_path / "cache"
 
 

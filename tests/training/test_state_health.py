@@ -1,4 +1,4 @@
-"""Effective memory and denominators of each head, as the log of a run tells them."""
+"""Effective memory and denominators of each head, as a run logs them."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from lmlong.attention.gates import memory_lengths
+from lmlong.attention.recurrence import memory_lengths
 from lmlong.checkpoint import read
 from lmlong.cli.info import info
 from lmlong.evaluation.state_health import denominators
@@ -67,10 +67,10 @@ def test_what_forgets_nothing_has_no_memory_length_and_softmax_no_numbers(recipe
     assert health(tmp_path / "softmax") == []
 
 
-def test_info_tells_them(recipe_of: Recipes, tmp_path: Path) -> None:
+def test_info_prints_them(recipe_of: Recipes, tmp_path: Path) -> None:
     train(recipe_of("training.state_passing=0.5", "training.steps=2"), tmp_path / "run")
-    told = CliRunner().invoke(info, [str(tmp_path / "run")], catch_exceptions=False).stdout
+    printed = CliRunner().invoke(info, [str(tmp_path / "run")], catch_exceptions=False).stdout
     memory = health(tmp_path / "run")[-1][0]["effective_memory"]
-    assert f"layer 1 {' '.join(f'{tokens:,.4g}' for tokens in memory)}" in " ".join(told.split())
-    assert "smallest denominators" in told
-    assert "trained from states          of other texts" in told.splitlines()
+    assert f"layer 1 {' '.join(f'{tokens:,.4g}' for tokens in memory)}" in " ".join(printed.split())
+    assert "smallest denominators" in printed
+    assert "trained from states          of other texts" in printed.splitlines()

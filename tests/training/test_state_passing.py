@@ -63,12 +63,12 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=["segments and window", "blocks"])
-def test_a_run_resumed_goes_on_to_the_same_bit(recipe_of: Recipes, tmp_path: Path, options: list[str]) -> None:
+def test_a_run_resumes_exactly(recipe_of: Recipes, tmp_path: Path, options: list[str]) -> None:
     assert_resumes_exactly(recipe_of, tmp_path, HALF, *options)
 
 
 @pytest.mark.slow
-def test_a_run_killed_goes_on_to_the_same_bit(tiny: Path, recipe_of: Recipes, tmp_path: Path) -> None:
+def test_a_run_killed_resumes_exactly(tiny: Path, recipe_of: Recipes, tmp_path: Path) -> None:
     often = (HALF, "training.steps=40", "training.checkpoint_every=3")
     child = lmlong("train", tiny, *often, "--out", tmp_path / "cut")
     while len(metrics(tmp_path / "cut")) < 8 and child.poll() is None:

@@ -125,33 +125,25 @@ class Projections(nn.Module):
 
     def forward(self, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return projected keys and values (B, H, k, D), and a mask (B or 1, 1 or H, k) of the slots that hold a token,
-        or None if all do."""
+        or None if all do. Heads with fewer slots are padded with empty ones."""
         keys, values = _project(self.key, k, mask), _project(self.value, v, mask)
-        most = max(part.shape[2] for part in keys)
         filled = [project.filled(mask) for project in self.key]
-        whole = all(slots is None and part.shape[2] == most for slots, part in zip(filled, keys, strict=True))
-        return _stack_heads(keys), _stack_heads(values), None if whole else _stack_filled(filled, keys, most)
+        sizes = [part.shape[2] for part in keys]
+        most = max(sizes)
+        if min(sizes) == most and all(slots is None for slots in filled):
+            return torch.cat(keys, dim=1), torch.cat(values, dim=1), None
+        keys, values = ([pad(part, (0, 0, 0, most - part.shape[2])) for part in parts] for parts in (keys, values))
+        rows = (
+            k.new_ones(1, size, dtype=torch.bool) if slots is None else slots
+            for slots, size in zip(filled, sizes, strict=True)
+        )
+        exists = torch.stack([pad(slots, (0, most - slots.shape[1])) for slots in rows], dim=1)
+        return torch.cat(keys, dim=1), torch.cat(values, dim=1), exists
 
 
 def _project(projections: Sequence[Projection], x: Tensor, mask: Tensor | None) -> list[Tensor]:
     """Return the slots that each projection computes for its heads."""
     return [project(heads, mask) for project, heads in zip(projections, x.chunk(len(projections), 1), strict=True)]
-
-
-def _stack_heads(parts: list[Tensor]) -> Tensor:
-    """Return the slots of all heads; heads with fewer slots are padded with empty ones."""
-    most = max(part.shape[2] for part in parts)
-    return torch.cat([pad(part, (0, 0, 0, most - part.shape[2])) for part in parts], dim=1)
-
-
-def _stack_filled(filled: list[Tensor | None], parts: list[Tensor], most: int) -> Tensor:
-    """Return (B or 1, 1 or H, `most`), true for slots that exist and hold a token."""
-    rows = []
-    for slots, part in zip(filled, parts, strict=True):
-        if slots is None:
-            slots = part.new_ones(1, part.shape[2], dtype=torch.bool)
-        rows.append(pad(slots, (0, most - part.shape[2])))
-    return torch.stack(rows, dim=1)
 
 
 class Linformer(EncoderAttention):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lmlong.attention.base import CausalAttention, at_least_float32
 from lmlong.attention.inputs import NOTHING, Gate, Inputs, LastTokens
-from lmlong.attention.ngram.hashing import NO_NGRAM, ngram_hashes
+from lmlong.attention.ngram.hashing import ngram_hashes
 from lmlong.attention.ngram.naive import quadratic
 from lmlong.attention.ngram.native.kernel import INTEGERS, NativeNgram
 from lmlong.attention.ngram.onnx import ngram_graph
@@ -58,7 +58,7 @@ class NgramDecode(DecodeKind[NgramState]):
         return NgramState(*state[:5], *map(change, state[5:]))
 
     def with_room(self, state: NgramState, full: bool) -> NgramState:
-        return make_room(state) if full and bool((state.recent_ngram[..., 0] != NO_NGRAM).any()) else state
+        return make_room(state) if full else state
 
 
 class NgramAttention(CausalAttention[NgramState]):

@@ -13,8 +13,7 @@ import numpy as np
 
 from lmlong.attention.ngram.hashing import BITS, GOLDEN, MULTIPLIER
 from lmlong.native.onnx.graph import Value
-from lmlong.native.onnx.layer import GraphReader, LayerInputs
-from lmlong.native.onnx.tokens import Tokens
+from lmlong.native.onnx.layer import GraphReader, LayerInputs, Tokens
 from lmlong.native.spec import NativeSpec
 
 HALF = 1 << BITS // 2

@@ -18,11 +18,13 @@ def step(v: Tensor, hashes: Tensor, state: NgramState) -> tuple[Tensor, Tensor, 
     if v.device.type != "cpu":
         return _in_table(v, hashes, state)
     sums, numbers, state = _with_lists(v, hashes, state)
-    return sums, numbers, make_room(state) if bool((state.recent_ngram[..., 0] != NO_NGRAM).any()) else state
+    return sums, numbers, make_room(state)
 
 
 def make_room(state: NgramState) -> NgramState:
-    """Move the recent values to the waiting values or to the table, so that there is room for more."""
+    """Move the recent values of a full list to the waiting values or to the table, so that there is room for more."""
+    if not bool((state.recent_ngram[..., 0] != NO_NGRAM).any()):
+        return state
     if bool((state.waiting_ngram[..., :RECENT] != NO_NGRAM).any()):
         return settle(state)
     return state._replace(

@@ -80,7 +80,7 @@ class SoftmaxAttention(CausalAttention[KVCache]):
         mask = torch.cat(
             [
                 cache.current[:, None, :] & (document == 0)[:, :, None],
-                (document[:, :, None] == document[:, None, :]) & causal_mask(k.shape[2], k.device),
+                causal_mask(k.shape[2], k.device, document_starts)[:, 0],
             ],
             dim=2,
         )

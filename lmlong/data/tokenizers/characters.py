@@ -31,11 +31,11 @@ class UnknownCharacter(UsageError):
     """A character that is not in the alphabet of a tokenizer; `to_client` is the message for a client of a server."""
 
     def __init__(self, character: str, position: str, characters: Iterable[str] = ()):
-        self.to_client = f"{position}: {named(character)} is not in the alphabet of this model."
-        more = [named(other) for other in sorted(set(characters) - {character})]
+        self.to_client = f"{position}: {_shown(character)} is not in the alphabet of this model."
+        more = [_shown(other) for other in sorted(set(characters) - {character})]
         beside = f", nor are {', '.join(more[:SHOWN])}{', ...' if len(more) > SHOWN else ''}" if more else ""
         super().__init__(
-            f"{position}: {named(character)} is not in the alphabet of the tokenizer{beside}. Add the characters "
+            f"{position}: {_shown(character)} is not in the alphabet of the tokenizer{beside}. Add the characters "
             "that belong to the text to text.tokenizer.alphabet, or set text.tokenizer.unknown=replace."
         )
 
@@ -123,7 +123,7 @@ def load_characters(file: bytes, name: str) -> CharacterTokenizer:
     return tokenizer
 
 
-def named(character: str) -> str:
+def _shown(character: str) -> str:
     """Return a character and its code point for an error message."""
     return f"{character!r} (U+{ord(character):04X})"
 

@@ -16,8 +16,7 @@ from lmlong.attention.inputs import MIN_LOG_DECAY
 from lmlong.errors import UsageError
 from lmlong.model.language_model import LanguageModel
 from lmlong.native.onnx.graph import BATCH, FUSED, TIME, Graph, State, Value
-from lmlong.native.onnx.layer import GraphReader, LayerInputs, array
-from lmlong.native.onnx.tokens import Tokens
+from lmlong.native.onnx.layer import GraphReader, LayerInputs, Tokens, array
 from lmlong.native.spec import NativeSpec, NoNativeForm
 
 

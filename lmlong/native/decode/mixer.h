@@ -31,8 +31,9 @@ const State& attention_state(const LayerState& state) {
     return *reinterpret_cast<const State*>(&state + 1);
 }
 
-// Rotate pairs of numbers, one from each half of x, by their angles. `cos_sin` holds all cosines, then all sines
-void rope(float* x, Int head_dim, const float* cos_sin) {
+// Rotate pairs of numbers, one from each half of x, by their angles. `cos_sin` holds all cosines, then all sines. Not
+// inlined in every kind of attention: that would take a second to compile
+[[gnu::noinline]] void rope(float* x, Int head_dim, const float* cos_sin) {
     for (Int i = 0, half = head_dim / 2; i < half; i++) {
         const float cos = cos_sin[i], sin = cos_sin[half + i], left = x[i], right = x[half + i];
         x[i] = left * cos - right * sin, x[half + i] = left * sin + right * cos;
@@ -89,8 +90,9 @@ struct Mixer {
         for (Int i = 0; i < value_dim; i++) mixed[channel + i] = y[i] * (layer.gated ? gate[i] * sigmoid(gate[i]) : 1);
     }
 
-    // Convolve `size` channels, from `channel` on, of this token's inputs. The tails hold the last tokens' inputs
-    void short_conv(
+    // Convolve `size` channels, from `channel` on, of this token's inputs. The tails hold the last tokens' inputs. Not
+    // inlined, as rope
+    [[gnu::noinline]] void short_conv(
         const Token& token, const float* tail, float* tail_after, Int row, Int channel, Int size, const float* inputs,
         float* into) const {
         const float* x = inputs + channel;

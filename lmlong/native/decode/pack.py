@@ -1,17 +1,23 @@
 """A model's weights in the memory layout of step.cpp, packed from its modules' declarations."""
 
 import ctypes
+import mmap
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from lmlong.native.decode import structures
-from lmlong.native.decode.huge_pages import pack_in_huge_pages
 from lmlong.native.decode.kind import DecodeKind
 from lmlong.native.decode.packer import Packer, number_of
 from lmlong.native.decode.structures import Pooling
 from lmlong.native.spec import NativeSpec, NoNativeForm
+
+CACHE_LINE = 64
+HUGE_PAGE = 1 << 21
+"""Bytes."""
 
 
 def packed_for_decoding(model: nn.Module, kinds: Collection[DecodeKind[Any]]) -> "PackedModel":
@@ -20,84 +26,79 @@ def packed_for_decoding(model: nn.Module, kinds: Collection[DecodeKind[Any]]) ->
     return PackedModel(model, kinds)
 
 
-class PackedModel:
-    """A model as addresses of its weights, which stay in memory as long as this object. `kinds`: the kinds of attention
-    that were compiled."""
+class PackedModel(Packer):
+    """A model as addresses of its weights. `kinds`: the kinds of attention that were compiled."""
 
     def __init__(self, model: nn.Module, kinds: Collection[DecodeKind[Any]]):
+        super().__init__(model)
         self.kinds: list[DecodeKind[Any]] = []
         """The kind of each layer's attention."""
-        self._compiled, self._packer = list(kinds), Packer(model)
+        self._compiled = list(kinds)
         self._attentions: list[ctypes.Structure] = []
         self.model = self._language_model(model)
-        self._packer.check_all_read()
-
-    @property
-    def matrices(self) -> list[Tensor]:
-        """Weight matrices, in the order in which a token needs them."""
-        return self._packer.matrices
+        self.check_all_read()
 
     def _language_model(self, module: nn.Module) -> structures.Model:
-        spec = self._packer.open(module, "language_model")
-        embedding = self._packer.open(spec.parts["embedding"], "matrix").weights["weight"]
+        spec = self.open(module, "language_model")
+        embedding = self.open(spec.parts["embedding"], "matrix").weights["weight"]
         blocks, hourglass, downsampled = (
             spec.parts["blocks"],
             spec.parts["hourglass"],
             spec.options["downsampled_layers"],
         )
         assert isinstance(embedding, Tensor) and isinstance(blocks, Sequence) and isinstance(downsampled, range)
-        self._packer.epsilon = self._packer.open(spec.parts["norm"], "rms_norm").options["epsilon"]
+        self.epsilon = self.open(spec.parts["norm"], "rms_norm").options["epsilon"]
         whole = structures.Model(
             layers=len(blocks),
             width=embedding.shape[1],
             embedding_scale=spec.options["embedding_scale"],
             past_tokens=spec.options["past_tokens"] or 0,
-            norm_epsilon=self._packer.epsilon,
-            embedding=self._packer.floats(module, embedding),
-            norm=self._packer.norm(spec.parts["norm"]),
+            norm_epsilon=self.epsilon,
+            embedding=self.floats(module, embedding),
+            norm=self.norm(spec.parts["norm"]),
         )
         if hourglass is not None:
             whole.hourglass = self._hourglass(hourglass, downsampled)
         self._layers = (structures.Layer * len(blocks))(*(self._block(block, whole) for block in blocks))
         whole.layer = self._layers
-        whole.output = self._packer.matrix(self._packer.open(spec.parts["lm_head"], "lm_head").parts["matrix"])
+        whole.output = self.matrix(self.open(spec.parts["lm_head"], "lm_head").parts["matrix"])
         return whole
 
     def _hourglass(self, module: Any, layers: range) -> structures.Hourglass:
-        spec = self._packer.open(module, "hourglass")
+        spec = self.open(module, "hourglass")
         packed = structures.Hourglass(
             pooling=number_of(module, Pooling, spec.options["pooling"]),
             factor=spec.options["factor"],
             first_layer=layers.start,
             end_layer=layers.stop,
-            norm=self._packer.norm(spec.parts["norm"]),
-            out_proj=self._packer.matrix(spec.parts["out_proj"]),
+            norm=self.norm(spec.parts["norm"]),
+            out_proj=self.matrix(spec.parts["out_proj"]),
         )
         if spec.parts["convolution"] is not None:
-            packed.conv = self._packer.matrix(spec.parts["convolution"])
+            packed.conv = self.matrix(spec.parts["convolution"])
         return packed
 
     def _block(self, module: Any, whole: structures.Model) -> structures.Layer:
-        spec = self._packer.open(module, "block")
+        spec = self.open(module, "block")
         layer = structures.Layer()
         self._mixer(spec.parts["mixer"], layer, whole)
-        mlp = self._packer.open(spec.parts["mlp"], "swiglu")
-        layer.mlp_norm = self._packer.norm(mlp.parts["norm"])
-        layer.mlp_in_proj = self._packer.matrix(mlp.parts["in_proj"])
-        layer.mlp_out_proj = self._packer.matrix(mlp.parts["out_proj"])
+        mlp = self.open(spec.parts["mlp"], "swiglu")
+        layer.mlp_norm = self.norm(mlp.parts["norm"])
+        layer.mlp_in_proj = self.matrix(mlp.parts["in_proj"])
+        layer.mlp_out_proj = self.matrix(mlp.parts["out_proj"])
         whole.mlp_width = layer.mlp_out_proj.inputs
         return layer
 
     def _mixer(self, module: Any, layer: structures.Layer, whole: structures.Model) -> None:
-        spec = self._packer.open(module, "mixer")
-        layer.norm = self._packer.norm(spec.parts["norm"])
+        spec = self.open(module, "mixer")
+        layer.norm = self.norm(spec.parts["norm"])
         if spec.parts["head_norm"] is not None:
-            layer.head_norm = self._packer.norm(spec.parts["head_norm"])
-        layer.in_proj = self._packer.matrix(spec.parts["in_proj"])
-        layer.out_proj = self._packer.matrix(spec.parts["out_proj"])
+            layer.head_norm = self.norm(spec.parts["head_norm"])
+        layer.in_proj = self.matrix(spec.parts["in_proj"])
+        layer.out_proj = self.matrix(spec.parts["out_proj"])
         if spec.parts["convolution"] is not None:
-            convolution = self._packer.open(spec.parts["convolution"], "short_conv")
-            layer.conv_weight = self._packer.floats(module, convolution.weights["weight"], transposed=True)
+            convolution = self.open(spec.parts["convolution"], "short_conv")
+            layer.conv_weight = self.floats(module, convolution.weights["weight"], transposed=True)
             whole.conv_width = convolution.options["width"]
         whole.heads, whole.head_dim, whole.value_dim = (spec.options[x] for x in ("heads", "head_dim", "value_dim"))
         layer.uses_rope, layer.gated = spec.options["uses_rope"], spec.options["gated"]
@@ -105,7 +106,7 @@ class PackedModel:
         layer.head_dim = whole.head_dim if spec.options["has_keys"] else 0
         if spec.options["frequencies"] is not None:
             layer.rotates = whole.any_rope = True
-            whole.frequencies = self._packer.address(spec.options["frequencies"])
+            whole.frequencies = self.address(spec.options["frequencies"])
         kind = self._attention(spec, layer)
         layer.state = whole.state_size
         whole.state_size += ctypes.sizeof(structures.LayerState) + ctypes.sizeof(kind.state)
@@ -113,15 +114,33 @@ class PackedModel:
     def _attention(self, spec: NativeSpec, layer: structures.Layer) -> DecodeKind[Any]:
         """Pack the attention of a layer and its gates; return its kind."""
         attention: Any = spec.parts["attention"]
-        self._packer.open(attention)  # raises if its class declares no native form
+        self.open(attention)  # raises if its class declares no native form
         kind = attention.native_decode
         if kind not in self._compiled:
             raise NoNativeForm(attention, f"{type(attention).__name__} has no native decode step")
         assert isinstance(kind, DecodeKind)
         gates = spec.parts["gates"]
         assert isinstance(gates, Sequence)
-        weights = kind.pack(self._packer, attention, dict(zip(spec.options["gates"], gates, strict=True)))
+        weights = kind.pack(self, attention, dict(zip(spec.options["gates"], gates, strict=True)))
         self._attentions.append(weights)
         layer.kind, layer.attention = self._compiled.index(kind), ctypes.addressof(weights)
         self.kinds.append(kind)
         return kind
+
+
+def pack_in_huge_pages(weights: Sequence[Tensor]) -> None:
+    """Move weights to one block of memory, in huge pages if the system has them. There are more small pages than TLB
+    entries, so each token would look them all up."""
+    sizes = [-(-weight.nbytes // CACHE_LINE) * CACHE_LINE for weight in weights]
+    if hasattr(mmap, "MADV_HUGEPAGE"):  # file-backed or shared memory would have small pages
+        memory = mmap.mmap(-1, sum(sizes) + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        with suppress(OSError):  # not every system has them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    else:
+        memory = mmap.mmap(-1, sum(sizes) + HUGE_PAGE)
+    block = torch.frombuffer(memory, dtype=torch.uint8)
+    begin = -block.data_ptr() % HUGE_PAGE
+    for weight, size in zip(weights, sizes, strict=True):
+        packed = block[begin : begin + weight.nbytes].view(weight.dtype).view(weight.shape)
+        weight.data = packed.copy_(weight.detach())
+        begin += size

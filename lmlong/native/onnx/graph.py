@@ -1,6 +1,6 @@
 """An ONNX graph, written as formulas of its tensors. Only `Graph.model` needs the package `onnx`."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeAlias
 
@@ -32,47 +32,33 @@ class State(NamedTuple):
     in_place: bool
 
 
+def _operator(kind: str) -> Callable[["Value", "Operand"], "Value"]:
+    """Return a method that adds a node with two inputs."""
+    return lambda left, right: left.graph.op(kind, left, right)
+
+
 class Value:
     """A tensor of a graph. Each operation on it adds a node."""
 
     def __init__(self, graph: "Graph", name: str):
         self.graph, self.name = graph, name
 
-    def __add__(self, other: "Operand") -> "Value":
-        return self.graph.op("Add", self, other)
-
-    def __sub__(self, other: "Operand") -> "Value":
-        return self.graph.op("Sub", self, other)
-
-    def __mul__(self, other: "Operand") -> "Value":
-        return self.graph.op("Mul", self, other)
-
-    def __truediv__(self, other: "Operand") -> "Value":
-        return self.graph.op("Div", self, other)
-
-    def __matmul__(self, other: "Operand") -> "Value":
-        return self.graph.op("MatMul", self, other)
+    __add__ = _operator("Add")
+    __sub__ = _operator("Sub")
+    __mul__ = _operator("Mul")
+    __truediv__ = _operator("Div")
+    __matmul__ = _operator("MatMul")
+    __and__ = _operator("And")
+    __le__ = _operator("LessOrEqual")
+    __gt__ = _operator("Greater")
+    __ge__ = _operator("GreaterOrEqual")
+    equal = _operator("Equal")
 
     def __neg__(self) -> "Value":
         return self.graph.op("Neg", self)
 
-    def __and__(self, other: "Operand") -> "Value":
-        return self.graph.op("And", self, other)
-
     def __invert__(self) -> "Value":
         return self.graph.op("Not", self)
-
-    def __le__(self, other: "Operand") -> "Value":
-        return self.graph.op("LessOrEqual", self, other)
-
-    def __gt__(self, other: "Operand") -> "Value":
-        return self.graph.op("Greater", self, other)
-
-    def __ge__(self, other: "Operand") -> "Value":
-        return self.graph.op("GreaterOrEqual", self, other)
-
-    def equal(self, other: "Operand") -> "Value":
-        return self.graph.op("Equal", self, other)
 
     def where(self, then: "Operand", other: "Operand") -> "Value":
         """Return `then` where this is true, else `other`."""

@@ -33,7 +33,7 @@ export const card = new Card(element("card"), view, take, say);
 export const isBusy = () => work !== null;
 export const stop = () => work?.controller.abort();
 
-// What is shown
+// Display
 
 export function show() {
   const turn = current === PENDING ? work?.turn : null;
@@ -46,7 +46,7 @@ export function show() {
   if (session) element("download").title = `The state after this turn as a file: ${meter.inBytes(session.bytes)}`;
   element("again").disabled = !forest.nodes.has(session?.parent) || Boolean(work);
   element("where").textContent = turn ? `Turn ${path.length + 1}` : session ? place(session) : "";
-  prompt.placeholder = session || turn ? "Go on in your words, or let the model go on by itself." : "How does the text begin?";
+  prompt.placeholder = session || turn ? "Add your own text, or leave this empty and let the model continue." : "Start of the text";
   element("new").setAttribute("aria-pressed", current === null);
   if (isLoaded) history.replaceState(null, "", session ? `#${current}` : location.pathname + location.search);
   showTree();
@@ -80,18 +80,18 @@ function showMeter() {
 function showWork() {
   element("stop").hidden = !work;
   element("write").disabled = Boolean(work);
-  element("write").textContent = current && !prompt.value ? "Go on" : "Write";
+  element("write").textContent = current && !prompt.value ? "Continue" : "Generate";
 }
 
 export function choose(id) {
-  if (id !== current && id === null) say("A new text.");
+  if (id !== current && id === null) say("New text.");
   current = id;
   document.body.classList.remove("tree-open");
   element("show-tree").setAttribute("aria-expanded", "false");
   show();
 }
 
-// What the server knows
+// Sessions on the server
 
 export async function load() {
   const { data } = await (await ask("v1/sessions")).json();
@@ -113,9 +113,9 @@ export async function begin() {
   if (!work && (await dropUnfinished().catch(() => false))) await load().then(show);
 }
 
-/** Do something that takes a while and can be stopped, one thing at a time. */
+/** Run an action that takes time and can be stopped; only one runs at a time. */
 async function doing(what, action) {
-  if (work) return say("Something is being written. Stop it first.");
+  if (work) return say("The model is generating. Stop it first.");
   work = { controller: new AbortController(), turn: null, rate: 0 };
   showWork();
   say(what);
@@ -133,7 +133,7 @@ async function doing(what, action) {
   }
 }
 
-/** Show how long it takes until something is written, unless the server is away, which is told in the same place. */
+/** Show the time until the first token, unless the same place reports that the server is away. */
 function showTime(begun) {
   if (!element("now").hidden) return;
   const seconds = Math.round((performance.now() - begun) / 1000);
@@ -142,17 +142,17 @@ function showTime(begun) {
 
 export async function tell(error) {
   if (!(error instanceof Refused || error instanceof Away)) console.error(error);
-  say(error.status === 404 ? "That turn is no longer on the server." : error.message || "The server went away.", true);
+  say(error.status === 404 ? "That turn is no longer on the server." : error.message || "The server stopped responding.", true);
   if (error.status === 404) await load();
 }
 
-// Writing
+// Generation
 
-/** Write with the options of sampling, if they are valid. */
+/** Generate with the sampling options if they are valid. */
 function writing(action) {
   const options = readOptions();
   if (options) doing("Reading …", (signal) => action(options, signal));
-  else say("One of the sampling options is not valid.", true);
+  else say("A sampling option is invalid.", true);
 }
 
 export function write() {
@@ -175,7 +175,7 @@ export function write() {
   });
 }
 
-/** Delete a first turn that nothing could follow. */
+/** Delete a first turn that cannot be continued. */
 function forget(id) {
   discard(id);
   texts.remove(id);
@@ -183,19 +183,19 @@ function forget(id) {
   current = null;
 }
 
-/** Write another text in place of the chosen one. */
+/** Generate another version of the selected turn. */
 export function again() {
   const { id, parent } = forest.nodes.get(current);
   const entry = texts.get(id);
   writing((options, signal) => follow(parent, entry?.segments.slice(0, entry.given) ?? [], options, signal));
 }
 
-/** Continue from within a turn, with an alternative in place of a token. */
+/** Fork inside a turn, with an alternative for one of its tokens. */
 function take({ id, segment, number, token }, name, logprob) {
   const session = forest.nodes.get(id);
   card.hide();
   if (!session || !forest.nodes.has(session.parent)) {
-    return say("The text before this turn is no longer there to go on from.", true);
+    return say("The state before this turn is no longer on the server.", true);
   }
   const entry = texts.get(id);
   const { head } = token;
@@ -225,13 +225,13 @@ async function follow(parent, segments, { max_tokens: most, ...sampling }, signa
     forest.add({ ...session, parent, rate: work.rate });
     if (isWatched) current = session.id;
     const count = turn.asked - turn.left;
-    say(signal.aborted ? `Stopped. What was written is kept.` : `Wrote ${count.toLocaleString("en")} tokens.`);
+    say(signal.aborted ? `Stopped. The generated text is kept.` : `Generated ${count.toLocaleString("en")} tokens.`);
   }
   if (error) throw error;
   if (!session) {
     const told = textOf(segments);
     if (!prompt.value) setDraft(told);
-    say("Stopped before anything was written.");
+    say("Stopped before the first token.");
   }
 }
 
@@ -241,7 +241,7 @@ function wrote(turn) {
   const count = turn.asked - turn.left;
   if (!work.begun) {
     Object.assign(work, { begun: now, before: count });
-    say("Writing …");
+    say("Generating …");
   } else work.rate = (1000 * (count - work.before)) / (now - work.begun);
   work.frame ||= requestAnimationFrame(() => {
     if (work?.turn !== turn) return;
@@ -273,7 +273,7 @@ export function openFile(file) {
   });
 }
 
-/** The text of a file; null where it is not UTF-8, and only the server can read it. */
+/** The text of a file, or null if it is not UTF-8, which only the server can read. */
 function inUtf8(data) {
   try {
     return new TextDecoder("utf-8", { fatal: true }).decode(data);
@@ -301,7 +301,7 @@ export async function download() {
 export async function remove() {
   const ids = forest.subtree(current);
   const following = ids.length === 1 ? "" : ` and the ${ids.length - 1} that follow${ids.length === 2 ? "s" : ""} it`;
-  if (!(await isSure(`Delete this turn${following}? They cannot be had back.`))) return;
+  if (!(await isSure(`Delete this turn${following}? This cannot be undone.`))) return;
   const above = forest.nodes.get(current).parent;
   doing("Deleting …", async (signal) => {
     for (const id of ids) {

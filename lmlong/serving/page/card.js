@@ -1,4 +1,4 @@
-// The card of a token: how surprising it was, and what else might have stood there.
+// The card of a token: its surprisal and its alternatives.
 
 import { make } from "./dom.js";
 import { bits, isText, visible } from "./tokens.js";
@@ -91,7 +91,7 @@ export class Card {
     if (token.others.length && !token.others.some(([other]) => other === name)) {
       rows.push(this.#row(place, name, token.logprob, true));
     }
-    const hint = rows.length ? [make("p", "small", "Choose another to go on from there.")] : [];
+    const hint = rows.length ? [make("p", "small", "Choose another token to fork here.")] : [];
     return [head, make("div", "rows", rows), ...hint];
   }
 

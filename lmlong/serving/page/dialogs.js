@@ -1,19 +1,19 @@
-// What the page tells and asks: its status, a key, whether somebody is sure.
+// The status line, and the dialogs for the API key and for confirmation.
 
 import { element } from "./dom.js";
 
-const AWAY = "The server does not answer. The page goes on as soon as it does; nothing is lost.";
+const AWAY = "The server does not respond. The page reconnects by itself; nothing is lost.";
 
 let toldBefore = ""; // the status before the server was away
 
-/** Tell something in the status line, which readers of the screen hear. */
+/** Show a message in the status line, which screen readers announce. */
 export function say(text, isError = false) {
   const status = element("status");
   status.textContent = text;
   status.classList.toggle("error", isError);
 }
 
-/** Wait until the next look whether the server is back, as the status tells; or until somebody asks for it. */
+/** Wait for the next attempt to reach the server, with a countdown, or until the user asks for it. */
 export function pause(seconds) {
   if (element("status").textContent !== AWAY) toldBefore = element("status").textContent;
   say(AWAY, true);
@@ -22,7 +22,7 @@ export function pause(seconds) {
   return new Promise((resolve) => {
     const tick = () => {
       const left = Math.ceil((end - performance.now()) / 1000);
-      countdown.textContent = left > 0 ? `Next look in ${left} s.` : "";
+      countdown.textContent = left > 0 ? `Next try in ${left} s.` : "";
       if (left <= 0) finish();
     };
     const timer = setInterval(tick, 200);
@@ -41,16 +41,16 @@ export function pause(seconds) {
   });
 }
 
-/** Tell that the server is back; or what was told before, where nothing waited for it. */
+/** Report that the server is back, or show the earlier message if nothing waited for it. */
 export function tellBack(isAwaited) {
   if (element("status").textContent === AWAY) say((!isAwaited && toldBefore) || "The server is back.");
 }
 
-/** Ask for the server's key until there is one. */
+/** Ask for the server's API key until one is entered. */
 export function askForKey(isWrong) {
   const [dialog, field] = [element("key-dialog"), element("key")];
-  const kept = "It is kept in this tab alone, until you close it.";
-  element("key-why").textContent = isWrong ? `The server did not take that key. ${kept}` : kept;
+  const kept = "It is stored in this tab until you close it.";
+  element("key-why").textContent = isWrong ? `The server rejected that key. ${kept}` : kept;
   field.value = "";
   dialog.showModal();
   return new Promise((resolve) => {

@@ -1,4 +1,4 @@
-// The page: what people do with it, and what becomes of the server meanwhile.
+// The page: its events, and the condition of the server.
 
 import { isThere, page, whenBack } from "./api.js";
 import * as app from "./app.js";
@@ -10,7 +10,7 @@ const LOOK = 15; // seconds between two looks at a server that nothing is asked 
 
 const prompt = element("prompt");
 
-// What people do
+// User events
 
 element("composer").addEventListener("submit", (event) => {
   event.preventDefault();

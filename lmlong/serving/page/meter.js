@@ -1,4 +1,4 @@
-// The meter: how long the text is, and how large the state that stands for all of it.
+// The meter: the length of the text and the size of its state.
 
 import { ask } from "./api.js";
 import { element, makeSvg } from "./dom.js";
@@ -6,8 +6,8 @@ import { element, makeSvg } from "./dom.js";
 const EDGE = 4; // pixels that stay free for the dot
 
 /**
- * A function of tokens: the bytes of a state in memory after so many, as the server tells its metrics. The file of a
- * session is smaller where parts of its state are empty. null where nothing is told.
+ * A function from a number of tokens to the bytes of a state in memory, from the server's metrics, or null without
+ * them. The file of a session is smaller if parts of its state are empty.
  */
 export async function stateSizes() {
   const told = await ask("metrics").then((answer) => answer.text()).catch(() => "");
@@ -17,9 +17,9 @@ export async function stateSizes() {
 }
 
 /**
- * @param points [{tokens, bytes}] of the turns so far, the last of them now
- * @param most   tokens at the right end, where more are being written
- * @param rate   tokens a second, where something was written
+ * @param points [{tokens, bytes}] of the turns so far; the last is the current one
+ * @param most   tokens at the right end, while more are being generated
+ * @param rate   tokens per second, if any were generated
  */
 export function show(points, most, rate) {
   const now = points.at(-1);
@@ -34,7 +34,7 @@ export function show(points, most, rate) {
   element("verdict").textContent = [verdict(points), rate ? `${Math.round(rate).toLocaleString("en")} tokens/s` : ""].filter(Boolean).join(" · ");
 }
 
-/** Draw shares of the height over shares of the width, from one at the left edge on, with a dot at each. */
+/** Draw points, given as shares of the width and height, from left to right with a dot at each. */
 function draw(id, across, up, from) {
   const svg = element(id);
   const { clientWidth: width, clientHeight: height } = svg;

@@ -1,4 +1,4 @@
-// The options of sampling, as this browser keeps them.
+// The sampling options, stored in this browser.
 
 import { element } from "./dom.js";
 import { read, store } from "./storage.js";
@@ -6,7 +6,7 @@ import { read, store } from "./storage.js";
 const KEY = "lmlong.options";
 const fields = [...document.querySelectorAll("#sampling input")];
 
-/** {name: number} of the options that are set; null where one is not valid, which is then shown. */
+/** {name: number} of the options that are set, or null if one is invalid, which is then shown. */
 export function readOptions() {
   const wrong = fields.find((field) => !field.checkValidity());
   if (wrong) {
@@ -23,7 +23,7 @@ function change() {
   tell();
 }
 
-/** Say in the closed list what is not as usual. */
+/** List the changed options beside the closed list. */
 function tell() {
   const changed = fields.filter((field) => field.value !== field.defaultValue);
   const names = changed.map((field) => `${field.labels[0].firstChild.textContent.trim().toLowerCase()} ${field.value || "any"}`);

@@ -1,5 +1,5 @@
-// What the browser keeps for this page, as JSON: in all tabs, or in "sessionStorage" for this tab alone. A browser may
-// refuse to keep anything.
+// What the browser stores for this page, as JSON: for all tabs, or in "sessionStorage" for this tab only. A browser may
+// refuse to store anything.
 
 export function read(key, storage = "localStorage") {
   try {
@@ -9,7 +9,7 @@ export function read(key, storage = "localStorage") {
   }
 }
 
-/** Keep a JSON text, or nothing where it is null; return whether that worked. */
+/** Store a JSON text, or remove it if null; return whether that worked. */
 export function store(key, data, storage = "localStorage") {
   try {
     if (data === null) window[storage].removeItem(key);

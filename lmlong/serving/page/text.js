@@ -1,4 +1,4 @@
-// The text from the first turn to the chosen one, each written token in the colour of its surprise.
+// The text from the first turn to the selected one; the color of a generated token shows its surprisal.
 
 import { make } from "./dom.js";
 import { bits } from "./tokens.js";
@@ -73,7 +73,7 @@ export class TextView {
 
   /** The end of a text that this browser never had, or no longer has, as the server tells it. */
   #end(session) {
-    const hint = span("hint", "What stands before is in the state, but not in this browser. ");
+    const hint = span("hint", "The earlier text is in the state, but this browser does not have it. ");
     return span("turn", [hint, span("told", session.tail)]);
   }
 
@@ -86,7 +86,7 @@ export class TextView {
     });
     if (ended) {
       const end = span("end", "∎");
-      end.title = "The model ended the text here.";
+      end.title = "The model ended the document here.";
       part.append(end);
     }
     return part;
@@ -111,7 +111,7 @@ export class TextView {
   #mark({ id, tokens }) {
     const mark = make("button", "mark");
     mark.dataset.id = id;
-    mark.title = `Go back to here, after ${tokens.toLocaleString("en")} tokens`;
+    mark.title = `Return to this point, after ${tokens.toLocaleString("en")} tokens`;
     mark.setAttribute("aria-label", mark.title);
     return mark;
   }

@@ -1,4 +1,4 @@
-// The texts of sessions, kept in this browser: the server has only their ends.
+// The texts of sessions, stored in this browser, because the server stores only their ends.
 
 import { read, store } from "./storage.js";
 
@@ -40,7 +40,7 @@ export function remove(id) {
   store(INDEX, JSON.stringify(index));
 }
 
-/** What is kept of a file: its end. */
+/** The part of a file that is stored: its end. */
 export function ofFile(name, text) {
   const told = text.length > SHOWN ? text.slice(-SHOWN).replace(/^[\udc00-\udfff]/, "") : text;
   return { segments: [{ told }], given: 1, name, cut: told.length < text.length };
@@ -48,7 +48,7 @@ export function ofFile(name, text) {
 
 const total = (index) => Object.values(index).reduce((sum, [, size]) => sum + size, 0);
 
-/** Forget the texts used longest ago, but for one. */
+/** Delete the least recently used texts, except one. */
 function makeRoom(index, most, except) {
   const oldest = Object.keys(index).sort((one, other) => index[one][0] - index[other][0]);
   for (const id of oldest) {

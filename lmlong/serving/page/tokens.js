@@ -1,4 +1,4 @@
-// Tokens: which part of a text each of them is, and how surprising.
+// Tokens: the part of the text that each covers, and its surprisal.
 
 const encoder = new TextEncoder();
 
@@ -8,20 +8,20 @@ function bytesOf(name) {
   return Uint8Array.from(name.slice(6).split("\\x").slice(1), (digits) => parseInt(digits, 16));
 }
 
-/** Whether a token can be told as text: neither part of a character, nor a mark as <eos>. */
+/** Whether a token is text: neither a part of a character nor a special token such as <eos>. */
 export const isText = (name) => !/^(bytes:|<[^<>\s]+>$)/.test(name);
 export const bits = (logprob) => Math.max(0, -logprob / Math.LN2);
 export const textOf = (segments) =>
   segments.map(({ told, written }) => told ?? written.map((token) => token.text).join("")).join("");
 
-/** What can be seen of a token, where spaces and line ends matter. */
+/** A token with visible spaces and line ends. */
 export function visible(name) {
   return name.replaceAll("\n", "↵").replaceAll("\t", "⇥").replaceAll(" ", "␣") || "nothing";
 }
 
 /**
  * Divides the text of a stream among its tokens. The first token may begin with the end of the prompt (its `head`),
- * and a character may take several tokens, which then are one.
+ * and the tokens of one character are merged into one.
  */
 export class Aligner {
   #decoder = new TextDecoder("utf-8", { ignoreBOM: true });
@@ -71,8 +71,8 @@ export class Aligner {
 }
 
 /**
- * Tokens at both ends that have their part of a text, and as one what is between, where bytes that are no characters
- * are told otherwise than a browser reads them.
+ * Match tokens to a text from both ends, and merge those between into one: the server and the browser decode bytes
+ * that are not valid characters differently.
  */
 function around(tokens, text) {
   let [first, begin, last, end] = [0, 0, tokens.length, text.length];

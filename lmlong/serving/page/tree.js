@@ -1,4 +1,4 @@
-// The tree of sessions: a line of turns goes straight down, and each fork leaves it to the right.
+// The tree of sessions: consecutive turns are drawn downwards, and forks branch to the right.
 
 import { make, makeSvg } from "./dom.js";
 import { discarded } from "./turn.js";
@@ -8,7 +8,7 @@ import * as texts from "./texts.js";
 const LANE = 14; // pixels from one line to the next
 const LANES = 9;
 
-/** The sessions by id, and what follows what. */
+/** The sessions by id, and their children. */
 export class Forest {
   constructor(sessions = []) {
     this.nodes = new Map();
@@ -68,7 +68,7 @@ export class Forest {
   }
 }
 
-/** What a row tells of a node: what was told to it, and what it wrote. */
+/** The label of a node: its prompt and the generated text. */
 export function label(session) {
   const entry = texts.get(session.id);
   if (!entry) return { told: "", written: session.tail ? `… ${session.tail.slice(-60)}` : "(empty)" };
@@ -80,7 +80,7 @@ export function label(session) {
   return { told: told.length > 28 && written ? `${told.slice(0, 27)}…` : told.slice(0, 80), written: written.slice(0, 80) };
 }
 
-/** Shows a forest in an element; `choose` is called with the id of the row that somebody chose. */
+/** Shows a forest in an element; `choose` is called with the id of the selected row. */
 export class TreeView {
   constructor(element, choose) {
     this.element = element;
@@ -140,7 +140,7 @@ function when(seconds) {
   return new Date(1000 * seconds).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "short" });
 }
 
-/** The lines between the rows and a dot at each. */
+/** The lines between the rows, and a dot at each row. */
 function lines(rows, onPath, height) {
   const place = new Map(rows.map(({ id, lane }, number) => [id, [(lane + 1) * LANE, (number + 0.5) * height]]));
   const svg = makeSvg("svg", { "aria-hidden": true, height: rows.length * height, width: (LANES + 2) * LANE });

@@ -16,7 +16,7 @@ let turns = 0;
 
 export class Turn {
   /**
-   * @param parent   id of the session to go on from
+   * @param parent   id of the session to continue
    * @param segments what is told first: [{told: text}, {written: tokens}], the latter of another turn
    * @param left     tokens to write
    * @param sampling the other options
@@ -55,10 +55,10 @@ export async function perform(turn, signal, changed) {
   }
 }
 
-/** Remember the fork that is being written to, for a page that is left meanwhile and comes back. */
+/** Store the id of the fork in use, for the case that the page is closed and opened again. */
 const noteUnfinished = (fork) => store(UNFINISHED, JSON.stringify(fork), "sessionStorage");
 
-/** Delete the fork that this tab was writing to when it was left; return whether there was one. */
+/** Delete the fork that this tab was using when it was closed; return whether there was one. */
 export async function dropUnfinished() {
   const fork = read(UNFINISHED, "sessionStorage");
   noteUnfinished(null);
@@ -106,8 +106,8 @@ async function write(turn, fork, signal, changed) {
 }
 
 /**
- * Return a session that has read the text of a turn that was stopped. The fork that was being written to does not hold
- * it, or, where the end was lost on its way, may hold more; a new one holds what the reader has seen.
+ * Return a session that has read the text of a stopped turn. The fork in use has not read it, or has read more if the
+ * end was lost on its way, so a new session reads what the user has seen.
  */
 async function keep(turn) {
   for (let attempt = 0; ; attempt++) {

@@ -57,7 +57,8 @@ def assert_exact(features: FeatureMap, x: ScanInputs) -> None:
     exact = results(features.double(), x, ChunkKernel(), torch.float64)
     features.float()
     for name, result in measured.items():
-        assert laws.error(result, exact[name]) < 2e-5, name
+        # a gradient may be exactly 0
+        assert (result - exact[name]).norm() < 2e-5 * (exact[name].norm() + 1), name
 
 
 @thinned(
@@ -96,14 +97,14 @@ class Squares(FeatureMap):
 
 
 def test_other_maps_are_left_to_torch() -> None:
-    assert_exact(Squares(WIDTH), text(70, [5], rows=2, heads=2))
+    assert_exact(Squares(WIDTH), text(40, [5], rows=2, heads=2))
     features = feature_map("favor", heads=2)
     assert_exact(features, text(20, [5], (features.features,), rows=2, heads=2))
 
 
 @pytest.mark.parametrize("channels", [(), (WIDTH,)], ids=["by-head", "by-channel"])
 def test_bfloat16_is_as_exact_as_torch(channels: tuple[int, ...]) -> None:
-    x, features = text(70, [40], channels, heads=2), feature_map("elu")
+    x, features = text(30, [10], channels), feature_map("elu")
     exact = results(features, x, ChunkKernel(), torch.float64)
     triton, by_torch = (results(features, x, kernel, torch.bfloat16) for kernel in (TritonLinear(), ChunkKernel()))
     for name, truth in exact.items():
@@ -135,8 +136,8 @@ def test_a_model_has_the_same_loss_and_gradients() -> None:
     torch.manual_seed(0)
     options = recipe.Model(width=32, layers=2, heads=2, attention=recipe.Attention(kind="linear"))
     model = LanguageModel(options, 50).to(DEVICE)
-    tokens = torch.randint(50, (1, 90)).to(DEVICE)
-    starts = torch.arange(90)[None].to(DEVICE) == 70
+    tokens = torch.randint(50, (1, 60)).to(DEVICE)
+    starts = torch.arange(60)[None].to(DEVICE) == 50
     weights, losses, gradients = list(model.parameters()), [], []
     for by in ("torch", "triton"):
         model.use_kernel(by)

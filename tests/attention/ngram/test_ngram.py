@@ -103,7 +103,7 @@ def test_more_tokens_than_both_lists_hold_by_steps(step: Any, rows: int) -> None
     assert torch.equal(settled.number, end.number) and torch.equal(settled.ngram, end.ngram)
 
 
-def test_what_is_no_number_stays_in_its_row_and_document() -> None:
+def test_nan_and_inf_stay_in_their_row_and_document() -> None:
     v, hashes = torch.ones(1, 1, 40, 2), hashes_of([0, 1] * 20, [1])
     v[:, :, 0], v[:, :, 5] = torch.nan, torch.inf  # of token 0, which nothing precedes, and what followed 0
     starts = torch.zeros(1, 40, dtype=torch.bool).index_fill(1, torch.tensor([20]), True)

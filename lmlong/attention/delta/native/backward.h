@@ -14,7 +14,7 @@ struct Backward : DeltaPass {
     const float *state_before, *state_after, *E, *U;  // of the chunk
     alignas(64) float dP[TILE * TILE], dL[TILE * TILE], dM[TILE * TILE], transposed[TILE * TILE];
 
-    Backward(const BatchHead& batch_head, Scratch scratch) : DeltaPass(batch_head, scratch) {
+    Backward(const BatchHead& batch_head, Scratch& scratch) : DeltaPass(batch_head, scratch) {
         for (float** x : {&dqT, &dk_endT, &dk_beginT, &q_derivative, &k_derivative}) *x = scratch.take(TILE * F);
         for (float** x : {&dy, &dR, &dyT, &dRT, &UT}) *x = scratch.take(TILE * V);
         rows = scratch.take(TILE * F);

@@ -11,7 +11,7 @@ namespace {
 struct Forward : DeltaPass {
     float *E, *U, *y, *state;
 
-    Forward(const BatchHead& batch_head, Scratch scratch) : DeltaPass(batch_head, scratch) {
+    Forward(const BatchHead& batch_head, Scratch& scratch) : DeltaPass(batch_head, scratch) {
         for (float** x : {&E, &U, &y}) *x = scratch.take(TILE * V);
         state = scratch.take(state_size(batch_head));
     }
@@ -39,17 +39,4 @@ struct Forward : DeltaPass {
 
 }  // namespace
 
-extern "C" {
-
-void scan_forward(ScanJob* job) { run_batch_heads<Forward>(job); }
-
-void scan_backward(ScanJob* job) { run_batch_heads<Backward>(job); }
-
-// The floats of scratch memory that a worker needs: for the backward pass of a span, which needs more than the forward
-Int scratch_size(const ScanJob* job) {
-    const Int F = padded(job->features), V = padded(job->value_dim), chunks = padded(job->time) / TILE;
-    return TILE * (10 * F + 6 * V) + F * V * (chunks + 2) + 2 * chunks * TILE * V;
-}
-}
-
-#include "layout.h"
+#include "scan_exports.h"

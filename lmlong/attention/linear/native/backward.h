@@ -20,7 +20,7 @@ struct Backward {
     const float *state_before, *state_after;  // of the chunk
     alignas(64) float weights[TILE * TILE], dweights[TILE * TILE], dweightsT[TILE * TILE], dm[TILE];
 
-    Backward(const BatchHead& batch_head, Scratch scratch)
+    Backward(const BatchHead& batch_head, Scratch& scratch)
         : batch_head(batch_head), decay(batch_head, scratch), queries(batch_head, false, true, scratch),
           keys(batch_head, true, true, scratch) {
         for (float** x : {&qT, &kT, &dqT, &dkT}) *x = scratch.take(TILE * F);

@@ -50,8 +50,6 @@ struct ChunkDecay {
     Decay masks;                              // by channel: of documents only
     float *gates, *from_state, *to_end, *rows;  // (TILE, F), by channel; `rows` holds intermediate results
 
-    static Int scratch_size(Int F) { return 4 * TILE * F; }
-
     ChunkDecay(const BatchHead& batch_head, Scratch& scratch) : batch_head(batch_head) {
         for (float** x : {&gates, &from_state, &to_end, &rows}) *x = scratch.take(TILE * F);
     }

@@ -25,8 +25,6 @@ struct Features {
     alignas(64) float factors[TILE], squares[TILE];  // the factors that normalize n, and |n|^2
     float dscale = 0;
 
-    static Int scratch_size(const ScanJob& job) { return 2 * TILE * (padded(job.features) + padded(job.head_dim)); }
-
     Features(const BatchHead& batch_head, bool of_keys, bool with_gradient, Scratch& scratch)
         : batch_head(batch_head), of_keys(of_keys), with_gradient(with_gradient) {
         for (float** each : {&rows, &grads}) *each = scratch.take(TILE * F);

@@ -17,7 +17,7 @@ struct Forward {
     float *v, *qT, *y, *state;
     alignas(64) float weights[TILE * TILE], denominators[TILE];
 
-    Forward(const BatchHead& batch_head, Scratch scratch)
+    Forward(const BatchHead& batch_head, Scratch& scratch)
         : batch_head(batch_head), decay(batch_head, scratch), queries(batch_head, false, false, scratch),
           keys(batch_head, true, false, scratch) {
         qT = scratch.take(TILE * F);

@@ -7,18 +7,4 @@
 
 #include "backward.h"
 
-extern "C" {
-
-void scan_forward(ScanJob* job) { run_batch_heads<Forward>(job); }
-
-void scan_backward(ScanJob* job) { run_batch_heads<Backward>(job); }
-
-// The floats of scratch memory that a worker needs: for the backward pass of a span, which needs more than the forward
-Int scratch_size(const ScanJob* job) {
-    const Int F = padded(job->features), V = padded(job->value_dim), time = padded(job->time);
-    return ChunkDecay::scratch_size(F) + 2 * Features::scratch_size(*job) + TILE * (4 * F + 5 * V + std::max(V, F)) +
-           F * (V + 1) * (time / TILE + 2) + (job->feature_map == FAVOR ? time * F : 0);
-}
-}
-
-#include "layout.h"
+#include "scan_exports.h"

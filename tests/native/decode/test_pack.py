@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lmlong.native.decode.huge_pages import pack_in_huge_pages
+from lmlong.native.decode.pack import pack_in_huge_pages
 
 
 def test_the_pages_are_large() -> None:

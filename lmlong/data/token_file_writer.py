@@ -34,10 +34,10 @@ class SavedProgress(NamedTuple):
     counts: dict[Destination, Count]
 
 
-class TokenFiles:
-    """The token files of a folder: one for each source's training text, and one for the validation text.
+class TokenFileWriter:
+    """Writes the token files of a folder: one for each source's training text, and one for the validation text.
 
-    Use it as `with closing(TokenFiles(folder, names)): ...`.
+    Use it as `with closing(TokenFileWriter(folder, names)): ...`.
     """
 
     def __init__(self, folder: Path, names: set[str]):
