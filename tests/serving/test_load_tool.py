@@ -27,6 +27,7 @@ def load(run: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> tuple[int,
     told = run.parent / "told.json"
     monkeypatch.setattr(sys, "argv", ["load_serve.py", name, str(run), *words, "--json", str(told)])
     monkeypatch.syspath_prepend(str(TOOLS))
+    monkeypatch.setattr("load.server.REST", 0.2)
     with pytest.raises(SystemExit) as left:
         runpy.run_path(str(TOOLS / "load_serve.py"), run_name="__main__")
     body: dict[str, Any] = json.loads(told.read_text())
@@ -35,6 +36,7 @@ def load(run: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> tuple[int,
     return left.value.code, figures, body["wrong"]
 
 
+@pytest.mark.slow
 def test_streams(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code, figures, wrong = load(run, monkeypatch, "streams --streams 12 --rows 4 --tokens 20")
     assert (code, wrong) == (0, [])
@@ -42,9 +44,8 @@ def test_streams(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert min(figures["memory, at its peak"], figures["memory, idle"]) > 10  # the server gives free memory back
 
 
-@pytest.mark.slow
 def test_clients_that_vanish(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code, figures, wrong = load(run, monkeypatch, "vanish --clients 12 --rounds 2 --longest 1")
+    code, figures, wrong = load(run, monkeypatch, "vanish --clients 12 --rounds 2 --longest 0.5")
     assert (code, wrong) == (0, [])
     assert figures["texts requested"] >= figures["texts cancelled"] > 0
 
