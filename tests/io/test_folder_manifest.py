@@ -39,6 +39,15 @@ def test_every_byte_of_the_manifest_counts(folder: Path) -> None:
     folder_manifest.verify(folder, FORMAT)
 
 
+def test_a_changed_bit_of_a_file_is_noticed(folder: Path) -> None:
+    data = bytearray((folder / "data").read_bytes())
+    data[1500] ^= 1
+    (folder / "data").write_bytes(data)
+    with pytest.raises(DamagedFolder, match="data"):
+        folder_manifest.verify(folder, FORMAT)
+    folder_manifest.verify(folder, FORMAT, ["words"])
+
+
 @pytest.mark.parametrize(
     ("version", "words"), [(4, r"format 4 is of a newer lmlong, this one reads 3\. Update"), (2, "by an older lmlong")]
 )

@@ -61,6 +61,32 @@ def test_one_who_has_just_taken_a_lock_is_given_the_time_to_write_its_name(tmp_p
         writing.join()
 
 
+def test_a_waiting_process_does_not_hold_a_removed_file(tmp_path: Path) -> None:
+    """The holder removes the file when it is done; a lock on the removed file would exclude nobody."""
+    path, waits, holds, done = tmp_path / "lock", threading.Event(), threading.Event(), threading.Event()
+
+    class WaitingLock(Lock):
+        def _acquire(self, descriptor: int) -> None:
+            waits.set()
+            super()._acquire(descriptor)
+
+    def wait_for_it() -> None:
+        with WaitingLock(path, waiting="the lock"):
+            holds.set()
+            done.wait(60)
+
+    waiting = threading.Thread(target=wait_for_it)
+    with Lock(path):
+        waiting.start()
+        assert waits.wait(60)
+        assert not holds.wait(0.2)
+    assert holds.wait(60)
+    is_there = path.exists()
+    done.set()
+    waiting.join()
+    assert is_there and not path.exists()
+
+
 def test_those_who_wait_take_turns(tmp_path: Path) -> None:
     """Each holder removes the file when it is done, so those who wait for it must not hold a file that is gone."""
     path = tmp_path / "lock"

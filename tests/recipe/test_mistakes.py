@@ -259,9 +259,14 @@ def test_a_misspelt_key_is_always_found_at_its_line(file: Path, key: str, letter
 
 
 def test_all_mistakes_of_a_dict_and_its_overrides_are_told_by_their_keys() -> None:
-    sections = {"nmae": "x", "model": {"widht": 128, "heads": -1}, "training": {"steps": "soon"}}
+    sections = {
+        "nmae": "x",
+        "text": {"sources": [{"kind": "files", "paths": ["a.txt"]}]},
+        "model": {"widht": 128, "heads": -1},
+        "training": {"steps": "soon"},
+    }
     with pytest.raises(RecipeError) as caught:
-        Recipe.load(sections, {"model.layers": 2.5, "training.compile": "yes", "text.sources.9.weight": 1, "a..b": 2})
+        Recipe.load(sections, {"model.layers": 2.5, "training.compile": "yes", "text.sources.1.weight": 1, "a..b": 2})
     assert sorted(caught.value.mistakes[:4]) == [
         "model.heads: expected a whole number, above 0, got -1.",
         "model.widht: unknown key. Did you mean 'width'?",
@@ -271,7 +276,7 @@ def test_all_mistakes_of_a_dict_and_its_overrides_are_told_by_their_keys() -> No
     assert caught.value.mistakes[4:] == [
         "model.layers=2.5: expected a whole number, above 0, at most 10000, got 2.5.",
         "training.compile='yes': expected true or false, got 'yes'.",
-        "text.sources.9.weight=1: text.sources has no entry 9 here. Give the whole list: 'text.sources=[...]'",
+        "text.sources.1.weight=1: text.sources has no entry 1 here. Give the whole list: 'text.sources=[...]'",
         "a..b=2: expected a key.path, such as training.steps.",
     ]
 
