@@ -177,6 +177,11 @@ def class_parts(value: type) -> list[str]:
     """Return the parts of a class: what it extends, its fields, and the documented methods that it defines itself."""
     bases = [f"`{base.__name__}`" for base in value.__bases__ if base.__name__ in lmlong.__all__]
     methods = [node for node in syntax(value).body if isinstance(node, ast.FunctionDef)]
+    owner = next(base for base in value.__mro__ if "__init__" in vars(base))
+    if owner is not value and owner.__module__.startswith("lmlong."):
+        constructor = syntax(vars(owner)["__init__"])
+        assert isinstance(constructor, ast.FunctionDef)
+        methods.append(constructor)
     parts = [f"Extends {', '.join(bases)}."] if bases else []
     parts += [table(("field", "type", "meaning"), rows)] if (rows := fields(value)) else []
     for node in methods:

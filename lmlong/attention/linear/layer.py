@@ -42,7 +42,11 @@ class LinearDecode(DecodeKind[LinearState]):
 
 
 class LinearAttention(Recurrence[LinearState]):
-    """Attention with sim(q, k) = phi(q) . phi(k), so that S and z summarize the whole past."""
+    """Attention with sim(q, k) = phi(q) . phi(k), so that S and z summarize the whole past.
+
+    The state is a NamedTuple of S (B, H, F, V) and z (B, H, F), in float32 or more. `decay` is none, fixed, learned or
+    channel; with learned and channel, `forward` needs `inputs["log_decay"]`, (B, H, T) or (B, H, T, F).
+    """
 
     takes_channel_decay = True
     native_decode = LinearDecode()
