@@ -59,10 +59,15 @@ def leaves(group: click.Group, path: str) -> Iterator[tuple[str, click.Command, 
 
 
 def paragraphs(text: str) -> str:
-    """Return a docstring or help text as Markdown: indented lines and examples become blocks of code."""
+    """Return a docstring or help text as Markdown: indented lines and examples become blocks of code, and lines of a
+    name and its meaning become a list."""
     parts = []
     for part in re.split(r"\n\s*\n", inspect.cleandoc(text).replace("\b\n", "").replace("\f", "")):
         lines = part.splitlines()
+        named = [re.fullmatch(r"([\w-]+) {2,}(\S.*)", line) for line in lines]
+        if len(lines) > 1 and all(named):
+            parts.append("\n".join(f"- `{match[1]}`: {match[2]}" for match in named if match))
+            continue
         first = next(
             (i for i, line in enumerate(lines) if line.startswith((" ", ">>>", "lmlong ", "curl "))), len(lines)
         )

@@ -75,16 +75,16 @@ def eval_(
     protocol     the state emptied at each window, overlapping windows, or carried
     state        norm of S, features in use, smallest denominator while it reads
 
-    The first line of the output is the verdict: bits per byte at the longest context, and the gain from the shortest.
+    The first line of the output is the bits per byte at the longest context, and the gain from the shortest.
 
-    The text is what the run held out of its training, unless --data names another. Standard errors are over documents,
-    or over parts of them where there are few, as for one book; the error of a change between lengths is that of the
-    differences on the same tokens. Documents of one author are alike: --cluster-by counts them as one. For the files
-    of --data, author is the part of a file's name before the first "-". --cache-baseline mixes the model with counts
-    of the bigrams and trigrams that the document had before, with weights fitted on the training text: their gain is
-    what the model fails to use. For several runs on the same text, the differences from the first come next, with
-    their paired errors. Compare runs with different tokenizers by bits per byte. An encoder is measured by the
-    perplexity of hidden tokens instead.
+    The text is the held-out text of the run, unless --data names another. Numbers after ± are standard errors over
+    documents, or over parts of them if there are few, as for one book. The error of a change between lengths is that of
+    the differences on the same tokens. --cluster-by counts the documents of one author as one, because they are alike.
+    For the files of --data, the author is the part of the file name before the first "-". --cache-baseline mixes the
+    model with counts of the earlier bigrams and trigrams of the document, weighted by a fit on the training text; the
+    gain is information that the model does not use. For several runs, the differences from the first are printed, with
+    their paired errors. Compare runs with different tokenizers by bits per byte. For an encoder, the perplexity of
+    masked tokens is measured.
 
     \b
     Example: one run on its own held-out text, then two on the same books.
