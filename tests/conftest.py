@@ -30,12 +30,17 @@ for number in (signal.SIGINT, signal.SIGHUP):
 BEGUN = time.time()
 
 SLOWEST = (
-    *("training/test_teacher.py", "training/test_deepspeed.py", "model/test_fuzz.py", "training/test_two_processes.py"),
-    *("training/test_masked.py", "evaluation/test_harness_tasks.py", "serving/test_load_tool.py", "test_readme.py"),
-    *("training/test_history.py", "data/test_token_encoding.py", "io/test_users.py", "interop/test_page_in_browser.py"),
-    *("interop/test_compare_exported.py", "interop/test_import.py", "model/test_native_step.py", "cli/test_score.py"),
-    *("training/test_conversion.py", "training/test_standard_input.py", "test_public.py", "checkpoint/test_hostile.py"),
-    *("interop/test_export.py", "native/test_build.py", "training/test_kill.py", "evaluation/test_law_check.py"),
+    *("training/test_deepspeed.py", "interop/test_page_in_browser.py", "training/test_launchers.py"),
+    *("training/test_two_processes.py", "training/test_teacher.py", "training/test_conversion.py"),
+    *(
+        "model/test_native_step.py",
+        "training/test_run.py",
+        "io/test_users.py",
+        "test_public.py",
+        "training/test_kill.py",
+    ),
+    *("training/test_masked.py", "cli/test_score.py", "interop/test_export.py", "data/test_token_encoding.py"),
+    *("model/test_fuzz.py", "training/test_history.py", "attention/test_laws.py", "evaluation/test_law_check.py"),
 )
 """The files that take longest, the longest first: see the durations of `pytest --durations=0`."""
 
