@@ -69,6 +69,7 @@ class Exact:
         self.rounding = {name: torch.zeros_like(norm) for name, norm in self.norms.items()}
         by_torch = copy.deepcopy(model)
         by_torch.use_kernel("torch")
+        by_torch.set_state_dtype(torch.float32)  # float64 sums would hide what rounding does to them
         for way in (at_once, *plans.values()):
             for name, off in self._errors(by_torch, way).items():
                 self.rounding[name] = torch.maximum(self.rounding[name], off)
