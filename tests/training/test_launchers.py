@@ -22,9 +22,8 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-def together(command: list[object], environments: list[dict[str, str]], fails: str = "") -> tuple[list[str], str]:
-    """Run a command in several environments at the same time; what each printed, and the messages of all. With `fails`,
-    each must fail with this text."""
+def together(command: list[object], environments: list[dict[str, str]]) -> list[tuple[int, str, str]]:
+    """Run a command in several environments at the same time: the exit code, output and messages of each."""
     children = [
         subprocess.Popen(
             [sys.executable, "-m", *map(str, command)],
@@ -40,11 +39,14 @@ def together(command: list[object], environments: list[dict[str, str]], fails: s
     finally:
         for child in children:
             child.kill()
-    if fails:
-        assert all(fails in errors for _, errors in printed) and all(child.returncode for child in children), printed
-    else:
-        assert [child.returncode for child in children] == [0] * len(children), printed
-    return [output for output, _ in printed], "".join(errors for _, errors in printed)
+    return [(child.returncode, *texts) for child, texts in zip(children, printed, strict=True)]
+
+
+def succeed(command: list[object], environments: list[dict[str, str]]) -> tuple[list[str], str]:
+    """What each of several processes printed, none of which may fail, and the messages of all."""
+    results = together(command, environments)
+    assert all(code == 0 for code, _, _ in results), results
+    return [output for _, output, _ in results], "".join(errors for _, _, errors in results)
 
 
 def tasks_of_slurm() -> list[dict[str, str]]:
@@ -70,7 +72,7 @@ def test_documents_of_unequal_lengths_on_two_machines_under_torchrun(
     torchrun = ["torch.distributed.run", "--nnodes", 2, "--nproc-per-node", 1, "--rdzv-backend", "c10d"]
     torchrun += ["--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-id", "test", "-m", "lmlong", "train", tiny]
     two = ["nodes=2", "training.batch_size=2", "--out", tmp_path / "two"]
-    outputs, _ = together([*torchrun, *options, *two], [{}, {}])
+    outputs, _ = succeed([*torchrun, *options, *two], [{}, {}])
     assert sorted(output.count("validation ") for output in outputs) == [0, 1]
     train(recipe_of(*options, "training.batch_size=4"), tmp_path / "one")
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-4)
@@ -82,7 +84,7 @@ def test_two_tasks_under_slurm_tokenize_once(tiny: Path, recipe_of: Recipes, tmp
     book.write_text(book.read_text() * 200)
     tokenizer = ["training.steps=4", "text.tokenizer.kind=sentencepiece", "text.tokenizer.vocabulary=300"]
     options = ["devices=2", "training.batch_size=2", "--out", tmp_path / "two"]
-    outputs, errors = together(["lmlong", "train", tiny, *tokenizer, *options], tasks_of_slurm())
+    outputs, errors = succeed(["lmlong", "train", tiny, *tokenizer, *options], tasks_of_slurm())
     assert [output.count("validation ") for output in outputs] == [1, 0]
     assert "waiting for process" in errors and len(list((tmp_path / "cache" / "tokens").iterdir())) == 1
     train(recipe_of(*tokenizer, "training.batch_size=4"), tmp_path / "one")
@@ -91,15 +93,18 @@ def test_two_tasks_under_slurm_tokenize_once(tiny: Path, recipe_of: Recipes, tmp
 
 @pytest.mark.slow
 def test_a_damaged_checkpoint_under_slurm(tiny: Path, recipe_of: Recipes, tmp_path: Path) -> None:
-    """Only the first task verifies digests: the second one, which has read the damaged checkpoint, may not train with
-    it, and the next start resumes from the one before."""
+    """Only the first task verifies digests and moves the checkpoint aside: if the second one has read it before that,
+    neither trains, and the next start resumes from the checkpoint before."""
     run = tmp_path / "run"
     train(recipe_of("training.keep_last=5"), run)
     damaged = run / "checkpoints" / "step-00000012" / "model.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-4] + b"abcd")
     two = ["devices=2", "training.batch_size=2", "training.steps=14", "training.keep_last=5", "--resume", "auto"]
-    for fails in ("have read different checkpoints", ""):
-        together(["lmlong", "train", tiny, *two, "--out", run], tasks_of_slurm(), fails)
+    command = ["lmlong", "train", tiny, *two, "--out", run]
+    results = together(command, tasks_of_slurm())
+    if any(code for code, _, _ in results):
+        assert all(code and "have read different checkpoints" in errors for code, _, errors in results), results
+        succeed(command, tasks_of_slurm())
     assert logged_steps(run) == list(range(1, 15))
 
 
