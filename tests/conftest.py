@@ -118,8 +118,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Note how long a whole run took, and of how many tests, for tools/baseline."""
     config = session.config
-    whole = config.args == [str(config.rootpath / "tests")] or config.args == config.getini("testpaths")
-    if hasattr(config, "workerinput") or not whole or config.option.keyword or session.testsfailed:
+    everything = [str(config.rootpath / "tests")]
+    whole = config.args in (everything, config.getini("testpaths"))
+    whole = whole and not config.option.keyword and not config.option.collectonly
+    if hasattr(config, "workerinput") or not whole or session.testsfailed:
         return
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     passed = len(reporter.stats.get("passed", [])) if reporter else 0
