@@ -1,7 +1,7 @@
 """Reproducible baselines without a model, in bits per byte of a text.
 
 gzip sees only the text itself, so a model soon beats it. The others also see the training text. The strongest is
-context mixing, in native code; lzma replaces it if there is no compiler.
+context mixing, in native code; lzma replaces it without a compiler.
 """
 
 import lzma

@@ -22,7 +22,7 @@ from lmlong.serving.fair_queue import FairQueue
 
 Result = TypeVar("Result")
 Ended = Callable[[], bool]
-"""Whether the result of a job is no longer needed; a long job calls it between the pieces of a text."""
+"""Return whether a job was cancelled. A long job calls it between the pieces of a text."""
 
 
 class JobFailed(Exception):

@@ -58,7 +58,7 @@ class MetricsLog:
 
 
 def read_entries(path: Path) -> list[dict[str, Any]]:
-    """Return the valid entries of a metrics log; empty if there is no log."""
+    """Return the valid entries of a metrics log, or an empty list without a log."""
     lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
     return [entry for line in lines if line.endswith(b"\n") and (entry := _entry(line))]
 
