@@ -111,7 +111,7 @@ class SessionStore:
                 path.write_bytes(data)
             session = self._trained.load_state(path)
         except (CheckpointError, UsageError):
-            raise NoState("This is no state of this model, or it is damaged. Read the text again.") from None
+            raise NoState("This is not a state of this model, or it is damaged. Read the text again.") from None
         finally:
             path.unlink(missing_ok=True)
         return self.create(owner, session)

@@ -223,7 +223,7 @@ def test_what_cannot_be_converted_is_counted_with_the_reason(tmp_path: Path) -> 
         "no.docx": (b"no zip", "no ZIP archive"),
         "empty.docx": (zipped({"x": b""}), "it has no word/document.xml"),
         "laughs.docx": (zipped({"word/document.xml": laughs}), "declares entities"),
-        "broken.epub": (zipped({"META-INF/container.xml": b"<x"}), "is no XML"),
+        "broken.epub": (zipped({"META-INF/container.xml": b"<x"}), "is not valid XML"),
         "blank.html": (b"<p> </p>", "no text in it"),
         "locked.epub": (locked(epub()), "encrypted"),
     }

@@ -115,7 +115,7 @@ def _read_xml(
     try:
         parser.Parse(data, True)
     except (expat.ExpatError, ValueError, LookupError) as error:
-        raise Broken(f"{name} is no XML ({error})") from None
+        raise Broken(f"{name} is not valid XML ({error})") from None
 
 
 def _read_elements(data: bytes, name: str) -> list[tuple[str, Attributes]]:
