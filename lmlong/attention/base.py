@@ -10,8 +10,9 @@ from types import MappingProxyType
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from lmlong.attention.device_policy import FollowsPolicy
 from lmlong.attention.inputs import NOTHING, Input, Inputs
 from lmlong.attention.state_check import check_alike
 from lmlong.native.decode.kind import DecodeKind
@@ -20,7 +21,7 @@ from lmlong.native.state import state_tensors
 State = TypeVar("State", bound=NamedTuple)
 
 
-class CausalAttention(nn.Module, ABC, Generic[State]):
+class CausalAttention(FollowsPolicy, ABC, Generic[State]):
     """Causal attention whose whole memory is its state.
 
     q, k: (B, H, T, K); v: (B, H, T, V). `document_starts` (B, T) marks the first token of each document, at which the

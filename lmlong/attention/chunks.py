@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from lmlong.attention.scan import Kernel
+from lmlong.attention.device_policy import CPU_POLICY, DevicePolicy
+from lmlong.attention.feature_maps import FeatureMap
+from lmlong.attention.scan import Kernel, Span
 
 CHUNK_SIZE = 64
 """Tokens in a chunk. Within a chunk attention is a masked product; the state carries it from chunk to chunk."""
@@ -40,6 +42,12 @@ class ChunkedKernel(Kernel):
 
     name = "torch"
 
+    def __init__(self, policy: DevicePolicy = CPU_POLICY):
+        self.policy = policy
+
+    def suited(self, features: FeatureMap, x: Span, state: Tensor, policy: DevicePolicy) -> Kernel:
+        return type(self)(policy)
+
     def arrange(self, x: Tensor) -> Tensor:
         return to_chunks(x).flatten(0, 1)
 
@@ -48,7 +56,11 @@ class ChunkedKernel(Kernel):
 
 
 def decay_masks(
-    document_starts: Tensor | None, log_decay: Tensor | None, dtype: torch.dtype, state_dtype: torch.dtype
+    document_starts: Tensor | None,
+    log_decay: Tensor | None,
+    dtype: torch.dtype,
+    state_dtype: torch.dtype,
+    policy: DevicePolicy = CPU_POLICY,
 ) -> Decay:
     """Return the decay masks of a span, from its document starts (B, T) and log decays (B, H, T)."""
     mask = from_state = None
@@ -58,8 +70,7 @@ def decay_masks(
         # clamped before exp2: differences to the future are positive and could overflow
         mask = (total[..., :, None] - total[..., None, :]).clamp_(MIN_LOG2_DECAY, 0).exp2_()
         from_state = total.clamp_(min=MIN_LOG2_DECAY).exp2_()
-    # checking the starts is free on a CPU, but would synchronize with a GPU
-    if document_starts is not None and (document_starts.device.type != "cpu" or bool(document_starts.any())):
+    if document_starts is not None and not (policy.reads_values and not document_starts.any()):
         starts = to_chunks(document_starts[:, None].to(state_dtype))
         before = starts.sum(-1, keepdim=True).cumsum(0) - starts.sum(-1, keepdim=True)
         document = before + starts.cumsum(-1)  # documents that started in this span up to each token

@@ -15,7 +15,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from lmlong.attention.chunks import MIN_LOG2_DECAY
+from lmlong.attention.chunks import MIN_LOG2_DECAY, ChunkedKernel
+from lmlong.attention.device_policy import DevicePolicy
 from lmlong.attention.feature_maps import ELU_FLOOR, FeatureMap, Relu
 from lmlong.attention.scan import Kernel, Span
 from lmlong.native.build import Shared, compiled
@@ -63,7 +64,7 @@ class NativeKernel(Kernel):
 
     name = "native"
 
-    by_torch: ClassVar[type[Kernel]]
+    by_torch: ClassVar[type[ChunkedKernel]]
     """The kernel for other devices and dtypes, and without a compiler."""
 
     weights: Mapping[str, Tensor] = MappingProxyType({})
@@ -84,10 +85,10 @@ class NativeKernel(Kernel):
     def add_weight_grads(self, dscale: Tensor, dweights: list[Tensor]) -> None:
         """Add the gradients of the feature map's parameters, given the gradient of its scale (B, H)."""
 
-    def suited(self, features: FeatureMap, x: Span, state: Tensor) -> Kernel:
+    def suited(self, features: FeatureMap, x: Span, state: Tensor, policy: DevicePolicy) -> Kernel:
         reads = state.dtype == torch.float32 and all(part.dtype in DTYPES for part in x[:3])
         if state.device.type != "cpu" or not reads or self.library() is None:
-            return self.by_torch()
+            return self.by_torch(policy)
         return self.mapped(features)
 
     def forward(self, x: Span, state: Tensor) -> Tensor:

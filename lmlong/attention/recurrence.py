@@ -112,8 +112,8 @@ class Recurrence(CausalAttention[State]):
         done = self.kernel.operation(self.feature_map, packed, x)
         if done is not None:
             return done[0], self.unpack(done[1])
-        weights, trains = self.feature_map.parameters(), torch.is_grad_enabled()
-        y, packed, _ = self.untraced(Scan.apply, self.kernel, self.feature_map, trains, packed, *x, *weights)
+        weights, how = self.feature_map.parameters(), (self.policy_for(q), torch.is_grad_enabled())
+        y, packed, _ = self.untraced(Scan.apply, self.kernel, self.feature_map, *how, packed, *x, *weights)
         return y, self.unpack(packed)
 
     def token_log_decay(self, q: Tensor, inputs: Inputs) -> Tensor | None:

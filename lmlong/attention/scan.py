@@ -9,7 +9,7 @@ The parts of the time axis have these names:
 |---|---|---|
 | piece | 4096 (`PIECE`, model/language_model.py) | part of a long text that is scored at once |
 | segment | `training.segment` (model/segments.py) | part of a training sequence whose activations fit in memory |
-| span | 512 (`SPAN`) | part of a sequence that one call of a kernel computes |
+| span | 512 (`SPAN`) on a CPU, more on a GPU | part of a sequence that one call of a kernel computes |
 | chunk | 64 (`CHUNK_SIZE`, chunks.py) | part of a span: attention within it, the state from one to the next |
 | tile | 16 (`TILE`, native/simd.h) | the chunk of C++ kernels |
 | tile | 64 (`TILE`, linear/triton/tiles.py) | the chunk of Triton kernels |
@@ -22,13 +22,14 @@ from abc import ABC, abstractmethod
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from lmlong.attention.device_policy import DevicePolicy
 from lmlong.attention.feature_maps import FeatureMap
 
 SPAN = 512
-"""Tokens in a span: few enough that temporaries stay in cache."""
+"""Tokens in a span on a CPU: few enough that temporaries stay in cache."""
 
 
 class ScanInputs(NamedTuple):
@@ -57,9 +58,9 @@ class Span(NamedTuple):
     y: Tensor  # (B, H, T, V)
     denominators: Tensor | None = None  # (B, H, T) (linear attention only)
 
-    def part(self, begin: int) -> "Span":
-        """Return the span of up to SPAN tokens that starts at `begin`."""
-        tokens = slice(begin, begin + SPAN)
+    def part(self, begin: int, size: int) -> "Span":
+        """Return the span of up to `size` tokens that starts at `begin`."""
+        tokens = slice(begin, begin + size)
         return Span(*(None if x is None else x[:, tokens] if x.ndim == 2 else x[:, :, tokens] for x in self))  # type: ignore[arg-type]
 
 
@@ -75,14 +76,27 @@ class Kernel(ABC):
     maps_features = False
     """Whether it computes the feature map itself."""
 
+    @classmethod
+    def unavailable_reason(cls, attention: nn.Module, device: torch.device) -> str | None:
+        """Return why the kernel cannot compute an attention on a device, or None."""
+        return None
+
     def operation(self, features: FeatureMap, state: Tensor, x: ScanInputs) -> tuple[Tensor, Tensor] | None:
         """Return outputs and the state after a text of any length, computed as one operation that torch.compile can
         trace; None if the kernel computes it span by span."""
         return None
 
-    def suited(self, features: FeatureMap, x: Span, state: Tensor) -> "Kernel":
+    def suited(self, features: FeatureMap, x: Span, state: Tensor, policy: DevicePolicy) -> "Kernel":
         """Return the kernel for a feature map and inputs: itself, or another kernel if it cannot compute them."""
         return self
+
+    def span_tokens(self, x: Span, state: Tensor, policy: DevicePolicy) -> int:
+        """Return the number of tokens in a span: SPAN, or as many as the memory for temporary tensors allows."""
+        if policy.span_bytes is None:
+            return SPAN
+        batch_heads, features, values = x.v.shape[0] * x.v.shape[1], state.shape[2], x.v.shape[3]
+        numbers = batch_heads * (12 * features + 8 * values + 4 * features * values // 64)
+        return max(SPAN, policy.span_bytes // (numbers * x.v.element_size()) // SPAN * SPAN)
 
     def arrange(self, x: Tensor) -> Tensor:
         """Return queries or keys in the layout of features that the kernel reads."""
@@ -117,6 +131,7 @@ class Scan(torch.autograd.Function):
         ctx: Any,
         kernel: Kernel,
         features: FeatureMap,
+        policy: DevicePolicy,
         trains: bool,
         state: Tensor,
         *tensors: Any,
@@ -125,20 +140,21 @@ class Scan(torch.autograd.Function):
         starts = None if document_starts is None else document_starts.bool()
         log_decay, beta = (None if gate is None else _in_rows(gate.to(state.dtype)) for gate in (log_decay, beta))
         x = Span(_in_rows(q), _in_rows(k), _in_rows(v), starts, log_decay, beta, _empty_like(v))
-        kernel = kernel.suited(features, x, state)
+        kernel = kernel.suited(features, x, state, policy)
+        size = kernel.span_tokens(x, state, policy)
         if kernel.normalizes:
             x = x._replace(denominators=state.new_empty(v.shape[:3]))
         states, after = [], state.contiguous()
         with without_autocast(state):
-            for begin in range(0, q.shape[2], SPAN):
+            for begin in range(0, q.shape[2], size):
                 if trains:
                     states.append(after)
-                span = x.part(begin)
+                span = x.part(begin, size)
                 if not kernel.maps_features:
                     fq, fk = features.query(kernel.arrange(span.q)), features.key(kernel.arrange(span.k))
                     span = span._replace(q=_in_rows(fq), k=_in_rows(fk))
                 after = kernel.forward(span, after)
-        ctx.kernel, ctx.features, ctx.weights = kernel, features, len(weights)
+        ctx.kernel, ctx.features, ctx.size, ctx.weights = kernel, features, size, len(weights)
         ctx.save_for_backward(*x, *weights, *states)
         if x.denominators is not None:
             ctx.mark_non_differentiable(x.denominators)
@@ -152,14 +168,14 @@ class Scan(torch.autograd.Function):
         x, weights, states = Span(*saved[:8]), saved[8 : 8 + ctx.weights], saved[8 + ctx.weights :]
         dlog_decay, dbeta = (
             dstate.new_empty(gate.shape) if gate is not None and needed else None
-            for gate, needed in zip((x.log_decay, x.beta), ctx.needs_input_grad[8:10], strict=True)
+            for gate, needed in zip((x.log_decay, x.beta), ctx.needs_input_grad[9:11], strict=True)
         )
         dx = Span(_empty_like(x.q), _empty_like(x.k), _empty_like(x.v), None, dlog_decay, dbeta, _in_rows(dy))
         dstate, dweights = dstate.contiguous(), [torch.zeros_like(weight) for weight in weights]
         trained = [(weight, total) for weight, total in zip(weights, dweights, strict=True) if weight.requires_grad]
         with without_autocast(dstate):
             for number, state in reversed(list(enumerate(states))):
-                span, dspan = x.part(number * SPAN), dx.part(number * SPAN)
+                span, dspan = (part.part(number * ctx.size, ctx.size) for part in (x, dx))
                 if kernel.maps_features:
                     dstate = kernel.backward(span, dspan, state, dstate, dweights)
                     continue
@@ -176,7 +192,7 @@ class Scan(torch.autograd.Function):
                 for (_, total), grad in zip(trained, grads, strict=True):
                     if grad is not None:
                         total += grad
-        return None, None, None, dstate, *dx[:6], *dweights
+        return None, None, None, None, dstate, *dx[:6], *dweights
 
 
 def _in_rows(x: Tensor) -> Tensor:

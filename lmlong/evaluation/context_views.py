@@ -21,11 +21,13 @@ from lmlong.evaluation.scorer import Scorer
 from lmlong.evaluation.spans import Blocks, Documents
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.model.language_model import LanguageModel
-from lmlong.model.loss import LOGITS_CHUNK
 from lmlong.recipe.lengths import name_length
 
 COUNTED = 1 << 20
 """Tokens at the beginning of a training document that counts are taken of, which bounds their memory."""
+
+COMPARED_TOKENS = 512
+"""Tokens whose predictions are compared at once."""
 
 
 class ScoredTargets(NamedTuple):
@@ -158,7 +160,7 @@ def divergence(model: LanguageModel, with_text: Tensor, without: Tensor) -> np.n
     never cancels, and it is 0 only if the text is forgotten.
     """
     nats = [np.zeros(0)]
-    for pair in zip(with_text.split(LOGITS_CHUNK), without.split(LOGITS_CHUNK), strict=True):
+    for pair in zip(with_text.split(COMPARED_TOKENS), without.split(COMPARED_TOKENS), strict=True):
         log_p, log_q = (model.logits(hidden).double().log_softmax(-1) for hidden in pair)
         nats.append((log_p.exp() * (log_p - log_q)).sum(-1).cpu().numpy())
     return np.concatenate(nats)

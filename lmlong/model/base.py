@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lmlong import recipe
+from lmlong.attention.device_policy import FollowsPolicy
 from lmlong.model.layers import QuantizedLinear, RMSNorm
 from lmlong.model.loss import TeacherOutput, chunked_cross_entropy, logits_in_float32, token_nll
 from lmlong.model.short_conv import ShortConvolution
@@ -22,7 +23,7 @@ EMBEDDING_STD = 0.02
 T = TypeVar("T")
 
 
-class LMHead(nn.Module):
+class LMHead(FollowsPolicy):
     """The output layer. Its weight is an embedding: the input embedding if tied."""
 
     def __init__(self, output: nn.Embedding, has_mask_token: bool = False):
@@ -53,8 +54,8 @@ class LMHead(nn.Module):
         if targets is None:
             return logits_in_float32(hidden, matrix)
         if reduction == "none":
-            return token_nll(hidden, matrix, targets)
-        return chunked_cross_entropy(hidden, matrix, targets, teacher)
+            return token_nll(hidden, matrix, targets, self.policy_for(hidden))
+        return chunked_cross_entropy(hidden, matrix, targets, teacher, self.policy_for(hidden))
 
     def native_spec(self) -> NativeSpec:
         return NativeSpec("lm_head", parts={"matrix": self.output})
@@ -64,7 +65,7 @@ class QuantizedLMHead(LMHead):
     """The output layer with a quantized copy of its weight."""
 
     def __init__(self, head: LMHead, dtype: torch.dtype):
-        nn.Module.__init__(self)
+        FollowsPolicy.__init__(self)
         # in a tuple, so that the copy of a tied weight is not counted among the weights
         self.quantized = (QuantizedLinear(head.weight, dtype),)
 

@@ -10,15 +10,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
+from lmlong.attention.device_policy import DevicePolicy, policy_of
+
 IGNORED = -100
 """A target that is not scored: padding, and the target of the last token of a document."""
-
-LOGITS_CHUNK = 512
-"""Maximum tokens whose logits are in memory at once."""
-
-CPU_LOGITS = 2**22
-"""Maximum logits at once on a CPU. For blocks above 32 MiB malloc maps fresh pages each time, which takes longer than
-the arithmetic."""
 
 
 class Softening(NamedTuple):
@@ -37,7 +32,11 @@ class TeacherOutput(NamedTuple):
 
 
 def chunked_cross_entropy(
-    hidden: Tensor, weight: Tensor, targets: Tensor, teacher: TeacherOutput | None = None
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    teacher: TeacherOutput | None = None,
+    policy: DevicePolicy | None = None,
 ) -> Tensor:
     """Return the sum of -log p(target) over scored targets, for hidden (..., width), weight (V, width), targets (...).
 
@@ -49,13 +48,19 @@ def chunked_cross_entropy(
         teacher = teacher._replace(hidden=teacher.hidden.flatten(0, -2))
     # read here, since gradients are always disabled inside an autograd function
     needs_grad = torch.is_grad_enabled()
-    return _ChunkedCrossEntropy.apply(hidden.flatten(0, -2), weight, targets.flatten(), teacher, needs_grad)
+    chunk = _chunk_tokens(weight, policy or policy_of(hidden.device))
+    return _ChunkedCrossEntropy.apply(hidden.flatten(0, -2), weight, targets.flatten(), teacher, needs_grad, chunk)
 
 
-def token_nll(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+def token_nll(hidden: Tensor, weight: Tensor, targets: Tensor, policy: DevicePolicy | None = None) -> Tensor:
     """Return -log p of each target, 0 if ignored; without gradients."""
+    policy = policy or policy_of(hidden.device)
+    chunk = _chunk_tokens(weight, policy)
+    if not policy.reads_values:
+        chunks = zip(hidden.flatten(0, -2).split(chunk), targets.flatten().split(chunk), strict=True)
+        return torch.cat([_nll(logits_in_float32(h, weight), t)[0] for h, t in chunks]).view(targets.shape)
     scored = targets != IGNORED
-    chunks = zip(hidden[scored].split(LOGITS_CHUNK), targets[scored].split(LOGITS_CHUNK), strict=True)
+    chunks = zip(hidden[scored].split(chunk), targets[scored].split(chunk), strict=True)
     nll = torch.cat([_nll(logits_in_float32(h, weight), t)[0] for h, t in chunks])
     return nll.new_zeros(targets.shape).masked_scatter(scored, nll)
 
@@ -71,7 +76,13 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, teacher: TeacherOutput | None, needs_grad: bool
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        teacher: TeacherOutput | None,
+        needs_grad: bool,
+        chunk: int,
     ) -> Tensor:
         output = weight.to(hidden.dtype)
         nll_sum = torch.zeros((), device=hidden.device, dtype=torch.promote_types(hidden.dtype, torch.float32))
@@ -79,7 +90,6 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         dhidden = dweight = None
         if needs_grad and any(ctx.needs_input_grad):
             dhidden, dweight = torch.empty_like(hidden), torch.zeros_like(output, dtype=nll_sum.dtype)
-        chunk = _chunk_tokens(hidden, weight)
         for begin in range(0, len(hidden), chunk):
             span = slice(begin, begin + chunk)
             logits = logits_in_float32(hidden[span], output)
@@ -104,14 +114,13 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         dhidden, dweight = ctx.saved_tensors
         dloss = grads[0].flatten()[0]
-        return dhidden * dloss.to(dhidden.dtype), (dweight * dloss).to(ctx.weight_dtype), None, None, None
+        return dhidden * dloss.to(dhidden.dtype), (dweight * dloss).to(ctx.weight_dtype), None, None, None, None
 
 
-def _chunk_tokens(hidden: Tensor, weight: Tensor) -> int:
+def _chunk_tokens(weight: Tensor, policy: DevicePolicy) -> int:
     """Return the number of tokens whose logits are computed at once."""
-    if hidden.device.type != "cpu":
-        return LOGITS_CHUNK
-    return min(LOGITS_CHUNK, max(CPU_LOGITS // len(weight), 1))
+    tokens = max(policy.logits // len(weight), 1)
+    return tokens if policy.logit_tokens is None else min(tokens, policy.logit_tokens)
 
 
 def _nll(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,16 +11,14 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
+from lmlong.attention.device_policy import FollowsPolicy
 from lmlong.native.spec import NativeSpec
-
-BLOCK = 128
-"""Tokens computed at once on a CPU, so that they stay in cache for all taps."""
 
 CODED = 3
 """Tokens in the longest code."""
 
 
-class ShortConvolution(nn.Module):
+class ShortConvolution(FollowsPolicy):
     """y_t = sum_j weight_j x_(t-j) over the last W tokens of the same document."""
 
     def __init__(self, channels: int, width: int):
@@ -62,16 +60,33 @@ class ShortConvolution(nn.Module):
         weight = self.weight.to(x.dtype)
         if x.shape[1] == self.width and document_starts is None and not torch.is_grad_enabled():
             return (x * weight.mT).sum(1, keepdim=True), x[:, 1:].clone()
-        y = _Taps.apply(x, weight)
+        policy = self.policy_for(x)
+        if policy.conv_tokens is None:
+            y = self._masked_taps(x, weight, None if document_starts is None else positions)
+        else:
+            y = _Taps.apply(x, weight, policy.conv_tokens)
         tail = x[:, x.shape[1] - self.width + 1 :].clone()  # a view would keep all of x alive
         if document_starts is not None:
-            y = self._mask_documents(y, x, weight, positions)
+            if policy.conv_tokens is not None:
+                y = self._mask_documents(y, x, weight, positions)
             distance = torch.arange(self.width - 2, -1, -1, device=x.device)  # of the tail's tokens to the last one
             tail = tail * (positions[:, -1:] >= distance)[..., None]
         return y, tail
 
     def native_spec(self) -> NativeSpec:
         return NativeSpec("short_conv", {"width": self.width}, {"weight": self.weight})
+
+    def _masked_taps(self, x: Tensor, weight: Tensor, positions: Tensor | None) -> Tensor:
+        """Return the sum over taps of all tokens at once; with `positions`, over taps of the same document."""
+        y, time = None, x.shape[1] - self.width + 1
+        for tap in range(self.width):
+            product = x[:, tap : tap + time] * weight[:, tap]
+            distance = self.width - 1 - tap
+            if positions is not None and distance:
+                product = product * (positions >= distance)[..., None]
+            y = product if y is None else y + product
+        assert y is not None
+        return y
 
     def _mask_documents(self, y: Tensor, x: Tensor, weight: Tensor, positions: Tensor) -> Tensor:
         """Recompute the few outputs whose taps reach into the previous document."""
@@ -88,30 +103,31 @@ class _Taps(torch.autograd.Function):
     images: on a CPU its backward pass takes seconds instead of milliseconds."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, block: int) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return _tap_sum(x, weight.mT.contiguous())
+        ctx.block = block
+        return _tap_sum(x, weight.mT.contiguous(), block)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
         x, weight = ctx.saved_tensors
         (dy,) = grads
         width = weight.shape[1]
         padded = pad(dy, (0, 0, width - 1, width - 1))
-        dx = _tap_sum(padded, weight.mT.flip(0).contiguous())
+        dx = _tap_sum(padded, weight.mT.flip(0).contiguous(), ctx.block)
         dweight = torch.zeros(width, len(weight), device=x.device, dtype=torch.promote_types(x.dtype, torch.float32))
-        for row, begin, end in _blocks(dy):
+        for row, begin, end in _blocks(dy, ctx.block):
             for tap in range(width):
                 product = x[row, begin + tap : end + tap] * dy[row, begin:end]
-                dweight[tap] += product.flatten(0, -2).sum(0, dtype=dweight.dtype)
-        return dx, dweight.mT.to(weight.dtype)
+                dweight[tap] += product.sum(0, dtype=dweight.dtype)
+        return dx, dweight.mT.to(weight.dtype), None
 
 
-def _tap_sum(x: Tensor, taps: Tensor) -> Tensor:
+def _tap_sum(x: Tensor, taps: Tensor, block: int) -> Tensor:
     """Return sum_j taps_j x_(t+j), (B, T, C), for x (B, T + W - 1, C) and taps (W, C)."""
     y = x.new_empty(len(x), x.shape[1] - len(taps) + 1, x.shape[2])
-    for row, begin, end in _blocks(y):
+    for row, begin, end in _blocks(y, block):
         out = y[row, begin:end]
         torch.mul(x[row, begin:end], taps[0], out=out)
         for tap in range(1, len(taps)):
@@ -119,12 +135,9 @@ def _tap_sum(x: Tensor, taps: Tensor) -> Tensor:
     return y
 
 
-def _blocks(y: Tensor) -> Iterator[tuple[int | slice, int, int]]:
-    """Iterate over the blocks of rows and times to compute at once: small on a CPU, a single block on a GPU."""
+def _blocks(y: Tensor, size: int) -> Iterator[tuple[int, int, int]]:
+    """Iterate over the blocks of a row and times to compute at once."""
     rows, time = y.shape[:2]
-    if y.device.type != "cpu":
-        yield slice(None), 0, time
-        return
     for row in range(rows):
-        for begin in range(0, time, BLOCK):
-            yield row, begin, min(begin + BLOCK, time)
+        for begin in range(0, time, size):
+            yield row, begin, min(begin + size, time)

@@ -9,6 +9,7 @@ import torch
 from attention.cases import HEADS
 from torch import Tensor
 
+from lmlong.attention.device_policy import policy_of
 from lmlong.attention.feature_maps import FeatureMap
 from lmlong.attention.scan import Kernel, Scan, ScanInputs
 
@@ -55,7 +56,8 @@ def delta_scan(kernel: Kernel, features: FeatureMap, x: ScanInputs, S: Tensor) -
     """Return outputs and the state after."""
     if (done := kernel.operation(features, S, x)) is not None:
         return done
-    return Scan.apply(kernel, features, torch.is_grad_enabled(), S, *x, *features.parameters())[:2]
+    how = policy_of(S.device), torch.is_grad_enabled()
+    return Scan.apply(kernel, features, *how, S, *x, *features.parameters())[:2]
 
 
 def linear_scan(

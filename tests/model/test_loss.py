@@ -7,18 +7,20 @@ import torch
 from torch.nn.functional import cross_entropy, kl_div
 from torch.utils.flop_counter import FlopCounterMode
 
+from lmlong.attention.device_policy import CPU_POLICY
 from lmlong.model.loss import (
-    CPU_LOGITS,
     IGNORED,
-    LOGITS_CHUNK,
     Softening,
     TeacherOutput,
     chunked_cross_entropy,
     token_nll,
 )
 
+CHUNK = CPU_POLICY.logit_tokens
+assert CHUNK
 
-@pytest.mark.parametrize("tokens", [1, LOGITS_CHUNK - 1, LOGITS_CHUNK, 2 * LOGITS_CHUNK + 3])
+
+@pytest.mark.parametrize("tokens", [1, CHUNK - 1, CHUNK, 2 * CHUNK + 3])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_value_and_gradients_are_those_of_cross_entropy(tokens: int, dtype: torch.dtype) -> None:
     draw = torch.Generator().manual_seed(tokens)
@@ -40,7 +42,7 @@ def _truth(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) ->
 
 
 def test_the_logits_of_a_large_vocabulary_are_of_fewer_tokens_at_a_time() -> None:
-    vocabulary = CPU_LOGITS // 100
+    vocabulary = CPU_POLICY.logits // 100
     hidden, weight = torch.randn(250, 4, requires_grad=True), torch.randn(vocabulary, 4, requires_grad=True)
     targets, teacher = (
         torch.randint(vocabulary, (250,)),
@@ -57,7 +59,7 @@ SOFTENINGS = [Softening(0.5, 1.0), Softening(1.0, 1.0), Softening(0.3, 2.5)]
 
 
 @pytest.mark.parametrize("soft", SOFTENINGS)
-@pytest.mark.parametrize("tokens", [1, 2 * LOGITS_CHUNK + 3])
+@pytest.mark.parametrize("tokens", [1, 2 * CHUNK + 3])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_with_a_teacher_they_are_those_of_cross_entropy_and_divergence(
     soft: Softening, tokens: int, dtype: torch.dtype

@@ -49,13 +49,13 @@ class ChunkKernel(ChunkedKernel):
     """Computes a span in chunks of equal length."""
 
     def forward(self, x: Span, state: Tensor) -> Tensor:
-        c = _chunks(x, state.dtype)
+        c = self._chunks(x, state.dtype)
         states, changes = self._states(c, state)
         from_chunks(c.P @ changes + c.fq_before @ states[:-1], x.y)
         return states[-1].clone()  # a view would keep the states of all chunks alive
 
     def backward(self, x: Span, dx: Span, state: Tensor, dstate: Tensor, dweights: list[Tensor]) -> Tensor:
-        c, dy = _chunks(x, state.dtype), to_chunks(dx.y).to(state.dtype)
+        c, dy = self._chunks(x, state.dtype), to_chunks(dx.y).to(state.dtype)
         states, changes = self._states(c, state)
         dstates, dR = self._state_grads(c, dy, dstate)
         before, dafter = states[:-1], dstates[1:]
@@ -110,15 +110,14 @@ class ChunkKernel(ChunkedKernel):
             states[after] = decayed + added if E is None else decayed + added + E[n]
         return states, X
 
-
-def _chunks(x: Span, dtype: torch.dtype) -> Chunks:
-    assert x.beta is not None
-    v, beta = to_chunks(x.v).to(dtype), to_chunks(x.beta).to(dtype)
-    fq, fk = (part.to(dtype).unflatten(0, v.shape[:2]) for part in (x.q, x.k))
-    decay = decay_masks(x.document_starts, x.log_decay, dtype, dtype)
-    P, M = masked(fq @ fk.mT, decay), masked(fk @ fk.mT, decay).tril_(-1)
-    before = scaled(fq, decay.from_state), scaled(fk, decay.from_state)
-    return Chunks(fq, fk, v, beta[..., None], decay, P, M, *before, scaled(fk, decay.to_end))
+    def _chunks(self, x: Span, dtype: torch.dtype) -> Chunks:
+        assert x.beta is not None
+        v, beta = to_chunks(x.v).to(dtype), to_chunks(x.beta).to(dtype)
+        fq, fk = (part.to(dtype).unflatten(0, v.shape[:2]) for part in (x.q, x.k))
+        decay = decay_masks(x.document_starts, x.log_decay, dtype, dtype, self.policy)
+        P, M = masked(fq @ fk.mT, decay), masked(fk @ fk.mT, decay).tril_(-1)
+        before = scaled(fq, decay.from_state), scaled(fk, decay.from_state)
+        return Chunks(fq, fk, v, beta[..., None], decay, P, M, *before, scaled(fk, decay.to_end))
 
 
 def _solve(L: Tensor, right: Tensor, transposed: bool = False) -> Tensor:

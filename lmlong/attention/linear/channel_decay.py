@@ -17,14 +17,19 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from lmlong.attention.chunks import MIN_LOG2_DECAY, Decay, add_matmul, decay_masks, to_chunks
+from lmlong.attention.device_policy import DevicePolicy
 
 
 def channel_decay_masks(
-    document_starts: Tensor | None, log_decay: Tensor, dtype: torch.dtype, state_dtype: torch.dtype
+    document_starts: Tensor | None,
+    log_decay: Tensor,
+    dtype: torch.dtype,
+    state_dtype: torch.dtype,
+    policy: DevicePolicy,
 ) -> Decay:
     """Return the decay masks by channel of a span, from its document starts (B, T) and log decays (B, H, T, F)."""
     log2_decay = to_chunks(log_decay.to(state_dtype) / math.log(2))
-    of_documents = decay_masks(document_starts, None, dtype, state_dtype)
+    of_documents = decay_masks(document_starts, None, dtype, state_dtype, policy)
     from_state, to_end = _exp2(log2_decay.cumsum(-2)), _exp2(_sum_after(log2_decay))
     if of_documents.from_state is not None and of_documents.to_end is not None:
         from_state, to_end = from_state * of_documents.from_state, to_end * of_documents.to_end

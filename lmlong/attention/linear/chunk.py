@@ -50,7 +50,7 @@ class ChunkKernel(ChunkedKernel):
 
     def forward(self, x: Span, state: Tensor) -> Tensor:
         fq, fk, v = _chunks(x)
-        decay = _decay(x, fq.dtype, state.dtype)
+        decay = self._decay(x, fq.dtype, state.dtype)
         states = _states(fk, v, decay, state)
         weights = masked(pair_products(fq, fk, decay.pairs), decay)
         fq = scaled(fq, decay.from_state)
@@ -66,7 +66,7 @@ class ChunkKernel(ChunkedKernel):
 
     def backward(self, x: Span, dx: Span, state: Tensor, dstate: Tensor, dweights: list[Tensor]) -> Tensor:
         fq, fk, v = _chunks(x)
-        decay = _decay(x, fq.dtype, dstate.dtype)
+        decay = self._decay(x, fq.dtype, dstate.dtype)
         states, dn = _states(fk, v, decay, state), _output_grads(x, dx, fq.dtype)
         v1 = pad(v, (0, 1), value=1)
         from_queries = scaled(fq, decay.from_state).mT @ dn
@@ -90,6 +90,11 @@ class ChunkKernel(ChunkedKernel):
             from_chunks(of_tokens.flip(3).cumsum(3).flip(3) + of_states, dx.log_decay)
         return dstates[0]
 
+    def _decay(self, x: Span, dtype: torch.dtype, state_dtype: torch.dtype) -> Decay:
+        if x.log_decay is not None and x.log_decay.ndim == 4:
+            return channel_decay_masks(x.document_starts, x.log_decay, dtype, state_dtype, self.policy)
+        return decay_masks(x.document_starts, x.log_decay, dtype, state_dtype, self.policy)
+
 
 def _chunks(x: Span) -> tuple[Tensor, Tensor, Tensor]:
     """Return features and values in chunks (N, B, H, C, ...), with zeros for the keys of the padding."""
@@ -100,12 +105,6 @@ def _chunks(x: Span) -> tuple[Tensor, Tensor, Tensor]:
         real[-1, ..., -missing:, :] = 0
         fk = fk * real
     return fq, fk, v
-
-
-def _decay(x: Span, dtype: torch.dtype, state_dtype: torch.dtype) -> Decay:
-    if x.log_decay is not None and x.log_decay.ndim == 4:
-        return channel_decay_masks(x.document_starts, x.log_decay, dtype, state_dtype)
-    return decay_masks(x.document_starts, x.log_decay, dtype, state_dtype)
 
 
 def _states(fk: Tensor, v: Tensor, decay: Decay, S: Tensor) -> Tensor:

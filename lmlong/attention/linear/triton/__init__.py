@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lmlong.attention.device_policy import DevicePolicy
 from lmlong.attention.feature_maps import FeatureMap
 from lmlong.attention.linear.chunk import ChunkKernel
 from lmlong.attention.scan import Kernel, ScanInputs, Span
@@ -39,8 +40,8 @@ class TritonLinear(Kernel):
 
         return linear_scan(features, state, x)
 
-    def suited(self, features: FeatureMap, x: Span, state: Tensor) -> Kernel:
-        return self if state.dtype == torch.float32 else ChunkKernel()
+    def suited(self, features: FeatureMap, x: Span, state: Tensor, policy: DevicePolicy) -> Kernel:
+        return self if state.dtype == torch.float32 else ChunkKernel(policy)
 
     def forward(self, x: Span, state: Tensor) -> Tensor:
         from lmlong.attention.linear.triton.channel import recurrence

@@ -1,0 +1,59 @@
+"""How computations are divided on a device: into parts that fit a CPU's cache, or into few large operations on a GPU.
+
+Every operation on a GPU takes some microseconds to launch, so there the number of operations must not depend on the
+length of a text. And an operation whose result decides what is launched next would make the CPU wait for the GPU.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+
+class DevicePolicy(NamedTuple):
+    """The sizes of the parts, and whether the CPU may read values."""
+
+    span_bytes: int | None
+    """Memory for the temporary tensors of a span of a scan; None for spans of SPAN tokens (scan.py)."""
+
+    conv_tokens: int | None
+    """Tokens of the short convolution computed at once; None for all."""
+
+    logit_tokens: int | None
+    """Maximum tokens whose logits are in memory at once; None if only `logits` limits them."""
+
+    logits: int
+    """Maximum number of logits in memory at once."""
+
+    reads_values: bool
+    """Whether reading a value costs nothing, so that code may branch on it."""
+
+
+CPU_POLICY = DevicePolicy(span_bytes=None, conv_tokens=128, logit_tokens=512, logits=2**22, reads_values=True)
+"""Temporary tensors stay in cache. For blocks of memory above 32 MiB malloc maps fresh pages each time, which takes
+longer than the arithmetic: 2^22 logits in float32 are half of that."""
+
+GPU_POLICY = DevicePolicy(span_bytes=2 * 10**9, conv_tokens=None, logit_tokens=None, logits=2**27, reads_values=False)
+"""The number of operations does not depend on the length, up to a limit of memory, and nothing waits for a value."""
+
+
+def policy_of(device: torch.device) -> DevicePolicy:
+    return CPU_POLICY if device.type == "cpu" else GPU_POLICY
+
+
+class FollowsPolicy(nn.Module):
+    """A module whose computation depends on the device policy."""
+
+    policy: DevicePolicy | None = None
+    """None for the policy of the device of the inputs."""
+
+    def policy_for(self, x: Tensor) -> DevicePolicy:
+        return self.policy or policy_of(x.device)
+
+
+def use_policy(model: nn.Module, policy: DevicePolicy | None) -> None:
+    """Let a model compute by a policy, whatever its device: by the GPU's, to test that on a CPU."""
+    module: Any
+    for module in model.modules():
+        if isinstance(module, FollowsPolicy):
+            module.policy = policy
