@@ -10,8 +10,9 @@ import torch
 import lmlong
 from lmlong import recipe
 from lmlong.attention.base import CausalAttention
+from lmlong.attention.feature_map_registry import FEATURE_MAPS
 from lmlong.attention.plugins import LOADED, load_plugin, unload_plugin
-from lmlong.attention.registry import CAUSAL, FEATURE_MAPS
+from lmlong.attention.registry import CAUSAL
 from lmlong.errors import RecipeError, UsageError
 from lmlong.model.encoder import Encoder
 from lmlong.model.language_model import LanguageModel
