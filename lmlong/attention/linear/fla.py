@@ -55,6 +55,6 @@ class FlaLinear(ChunkKernel):
                 initial_state=pad(state, (0, width - values - 1)),
                 output_final_state=True,
             )
-            numerators, denominators = y[..., :values].float(), y[..., values, None].float()
-            y = (numerators / denominators.clamp_min(MIN_DENOMINATOR)).to(x.v.dtype)
+            denominators = y[..., values, None].float().clamp_min(MIN_DENOMINATOR)
+            y = (y[..., :values] / denominators).to(x.v.dtype)
         return y.transpose(1, 2), after[..., : values + 1]
