@@ -28,17 +28,19 @@ from lmlong.attention import fla_kernel, laws
 from lmlong.attention.delta.chunk import ChunkKernel as DeltaChunks
 from lmlong.attention.delta.features import Silu, UnitFeatures
 from lmlong.attention.delta.fla import FlaDelta
+from lmlong.attention.delta.layer import DeltaAttention
 from lmlong.attention.feature_maps import Elu, FeatureMap
 from lmlong.attention.inputs import MIN_LOG_DECAY
 from lmlong.attention.linear.chunk import ChunkKernel as LinearChunks
 from lmlong.attention.linear.fla import FlaLinear
 from lmlong.model.language_model import LanguageModel
 
-if find_spec("fla") is None:
+if not (find_spec("fla") and find_spec("triton")):
     pytest.skip("flash-linear-attention is not installed", allow_module_level=True)
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # about a machine without a GPU
+    import triton
     from fla.ops.gated_delta_rule.naive import naive_recurrent_gated_delta_rule
     from fla.ops.gla.naive import naive_recurrent_gla
     from triton.runtime.autotuner import Autotuner
@@ -296,3 +298,17 @@ def test_why_it_cannot_be_used(
     attention: Any = build(options)
     why = attention.kernels["fla"].unavailable_reason(attention, torch.device(device))
     assert why is not None and re.search(reason, why)
+
+
+@pytest.mark.parametrize(
+    ("capability", "installed", "reason"),
+    [((9, 0), "3.6.0", "Triton 3.7.1"), ((9, 0), "3.7.1+git12", None), ((8, 0), "3.6.0", None)],
+)
+def test_the_delta_rule_on_an_h100_needs_a_triton_that_compiles_it_correctly(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], installed: str, reason: str | None
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(triton, "__version__", installed)
+    attention = DeltaAttention(2, 16, 16, Silu(16))
+    why = FlaDelta.unavailable_reason(attention, torch.device("cuda"))
+    assert why is None if reason is None else reason in str(why)
