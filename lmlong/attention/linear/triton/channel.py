@@ -9,7 +9,26 @@ import triton
 import triton.language as tl
 
 from lmlong.attention.linear.triton.forward import MIN_DENOMINATOR
-from lmlong.attention.linear.triton.tiles import load_state, store_state
+
+
+@triton.jit
+def load_state(states, line, index, count, F, V, BLOCK_F: tl.constexpr, BLOCK_V: tl.constexpr):
+    """Load S (BLOCK_F, BLOCK_V) and z (BLOCK_F,) from states (B H, count, F, V + 1)."""
+    feature, value = tl.arange(0, BLOCK_F), tl.arange(0, BLOCK_V)
+    rows = states + (line * count + index) * F * (V + 1) + feature * (V + 1)
+    valid = feature < F
+    S = tl.load(rows[:, None] + value[None, :], mask=valid[:, None] & (value < V)[None, :], other=0.0)
+    return S, tl.load(rows + V, mask=valid, other=0.0)
+
+
+@triton.jit
+def store_state(states, S, z, line, index, count, F, V, BLOCK_F: tl.constexpr, BLOCK_V: tl.constexpr):
+    """Store what `load_state` loads."""
+    feature, value = tl.arange(0, BLOCK_F), tl.arange(0, BLOCK_V)
+    rows = states + (line * count + index) * F * (V + 1) + feature * (V + 1)
+    valid = feature < F
+    tl.store(rows[:, None] + value[None, :], S, mask=valid[:, None] & (value < V)[None, :])
+    tl.store(rows + V, z, mask=valid)
 
 
 @triton.jit
