@@ -113,8 +113,7 @@ class StateInputs(NamedTuple):
         return self.dm is not None
 
 
-@triton_op("lmlong::linear_scan", mutates_args=())
-def _scan_op(
+def scan(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -136,8 +135,7 @@ def _scan_op(
     return y, after, denominators, borders, decays
 
 
-@triton_op("lmlong::linear_scan_backward", mutates_args=())
-def _scan_backward_op(
+def scan_backward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -179,6 +177,10 @@ def _scan_backward_op(
         )
         dlog_decay = dlog_decay.mT
     return dq, dk, dv, dlog_decay, dbefore
+
+
+_scan_op = triton_op("lmlong::linear_scan", scan, mutates_args=())
+_scan_backward_op = triton_op("lmlong::linear_scan_backward", scan_backward, mutates_args=())
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
