@@ -43,6 +43,10 @@ WITHOUT_PRODUCTS = ("accumulate_states", "denominator_grads", "decay_grads")
 
 PROCESSES = 2
 
+HEADER = (
+    f"{'kernel':29} {'state':>7} {'dtype':8} {'map':8} {'gates':12} arch  shared  regs spills  {'tensor cores':13}    s"
+)
+
 
 class Problem(NamedTuple):
     """A scan whose kernels are compiled."""
@@ -75,9 +79,7 @@ def check(quick: bool, report: Callable[[str], None]) -> tuple[list[dict[str, An
     """Compile all configurations, or a few, in processes of their own. Return a row for each, and what is not as it
     should be; report both as lines."""
     rows: list[dict[str, Any]] = []
-    report(
-        f"{'kernel':29} {'state':>7} {'dtype':8} {'map':8} {'gates':12} arch  shared  regs spills  tensor cores     s"
-    )
+    report(HEADER)
     with ThreadPoolExecutor(PROCESSES) as pool:
         for share in pool.map(lambda part: _in_process(quick, part, report), range(PROCESSES)):
             rows += share
@@ -104,15 +106,14 @@ def failures_of(row: dict[str, Any]) -> list[str]:
 
 
 def line(row: dict[str, Any]) -> str:
-    state, cores = (
-        f"{row['features']}x{row['values']}",
-        " ".join(f"{n} {name}" for name, n in row["tensor_cores"].items()),
-    )
-    begin = f"{row['kernel'] + ' ' + row['variant']:29} {state:>7} {row['dtype']:8} {row['map']:8} {row['gates']:12} {row['arch']:4}"
+    """Return a row of the table."""
+    kernel, state = f"{row['kernel']} {row['variant']}", f"{row['features']}x{row['values']}"
+    what = f"{kernel:29} {state:>7} {row['dtype']:8} {row['map']:8} {row['gates']:12} {row['arch']:4}"
     if row["error"]:
-        return f"{begin}  FAILED {row['error']}"
+        return f"{what}  FAILED {row['error']}"
+    cores = " ".join(f"{count} {name}" for name, count in row["tensor_cores"].items())
     return (
-        f"{begin} {row['shared'] / 1024:7.1f} {row['registers']:5} {row['spills']:6}  {cores:13} {row['seconds']:4.1f}"
+        f"{what} {row['shared'] / 1024:7.1f} {row['registers']:5} {row['spills']:6}  {cores:13} {row['seconds']:4.1f}"
     )
 
 
