@@ -87,7 +87,7 @@ def test_every_map_in_segments_of_any_length(monkeypatch: pytest.MonkeyPatch, na
 
 
 @thinned(
-    pytest.mark.parametrize("width", [16, 32, 64, 100, 128, 256]),
+    pytest.mark.parametrize("width", [16, 128, 64, 256, 32, 100]),
     pytest.mark.parametrize("values", [256, 128, 65, 16]),
     pytest.mark.parametrize("gates", [True, False], ids=["gates", "no-gates"]),
 )
@@ -101,7 +101,7 @@ def test_blocks_of_any_size(monkeypatch: pytest.MonkeyPatch, largest: int) -> No
     for kernel, choices in blocks.CHOICES.items():
         small = {size: blocks.Choice(largest, 16, 4, 1) for size in choices}
         monkeypatch.setitem(blocks.CHOICES, kernel, small)
-    assert_exact(feature_map("elu", width=70), text(150, [5, 64, 100], width=70, values=40))
+    assert_exact(feature_map("elu", width=50), text(70, [5, 64], width=50, values=40))
 
 
 @pytest.mark.parametrize(
@@ -194,3 +194,19 @@ def test_states_in_float64_and_a_decay_for_each_channel_are_left_to_torch(
     x, features = text(10, decay=decay), feature_map("elu")
     triton, by_torch = (results(features, x, kernel, dtype) for kernel in (TritonLinear(), ChunkKernel()))
     assert all(map(torch.equal, triton.values(), by_torch.values()))
+
+
+def test_the_reason_why_an_attention_cannot_be_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    attention = LinearAttention(1, WIDTH, VALUES, feature_map("elu"), "learned")
+    by_channel = LinearAttention(1, WIDTH, VALUES, feature_map("elu"), "channel")
+    assert TritonLinear.unavailable_reason(attention, DEVICE) is None
+    assert TritonLinear.unavailable_reason(by_channel, DEVICE) == "it does not compute decay: channel"
+    attention.state_dtype = torch.float64
+    assert TritonLinear.unavailable_reason(attention, DEVICE) == "it computes states in float32, not in float64"
+    attention.state_dtype = torch.float32
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    reason = TritonLinear.unavailable_reason(attention, torch.device("cpu"))
+    assert reason == "its kernels need an NVIDIA GPU, and the device is cpu"
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    reason = TritonLinear.unavailable_reason(attention, torch.device("cuda"))
+    assert reason == "its kernels need compute capability 8.0, and the GPU has 7.5"

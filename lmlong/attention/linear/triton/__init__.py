@@ -23,7 +23,9 @@ def unavailable_reason(device: torch.device) -> str | None:
     if os.environ.get("TRITON_INTERPRET") == "1":
         return None
     if device.type != "cuda" or torch.version.hip:
-        return f"its kernels need an NVIDIA GPU, and the device is {'an AMD GPU' if torch.version.hip else device.type}"
+        return (
+            f"its kernels need an NVIDIA GPU, and the device is {device.type}{' by ROCm' if torch.version.hip else ''}"
+        )
     capability = torch.cuda.get_device_capability(device)
     if capability < OLDEST:
         return f"its kernels need compute capability {_dotted(OLDEST)}, and the GPU has {_dotted(capability)}"

@@ -44,8 +44,8 @@ def denominator_grads(
     BLOCK_V: tl.constexpr,
 ):
     """Store dm (B, T, H); 0 if m was clamped."""
-    line, tile = tl.program_id(0).to(tl.int64) // N, tl.program_id(0) % N
-    row, head = line // H, line % H
+    batch_head, tile = tl.program_id(0).to(tl.int64) // N, tl.program_id(0) % N
+    row, head = batch_head // H, batch_head % H
     token, valid = tile_tokens(tile, row, T)
     products = tl.zeros((TILE, BLOCK_V), tl.float32)
     for begin in range(0, V, BLOCK_V):
@@ -91,8 +91,8 @@ def backward_qk(
     block, for the gradient of the log decays."""
     BLOCKS_F: tl.constexpr = (F + BLOCK_F - 1) // BLOCK_F
     block, program = tl.program_id(0) % BLOCKS_F, tl.program_id(0) // BLOCKS_F
-    line, tile = program.to(tl.int64) // N, program % N
-    row, head = line // H, line % H
+    batch_head, tile = program.to(tl.int64) // N, program % N
+    row, head = batch_head // H, batch_head % H
     features = block * BLOCK_F + tl.arange(0, BLOCK_F)
     token, valid = tile_tokens(tile, row, T)
     A = tl.zeros((TILE, TILE), tl.float32)
@@ -101,13 +101,13 @@ def backward_qk(
         values = begin + tl.arange(0, BLOCK_V)
         v_tile = load_tile(v, v_stride, token, head, values, valid, V)
         dn = load_numerator_grads(dy, denominators, dy_stride, token, head, values, valid, H, V)
-        S = load_state(S_tiles, line * N + tile, features, values, F, V)
-        dS = load_state(dS_tiles, line * N + tile, features, values, F, V)
+        S = load_state(S_tiles, batch_head * N + tile, features, values, F, V)
+        dS = load_state(dS_tiles, batch_head * N + tile, features, values, F, V)
         A = add_matmul(A, dn, tl.trans(v_tile))
         dfq = add_matmul(dfq, dn, tl.trans(S))
         dfk = add_matmul(dfk, v_tile, tl.trans(dS))
-    z = load_state_sum(z_tiles, line * N + tile, features, F)
-    dz = load_state_sum(dz_tiles, line * N + tile, features, F)
+    z = load_state_sum(z_tiles, batch_head * N + tile, features, F)
+    dz = load_state_sum(dz_tiles, batch_head * N + tile, features, F)
     dm_tile = tl.load(dm + token * H + head, mask=valid, other=0.0)
     total, document, tile_total, tile_document = cumulative_decay(document_starts, log_decay, token, head, valid, H)
     from_state = decay_from_state(total, document, document_starts, log_decay)
@@ -152,8 +152,8 @@ def backward_v(
     """Store a block of dv of a tile."""
     BLOCKS_V: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
     block, program = tl.program_id(0) % BLOCKS_V, tl.program_id(0) // BLOCKS_V
-    line, tile = program.to(tl.int64) // N, program % N
-    row, head = line // H, line % H
+    batch_head, tile = program.to(tl.int64) // N, program % N
+    row, head = batch_head // H, batch_head % H
     values = block * BLOCK_V + tl.arange(0, BLOCK_V)
     token, valid = tile_tokens(tile, row, T)
     weights, dv_tile = tl.zeros((TILE, TILE), tl.float32), tl.zeros((TILE, BLOCK_V), tl.float32)
@@ -161,7 +161,7 @@ def backward_v(
         features = begin + tl.arange(0, BLOCK_F)
         fq = load_features(q, q_stride, token, head, features, valid, F, FEATURE_MAP)
         fk = load_features(k, k_stride, token, head, features, valid, F, FEATURE_MAP)
-        dS = load_state(dS_tiles, line * N + tile, features, values, F, V)
+        dS = load_state(dS_tiles, batch_head * N + tile, features, values, F, V)
         weights = add_matmul(weights, fk, tl.trans(fq))
         dv_tile = add_matmul(dv_tile, fk, dS)
     total, document, tile_total, tile_document = cumulative_decay(document_starts, log_decay, token, head, valid, H)
@@ -175,9 +175,9 @@ def backward_v(
 @triton.jit
 def decay_grads(pairs, borders, dborders, grads, T, H, N, G, tiles, size, BLOCKS: tl.constexpr, BLOCK: tl.constexpr):
     """Store the gradients (B, T, H) of the log decays of a segment."""
-    line, segment = tl.program_id(0).to(tl.int64) // G, tl.program_id(0) % G
-    row, head = line // H, line % H
-    border = (line * (G + 1) + segment + 1) * size
+    batch_head, segment = tl.program_id(0).to(tl.int64) // G, tl.program_id(0) % G
+    row, head = batch_head // H, batch_head % H
+    border = (batch_head * (G + 1) + segment + 1) * size
     products = tl.zeros((BLOCK,), tl.float32)
     for begin in range(0, size, BLOCK):
         element = begin + tl.arange(0, BLOCK)

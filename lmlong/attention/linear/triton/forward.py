@@ -47,8 +47,8 @@ def tile_outputs(
     """Store a block of the outputs of a tile, and its denominators."""
     BLOCKS_V: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
     block, program = tl.program_id(0) % BLOCKS_V, tl.program_id(0) // BLOCKS_V
-    line, tile = program.to(tl.int64) // N, program % N
-    row, head = line // H, line % H
+    batch_head, tile = program.to(tl.int64) // N, program % N
+    row, head = batch_head // H, batch_head % H
     values = block * BLOCK_V + tl.arange(0, BLOCK_V)
     token, valid = tile_tokens(tile, row, T)
     weights, denominator = tl.zeros((TILE, TILE), tl.float32), tl.zeros((TILE,), tl.float32)
@@ -57,8 +57,8 @@ def tile_outputs(
         features = begin + tl.arange(0, BLOCK_F)
         fq = load_features(q, q_stride, token, head, features, valid, F, FEATURE_MAP)
         fk = load_features(k, k_stride, token, head, features, valid, F, FEATURE_MAP)
-        S = load_state(S_tiles, line * N + tile, features, values, F, V)
-        z = load_state_sum(z_tiles, line * N + tile, features, F)
+        S = load_state(S_tiles, batch_head * N + tile, features, values, F, V)
+        z = load_state_sum(z_tiles, batch_head * N + tile, features, F)
         weights = add_matmul(weights, fq, tl.trans(fk))
         numerator = add_matmul(numerator, fq, S)
         denominator += tl.sum(fq.to(tl.float32) * z[None, :], 1)

@@ -59,33 +59,33 @@ class Work:
 
     def __init__(self, v: Tensor, features: int, feature_map: str):
         (batch, self.heads, self.time, self.values), self.features = v.shape, features
-        self.lines, self.tiles = batch * self.heads, triton.cdiv(self.time, TILE.value)
-        segment_tiles = triton.cdiv(self.tiles, triton.cdiv(MIN_PROGRAMS, self.lines))
+        self.batch_heads, self.tiles = batch * self.heads, triton.cdiv(self.time, TILE.value)
+        segment_tiles = triton.cdiv(self.tiles, triton.cdiv(MIN_PROGRAMS, self.batch_heads))
         self.segment_tiles = min(segment_tiles, MAX_SEGMENT // TILE.value)
         self.segments = triton.cdiv(self.tiles, self.segment_tiles)
         self.dtype, self.feature_map = v.dtype, feature_map
 
     def launch(self, kernel: Any, parts: int, *arguments: Any, **constants: Any) -> None:
-        """Launch a kernel for `parts` tiles or segments of each line, and all blocks of each."""
+        """Launch a kernel for `parts` tiles or segments of each head, and all blocks of each."""
         launch = launch_of(kernel.__name__, self.features, self.values, self.dtype)
         sizes = {"T": self.time, "H": self.heads, "N": self.tiles, "F": self.features, "V": self.values}
         constants |= {"FEATURE_MAP": self.feature_map, **launch.options}
-        wrap_triton(kernel)[(self.lines * parts * launch.blocks,)](*arguments, **sizes, **constants)
+        wrap_triton(kernel)[(self.batch_heads * parts * launch.blocks,)](*arguments, **sizes, **constants)
 
     def border_states(self, inputs: "StateInputs", state: Tensor, decays: Tensor) -> tuple[Tensor, Tensor]:
         """Return the states between segments (B H, G + 1, F, V + 1) from the state before the first, and the state
         after the last. Forwards, store the decay of each segment; backwards, exchange before and after."""
-        borders = state.new_empty(self.lines, self.segments + 1, *state.shape[2:])
+        borders = state.new_empty(self.batch_heads, self.segments + 1, *state.shape[2:])
         last, size = torch.empty_like(state), state[0, 0].numel()
         self._scan_states(inputs, borders, decays, None, None)
-        wrap_triton(states.accumulate_states)[(self.lines, triton.cdiv(size, STATE_BLOCK))](
+        wrap_triton(states.accumulate_states)[(self.batch_heads, triton.cdiv(size, STATE_BLOCK))](
             *(state, borders, decays, last, self.segments, size), BACKWARDS=inputs.backwards, BLOCK=STATE_BLOCK
         )
         return borders, last
 
     def tile_states(self, inputs: "StateInputs", borders: Tensor, decays: Tensor) -> tuple[Tensor, Tensor]:
         """Return the states before each tile, or backwards after each: S (B H, N, F, V) and z (B H, N, F)."""
-        z = borders.new_empty(self.lines, self.tiles, self.features)
+        z = borders.new_empty(self.batch_heads, self.tiles, self.features)
         S = z.new_empty(*z.shape, self.values, dtype=self.dtype)
         self._scan_states(inputs, borders, decays, S, z)
         return S, z
@@ -126,7 +126,7 @@ def scan(
     between segments (B H, G + 1, F, V + 1) and the decay over each segment (B H, G)."""
     q, k, v, *gates = _kernel_layout(q, k, v, document_starts, log_decay)
     work, keys = Work(v, state.shape[2], feature_map), StateInputs(k, v, None, None, *gates)
-    decays = state.new_empty(work.lines, work.segments)
+    decays = state.new_empty(work.batch_heads, work.segments)
     borders, after = work.border_states(keys, state.contiguous(), decays)
     tile_states = work.tile_states(keys, borders, decays)
     y, denominators = _empty_tokens_like(v), state.new_empty(v.shape[0], v.shape[2], v.shape[1])
@@ -167,19 +167,19 @@ def scan_backward(
         work.tiles,
         *(q, k, v, *gates, S, z, dS, dz, denominators, dm, dy, dq, dk, pairs if needs_dlog_decay else None, *strides),
     )
-    strides = q.stride(2), k.stride(2), dy.stride(2)
-    work.launch(backward.backward_v, work.tiles, q, k, *gates, dS, denominators, dy, dv, *strides)
+    strides_v = q.stride(2), k.stride(2), dy.stride(2)
+    work.launch(backward.backward_v, work.tiles, q, k, *gates, dS, denominators, dy, dv, *strides_v)
     dlog_decay = torch.empty_like(dm) if needs_dlog_decay else dm.new_empty(0)
     if needs_dlog_decay:
         sizes = work.time, work.heads, work.tiles, work.segments, work.segment_tiles, borders[0, 0].numel()
-        wrap_triton(backward.decay_grads)[(work.lines * work.segments,)](
+        wrap_triton(backward.decay_grads)[(work.batch_heads * work.segments,)](
             *(pairs, borders, dborders, dlog_decay, *sizes), BLOCKS=pairs.shape[-1], BLOCK=STATE_BLOCK
         )
         dlog_decay = dlog_decay.mT
     return dq, dk, dv, dlog_decay, dbefore
 
 
-_scan_op = triton_op("lmlong::linear_scan", scan, mutates_args=())
+_scan_op: Any = triton_op("lmlong::linear_scan", scan, mutates_args=())
 _scan_backward_op = triton_op("lmlong::linear_scan_backward", scan_backward, mutates_args=())
 
 

@@ -5,7 +5,7 @@ states between segments, one after the other; then the states between the tiles 
 between segments. So the work is parallel over the text as well as over heads, features and values. Sums are float32;
 the states between tiles are rounded to the dtype of the matrix products that read them.
 
-Letters are those of `tiles.py`. A line is a head of a row.
+Letters are those of `tiles.py`.
 """
 
 import triton
@@ -56,13 +56,13 @@ def scan_states(
     BLOCKS_F: tl.constexpr = (F + BLOCK_F - 1) // BLOCK_F
     BLOCKS_V: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
     block, program = tl.program_id(0) % (BLOCKS_F * BLOCKS_V), tl.program_id(0) // (BLOCKS_F * BLOCKS_V)
-    line, segment = program.to(tl.int64) // G, program % G
-    row, head = line // H, line % H
+    batch_head, segment = program.to(tl.int64) // G, program % G
+    row, head = batch_head // H, batch_head % H
     f = block // BLOCKS_V * BLOCK_F + tl.arange(0, BLOCK_F)
     v = block % BLOCKS_V * BLOCK_V + tl.arange(0, BLOCK_V)
     f_valid, sv_valid = f < F, (f < F)[:, None] & (v < V)[None, :]
     # states after the segment, or before it: the last or the first of its borders
-    border = line * (G + 1) + segment + (1 if (S_tiles is None) != BACKWARDS else 0)
+    border = batch_head * (G + 1) + segment + (1 if (S_tiles is None) != BACKWARDS else 0)
     border_rows = borders + (border * F + f) * (V + 1)
     S, z = tl.zeros((BLOCK_F, BLOCK_V), tl.float32), tl.zeros((BLOCK_F,), tl.float32)
     if S_tiles is not None:
@@ -74,7 +74,7 @@ def scan_states(
     for step in range(count):
         tile = first + (count - 1 - step if BACKWARDS else step)
         if S_tiles is not None:
-            state_rows = (line * N + tile) * F + f
+            state_rows = (batch_head * N + tile) * F + f
             tl.store(S_tiles + state_rows[:, None] * V + v[None, :], S.to(S_tiles.dtype.element_ty), mask=sv_valid)
             if block % BLOCKS_V == 0:
                 tl.store(z_tiles + state_rows, z, mask=f_valid)
@@ -98,22 +98,22 @@ def scan_states(
         if block % BLOCKS_V == 0:
             tl.store(border_rows + V, z, mask=f_valid)
         if block == 0 and not BACKWARDS:
-            tl.store(decays + line * G + segment, decay)
+            tl.store(decays + batch_head * G + segment, decay)
 
 
 @triton.jit
 def accumulate_states(state, borders, decays, after, G, size, BACKWARDS: tl.constexpr, BLOCK: tl.constexpr):
     """Turn contributions of segments into the states between them: borders (B H, G + 1, size) that start with `state`.
     Store the last in `after`. Backwards, start with the last border and store the first."""
-    line = tl.program_id(0).to(tl.int64)
+    batch_head = tl.program_id(0).to(tl.int64)
     element = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     valid = element < size
-    x = tl.load(state + line * size + element, mask=valid, other=0.0)
-    border = borders + line * (G + 1) * size + element
+    x = tl.load(state + batch_head * size + element, mask=valid, other=0.0)
+    border = borders + batch_head * (G + 1) * size + element
     tl.store(border + (G if BACKWARDS else 0) * size, x, mask=valid)
     for step in range(G):
         segment = G - 1 - step if BACKWARDS else step
         into = border + (segment if BACKWARDS else segment + 1) * size
-        x = x * tl.load(decays + line * G + segment) + tl.load(into, mask=valid, other=0.0)
+        x = x * tl.load(decays + batch_head * G + segment) + tl.load(into, mask=valid, other=0.0)
         tl.store(into, x, mask=valid)
-    tl.store(after + line * size + element, x, mask=valid)
+    tl.store(after + batch_head * size + element, x, mask=valid)
