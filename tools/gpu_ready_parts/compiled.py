@@ -20,7 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import product
+from itertools import count, product
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -197,11 +197,13 @@ def configurations(problems: tuple[Problem, ...]) -> list[Launch]:
 class Target:
     """The part of a driver that Triton asks for to compile for a GPU that is not there."""
 
+    numbers = count()
+
     def __init__(self, arch: int):
-        self.arch = arch
+        self.arch, self.device = arch, next(self.numbers)
 
     def get_current_device(self) -> int:
-        return self.arch
+        return self.device  # a new one for each compilation: Triton keeps the kernels of a device
 
     def get_current_stream(self, device: int) -> int:
         return 0

@@ -9,6 +9,7 @@ import triton.language as tl
 
 from lmlong.attention.linear.triton.forward import MIN_DENOMINATOR
 from lmlong.attention.linear.triton.tiles import (
+    LENGTHS,
     TILE,
     add_matmul,
     cumulative_decay,
@@ -27,7 +28,7 @@ from lmlong.attention.linear.triton.tiles import (
 )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def denominator_grads(
     y,
     denominators,
@@ -57,7 +58,7 @@ def denominator_grads(
     tl.store(dm + token * H + head, grad, mask=valid)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def backward_qk(
     q,
     k,
@@ -127,7 +128,7 @@ def backward_qk(
         tl.store(pairs + (token * H + head) * BLOCKS_F + block, pair, mask=valid)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def backward_v(
     q,
     k,
@@ -172,7 +173,7 @@ def backward_v(
     store_tile(dv, dv_tile, H * V, token, head, values, valid, V)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def decay_grads(pairs, borders, dborders, grads, T, H, N, G, tiles, size, BLOCKS: tl.constexpr, BLOCK: tl.constexpr):
     """Store the gradients (B, T, H) of the log decays of a segment."""
     batch_head, segment = tl.program_id(0).to(tl.int64) // G, tl.program_id(0) % G

@@ -5,6 +5,7 @@ import triton.language as tl
 
 from lmlong.attention.linear import naive
 from lmlong.attention.linear.triton.tiles import (
+    LENGTHS,
     TILE,
     add_matmul,
     cumulative_decay,
@@ -21,7 +22,7 @@ from lmlong.attention.linear.triton.tiles import (
 MIN_DENOMINATOR: tl.constexpr = tl.constexpr(naive.MIN_DENOMINATOR)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def tile_outputs(
     q,
     k,

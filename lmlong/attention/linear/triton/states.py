@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from lmlong.attention.linear.triton.tiles import (
+    LENGTHS,
     add_matmul,
     cumulative_decay,
     decay_from_state,
@@ -23,7 +24,7 @@ from lmlong.attention.linear.triton.tiles import (
 )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def scan_states(
     qk,
     values,
@@ -101,7 +102,7 @@ def scan_states(
             tl.store(decays + batch_head * G + segment, decay)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def accumulate_states(state, borders, decays, after, G, size, BACKWARDS: tl.constexpr, BLOCK: tl.constexpr):
     """Turn contributions of segments into the states between them: borders (B H, G + 1, size) that start with `state`.
     Store the last in `after`. Backwards, start with the last border and store the first."""
