@@ -213,6 +213,7 @@ def _write_grads(c: Chunks, dy: Tensor, states: Tensor, changes: Tensor, dstates
     dx.q.copy_(dfq.flatten(0, 1))
     dx.k.copy_((dfk_end + dfk_begin).flatten(0, 1))
     from_chunks(c.beta * dR, dx.v)
+    del dP, dM
     if dx.log_decay is not None:
         pairs = (c.fq * dfq + c.fk * (dfk_end - dfk_begin)).sum(-1)
         whole = (states[1:] * dafter).sum((-1, -2))
