@@ -7,7 +7,7 @@ The parts of the time axis have these names:
 
 | name | tokens | meaning |
 |---|---|---|
-| piece | 4096 (`PIECE`, model/language_model.py) | part of a long text that is scored at once |
+| piece | 4096 on a CPU (`PIECE`, model/language_model.py) | part of a long text that is scored at once |
 | segment | `training.segment` (model/segments.py) | part of a training sequence whose activations fit in memory |
 | span | 512 (`SPAN`) on a CPU, more on a GPU | part of a sequence that one call of a kernel computes |
 | chunk | 64 (`CHUNK_SIZE`, chunks.py) | part of a span: attention within it, the state from one to the next |
