@@ -28,12 +28,19 @@ class DevicePolicy(NamedTuple):
     reads_values: bool
     """Whether reading a value costs nothing, so that code may branch on it."""
 
+    tries_kernels: bool
+    """Whether `kernel: auto` compares and times the kernels of an attention; if False, it takes native code."""
 
-CPU_POLICY = DevicePolicy(span_bytes=None, conv_tokens=128, logit_tokens=512, logits=2**22, reads_values=True)
+
+CPU_POLICY = DevicePolicy(
+    span_bytes=None, conv_tokens=128, logit_tokens=512, logits=2**22, reads_values=True, tries_kernels=False
+)
 """Temporary tensors stay in cache. For blocks of memory above 32 MiB malloc maps fresh pages each time, which takes
 longer than the arithmetic: 2^22 logits in float32 are half of that."""
 
-GPU_POLICY = DevicePolicy(span_bytes=2 * 10**9, conv_tokens=None, logit_tokens=None, logits=2**27, reads_values=False)
+GPU_POLICY = DevicePolicy(
+    span_bytes=2 * 10**9, conv_tokens=None, logit_tokens=None, logits=2**27, reads_values=False, tries_kernels=True
+)
 """The number of operations does not depend on the length, up to a limit of memory, and nothing waits for a value."""
 
 

@@ -8,22 +8,12 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lmlong.attention.device_policy import DevicePolicy
 from lmlong.attention.feature_maps import FeatureMap
 from lmlong.attention.linear.chunk import ChunkKernel
 from lmlong.attention.scan import Kernel, ScanInputs, Span
-
-
-def unavailable_reason(device: torch.device) -> str | None:
-    """Return why the kernels cannot run on a device, or None. For tests, Triton's interpreter runs them without a
-    GPU."""
-    if find_spec("triton") is None:
-        return "triton is not installed; torch for CUDA brings it on Linux"
-    if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
-        return f"its kernels need an NVIDIA GPU, and the device is {device.type}"
-    return None
 
 
 class TritonLinear(Kernel):
@@ -32,6 +22,16 @@ class TritonLinear(Kernel):
 
     name = "triton"
     normalizes = True
+
+    @classmethod
+    def unavailable_reason(cls, attention: nn.Module, device: torch.device) -> str | None:
+        """Return why the kernels cannot compute an attention on a device, or None. For tests, Triton's interpreter runs
+        them without a GPU."""
+        if find_spec("triton") is None:
+            return "triton is not installed; torch for CUDA brings it on Linux"
+        if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+            return f"its kernels need an NVIDIA GPU, and the device is {device.type}"
+        return None
 
     def operation(self, features: FeatureMap, state: Tensor, x: ScanInputs) -> tuple[Tensor, Tensor] | None:
         if state.dtype != torch.float32 or (x.log_decay is not None and x.log_decay.ndim == 4):
