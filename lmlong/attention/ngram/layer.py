@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lmlong import recipe
 from lmlong.attention.base import CausalAttention, at_least_float32
 from lmlong.attention.inputs import NOTHING, Gate, Inputs, LastTokens
 from lmlong.attention.ngram.hashing import ngram_hashes
@@ -29,7 +30,6 @@ from lmlong.native.decode.structures import ints, pointers, structure
 from lmlong.native.onnx.graph import Value
 from lmlong.native.onnx.layer import GraphReader, LayerInputs
 from lmlong.native.spec import NativeSpec
-from lmlong.recipe import MAX_NGRAM
 from lmlong.recipe.kinds import ATTENTION_KINDS
 
 
@@ -44,7 +44,7 @@ class NgramDecode(DecodeKind[NgramState]):
         *pointers("number_weight", "raw_smoothing"),
     )
     state = structure("NgramAttention::State", *pointers(*NgramState._fields))
-    constants = MappingProxyType({**INTEGERS, "RECENT": RECENT, "WAITING": WAITING, "MAX_NGRAM": MAX_NGRAM})
+    constants = MappingProxyType({**INTEGERS, "RECENT": RECENT, "WAITING": WAITING, "MAX_NGRAM": recipe.MAX_NGRAM})
 
     def pack(self, packer: Packer, attention: Any, gates: Mapping[str, nn.Module]) -> ctypes.Structure:
         spec = packer.open(attention, "ngram")
@@ -85,6 +85,10 @@ class NgramAttention(CausalAttention[NgramState]):
         self.use_kernel("native")
         self.number_weight = nn.Parameter(torch.zeros(heads, heads))
         self.raw_smoothing = nn.Parameter(torch.zeros(heads))
+
+    @classmethod
+    def from_options(cls, heads: int, head_dim: int, value_dim: int, options: recipe.Attention) -> "NgramAttention":
+        return cls(heads, head_dim, value_dim, options.ngram.sizes, options.ngram.buckets)
 
     def init_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> NgramState:
         return empty_state((batch, self.heads, self.buckets), self.value_dim, device, at_least_float32(dtype))
