@@ -19,10 +19,13 @@ from lmlong.attention.inputs import Gate
 from lmlong.io.cache import cache_folder, key_of
 from lmlong.io.files import atomic_write, parse_json, read_ordinary
 from lmlong.model.device import describe_machine
-from lmlong.model.kernel_trial import BrokenDeviceError, Measure, Trial, Work, measure, try_kernels
+from lmlong.model.kernel_trial import BrokenDeviceError, Measure, Trial, Work, try_kernels
 from lmlong.model.language_model import LanguageModel
 
-PACKAGES = ("torch", "triton", "flash-linear-attention", "lmlong")
+PACKAGES = ("torch", "triton", "fla-core", "lmlong")
+
+GAIN = 1.05
+"""How many times as fast as torch a kernel must be to replace it. A kernel that hands its work over to torch is not."""
 
 BY_NAME, DEFAULT = "training.kernel", "the default of a CPU"
 """What chose a kernel that was not chosen by a trial."""
@@ -77,7 +80,7 @@ def choose_kernels(
     device: torch.device,
     known: KernelChoice | None = None,
     policy: DevicePolicy | None = None,
-    measure: Measure = measure,
+    measure: Measure | None = None,
 ) -> Decision:
     """Choose the kernel of each kind of attention in a model for its work on a device.
 
@@ -121,7 +124,7 @@ def kernels_here(
 
 
 def _usable(attention: CausalAttention, device: torch.device) -> list[str]:
-    """Return the kernels that can compute an attention on a device, torch first: it wins a tie."""
+    """Return the kernels that can compute an attention on a device, torch first."""
     usable = [name for name, why in attention.kernel_reasons(device).items() if why is None]
     return sorted(usable, key=lambda name: name != "torch")
 
@@ -162,7 +165,7 @@ def _try(
     work: Work,
     device: torch.device,
     policy: DevicePolicy | None,
-    measure: Measure,
+    measure: Measure | None,
     file: Path,
 ) -> _Entry:
     """Try kernels, and store the result in the cache."""
@@ -177,9 +180,11 @@ def _try(
 
 
 def _fastest(trials: Sequence[Trial]) -> _Entry:
-    """Return the fastest kernel that agrees, or torch, with the results of all."""
+    """Return the fastest kernel that agrees, with the results of all."""
     times = {trial.kernel: trial.seconds for trial in trials if trial.seconds is not None}
     best = min(times, key=times.__getitem__, default="torch")
+    if "torch" in times and times[best] * GAIN > times["torch"]:
+        best = "torch"
     own = [_milliseconds(times[best])] if best in times else []
     rest = [f"{name} {_milliseconds(seconds)}" for name, seconds in times.items() if name != best]
     refused = [f"{trial.kernel} {trial.refusal}" for trial in trials if trial.seconds is None]
