@@ -111,6 +111,7 @@ def model_of(*kernels: type, kind: Any = "linear", **options: Any) -> LanguageMo
 
 def seconds(attention: CausalAttention, text: Text, work: Work) -> float:
     """Compute as a trial does, and return a fixed time."""
+    assert attention.policy is GPU_POLICY
     kernel_trial.compute(attention, text, work)
     return SECONDS[attention.kernel_name]
 
@@ -149,6 +150,11 @@ def test_a_wrong_kernel_is_refused_and_named(kernel: type, precision: str, refus
     assert re.fullmatch(rf"kernel: linear by good \(12.3 ms; torch 31 ms; bad {refusal}\)", decision.line())
 
 
+def test_a_kernel_that_hands_over_to_torch_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SECONDS, "good", 0.0305)
+    assert choose(model_of(Good)).line() == "kernel: linear by torch (31 ms; good 30.5 ms)"
+
+
 def test_an_error_of_gradients_does_not_matter_to_a_reader() -> None:
     assert choose(model_of(BadDk), WORK._replace(trains=False)).choice.names == {"linear": "bad"}
 
@@ -184,7 +190,7 @@ def test_a_recurrence_beside_a_window_has_a_kernel() -> None:
 def test_a_trial_changes_neither_the_model_nor_random_states() -> None:
     model = model_of(Good, feature_map="hedgehog")
     before, weights = torch.get_rng_state(), [x.clone() for x in model.parameters()]
-    choose(model)
+    assert choose(model).choice.names == {"linear": "good"}
     assert torch.equal(torch.get_rng_state(), before)
     assert all(map(torch.equal, model.parameters(), weights)) and all(x.grad is None for x in model.parameters())
     assert {attention.kernel_name for attention in model.attentions} == {"native"}
@@ -230,10 +236,11 @@ def test_the_choice_of_a_checkpoint_is_kept(cache: Path) -> None:
     slower = choice._replace(names={"linear": "torch"})
     kept = choose_kernels(model, WORK, CPU, slower, GPU_POLICY, unmeasured)
     assert kept.choice == slower and kept.line(slower) == "kernel: linear by torch (as in the checkpoint)"
-    for known in (choice._replace(names={"linear": "removed"}), KernelChoice({"linear": "removed"}, "another GPU")):
+    for known in (choice._replace(names={"linear": "removed"}), slower._replace(chosen_by="another GPU")):
         decision = choose(model, known=known)
         assert decision.choice == choice
-        assert decision.line(known).endswith(f"; the checkpoint has linear by removed ({known.chosen_by})")
+        old = known.names["linear"]
+        assert decision.line(known).endswith(f"; the checkpoint has linear by {old} ({known.chosen_by})")
 
 
 def test_a_choice_that_is_not_valid_is_not_read() -> None:
