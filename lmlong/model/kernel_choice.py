@@ -89,7 +89,7 @@ def choose_kernels(
     """
     if model.kernel_is_set or not (policy or policy_of(device)).tries_kernels:
         return Decision(KernelChoice(model.kernel_names, BY_NAME if model.kernel_is_set else DEFAULT), {})
-    environment = describe_environment(device, work)
+    environment = describe_environment(device, work.precision)
     entries, tried = {}, False
     for kind, (attention, *_) in model.with_kernels.items():
         usable = _usable(attention, device)
@@ -111,7 +111,7 @@ def kernels_here(
 ) -> dict[str, str | None]:
     """Return the kernel that `choose_kernels` would choose for each kind of attention; None if by a trial."""
     names: dict[str, str | None] = {}
-    environment = describe_environment(device, work)
+    environment = describe_environment(device, work.precision)
     for kind, (attention, *_) in model.with_kernels.items():
         usable = _usable(attention, device)
         if (policy or policy_of(device)).tries_kernels:
@@ -138,10 +138,9 @@ def _known(kind: str, usable: Sequence[str], environment: str, known: KernelChoi
     return None
 
 
-def describe_environment(device: torch.device, work: Work) -> str:
-    """Return everything besides the shape on which a choice depends: the device, the work and the versions."""
-    work_name = f"{'training' if work.trains else 'inference'} in {work.precision}"
-    return ", ".join((describe_machine(device), work_name, *_versions()))
+def describe_environment(device: torch.device, precision: str) -> str:
+    """Return what decides whether a choice is still valid: the device, the number format and the versions."""
+    return ", ".join((describe_machine(device), f"precision {precision}", *_versions()))
 
 
 def _versions() -> list[str]:

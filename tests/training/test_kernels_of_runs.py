@@ -82,11 +82,12 @@ def test_a_run_keeps_the_kernels_that_it_has_chosen(
 
     (line,) = lines()
     assert line.startswith("kernel: linear by fast (10 ms; torch 20 ms; wrong disagrees: d")
-    assert kernels_of(run)["names"] == {"linear": "fast"} and "training in 32" in kernels_of(run)["chosen_by"]
+    assert kernels_of(run)["names"] == {"linear": "fast"} and "precision 32" in kernels_of(run)["chosen_by"]
     assert lines() == ["kernel: linear by fast (as in the checkpoint)"]
+    assert load(run, "cpu").model.kernel_names == {"linear": "fast"} and not reported(capsys)
     facts = json.loads(CliRunner().invoke(info, [str(run), "--json"], catch_exceptions=False).stdout)
-    assert facts["trained by kernels"] == {"linear": "fast"} and "training in 32" in facts["kernels chosen by"]
-    assert facts["kernels here"] == {"linear": "by a trial"}
+    assert facts["trained by kernels"] == {"linear": "fast"} and "precision 32" in facts["kernels chosen by"]
+    assert facts["kernels here"] == {"linear": "fast"}
     monkeypatch.setattr(Fast, "unavailable_reason", classmethod(lambda *_: "it needs another GPU"))
     (line,) = lines()
     assert line.startswith("kernel: linear by torch (20 ms; wrong disagrees")
