@@ -139,6 +139,11 @@ class CausalAttention(FollowsPolicy, ABC, Generic[State]):
         """Return the state in the form that a prefill returns, if decode steps keep it in another form."""
         return state
 
+    def owned(self, state: State) -> State:
+        """Return the state in the form of a decode engine that owns its tensors: a step writes to large ones in place,
+        where the usual step would copy them."""
+        return state
+
     def check_state(self, state: State, empty: State) -> None:
         """Raise StateError unless `state`, read from a file, is a valid state of this attention. `empty` is the state
         before the first token."""

@@ -16,9 +16,9 @@ from lmlong import recipe
 from lmlong.attention.base import CausalAttention
 from lmlong.attention.delta.chunk import ChunkKernel
 from lmlong.attention.delta.features import INNER, TINY, UnitFeatures
+from lmlong.attention.delta.fla import FlaDelta
 from lmlong.attention.delta.naive import DeltaState, recurrent
 from lmlong.attention.delta.native import NativeDelta
-from lmlong.attention.delta.triton import TritonDelta
 from lmlong.attention.feature_maps import FeatureMap
 from lmlong.attention.inputs import NOTHING, Gate, Inputs
 from lmlong.attention.parallel_window.layer import with_window
@@ -64,7 +64,7 @@ class DeltaAttention(Recurrence[DeltaState]):
 
     starts_with_recall = True
     native_decode = DeltaDecode()
-    kernels = MappingProxyType({"native": NativeDelta, "torch": ChunkKernel, "triton": TritonDelta})
+    kernels = MappingProxyType({"native": NativeDelta, "torch": ChunkKernel, "fla": FlaDelta})
 
     @classmethod
     def from_options(cls, heads: int, head_dim: int, value_dim: int, options: recipe.Attention) -> CausalAttention[Any]:

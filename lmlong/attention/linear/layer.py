@@ -17,6 +17,7 @@ from lmlong.attention.base import CausalAttention
 from lmlong.attention.feature_map_registry import FEATURE_MAPS
 from lmlong.attention.inputs import NOTHING, Inputs
 from lmlong.attention.linear.chunk import ChunkKernel
+from lmlong.attention.linear.fla import FlaLinear
 from lmlong.attention.linear.naive import MIN_DENOMINATOR, LinearState, quadratic, recurrent_step
 from lmlong.attention.linear.native import NativeLinear
 from lmlong.attention.linear.triton import TritonLinear
@@ -54,7 +55,7 @@ class LinearAttention(Recurrence[LinearState]):
 
     takes_channel_decay = True
     native_decode = LinearDecode()
-    kernels = MappingProxyType({"native": NativeLinear, "torch": ChunkKernel, "triton": TritonLinear})
+    kernels = MappingProxyType({"native": NativeLinear, "torch": ChunkKernel, "triton": TritonLinear, "fla": FlaLinear})
 
     @classmethod
     def from_options(cls, heads: int, head_dim: int, value_dim: int, options: recipe.Attention) -> CausalAttention[Any]:
