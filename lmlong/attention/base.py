@@ -12,6 +12,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from lmlong import recipe
 from lmlong.attention.device_policy import FollowsPolicy
 from lmlong.attention.inputs import NOTHING, Input, Inputs
 from lmlong.attention.state_check import check_alike
@@ -67,6 +68,13 @@ class CausalAttention(FollowsPolicy, ABC, Generic[State]):
 
     largest_scale = 1e4
     """Largest standard deviation of q and k for which outputs and gradients are as exact as the number format."""
+
+    @classmethod
+    def from_options(
+        cls, heads: int, head_dim: int, value_dim: int, options: recipe.Attention
+    ) -> "CausalAttention[Any]":
+        """Return the attention that the options of a recipe describe."""
+        return cls(heads, head_dim, value_dim)  # type: ignore[call-arg]
 
     @abstractmethod
     def init_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> State:
@@ -125,6 +133,11 @@ class CausalAttention(FollowsPolicy, ABC, Generic[State]):
 
     def settle(self, state: State) -> State:
         """Return the state in the form that a prefill returns, if decode steps keep it in another form."""
+        return state
+
+    def owned(self, state: State) -> State:
+        """Return the state in the form of a decode engine that owns its tensors: a step writes to large ones in place,
+        where the usual step would copy them."""
         return state
 
     def check_state(self, state: State, empty: State) -> None:

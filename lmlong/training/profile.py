@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 
 from lmlong.attention.base import state_tensors
+from lmlong.attention.device_policy import policy_of
 from lmlong.attention.plugins import LOADED, load_plugin
 from lmlong.errors import LmlongError
 from lmlong.model.base import TextModel, count_parameters
@@ -74,7 +75,7 @@ def _profile(recipe: Recipe, shape: BatchShape, timed: int) -> StepProfile:
     model = prepared.model.to(prepared.device)
     if prepared.teacher:
         prepared.teacher.model.to(prepared.device)
-    optimizer = make_optimizer(model, prepared.recipe.training)
+    optimizer = make_optimizer(model, prepared.recipe.training, policy_of(prepared.device))
     works, updates = [], []
     for number in range(1 + timed):
         begun = time.perf_counter()
