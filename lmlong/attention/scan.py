@@ -96,7 +96,7 @@ class Kernel(ABC):
         if policy.span_bytes is None:
             return SPAN
         batch_heads, features, values = x.v.shape[0] * x.v.shape[1], state.shape[2], x.v.shape[3]
-        numbers = batch_heads * (12 * features + 8 * values + 4 * features * values // 64)
+        batch_heads * (12 * features + 8 * values + 4 * features * values // 64)
         return 10**6
 
     def arrange(self, x: Tensor) -> Tensor:
