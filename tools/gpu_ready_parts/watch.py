@@ -6,7 +6,10 @@ It runs inside FakeTensorMode: tensors have shapes and no values, so nothing is 
 
 import weakref
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -40,11 +43,31 @@ class Watch(TorchDispatchMode):
         super().__init__()
         self.operations: Counter[str] = Counter()
         self.alive = self.peak = 0
+        self._entered = 0
         self._storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     @property
     def count(self) -> int:
         return self.operations.total()
+
+    def __enter__(self) -> "Watch":
+        self._entered += 1
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._entered -= 1
+        super().__exit__(*error)
+
+    @contextmanager
+    def autotuned(self) -> Iterator[None]:
+        """Count autotuned kernels, which a library launches without torch, and launch none."""
+        from triton.runtime.autotuner import Autotuner
+
+        def run(kernel: Any, *_: Any, **__: Any) -> None:
+            self.operations[kernel.base_fn.__name__] += self._entered > 0
+
+        with patch.object(Autotuner, "run", run):
+            yield
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
