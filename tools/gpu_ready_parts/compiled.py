@@ -237,7 +237,8 @@ def compile_for(launch: Launch, arch: int) -> dict[str, Any]:
         with contextlib.redirect_stdout(log):
             compiled = launch.kernel.warmup(*launch.arguments, grid=(1,), **launch.options)
     except Exception as error:
-        return row | {"error": f"{type(error).__name__}: {str(error)[:300]}"}
+        cause = error.__cause__ or error  # Triton's own error quotes the kernel up to the line
+        return row | {"error": " ".join(f"{type(error).__name__}: {cause}".split())}
     spills = re.findall(r"(\d+) bytes spill (?:stores|loads)", log.getvalue())
     registers, ptx = re.search(r"Used (\d+) registers", log.getvalue()), compiled.asm["ptx"]
     assert registers is not None and spills
