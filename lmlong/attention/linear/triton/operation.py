@@ -42,12 +42,12 @@ STATE_BLOCK = 256
 def linear_scan(features: FeatureMap, state: Tensor, x: ScanInputs) -> tuple[Tensor, Tensor]:
     """Return outputs (B, H, T, V) and the state (B, H, F, V + 1) after, given the state before, in float32."""
     q, k, v, document_starts, log_decay, _ = x
-    feature_map, size = FUSED.get(type(features), "identity"), state.shape[2]
+    feature_map, size, padding = FUSED.get(type(features), "identity"), state.shape[2], 0
     if type(features) not in FUSED:
-        padding = -size % ALIGNED
         with torch.autocast(q.device.type, enabled=False):
-            q, k = (pad(x, (0, padding)) for x in (features.query(q), features.key(k)))
-        state = pad(state, (0, 0, 0, padding))
+            q, k = features.query(q), features.key(k)
+        if padding := -size % ALIGNED:
+            q, k, state = pad(q, (0, padding)), pad(k, (0, padding)), pad(state, (0, 0, 0, padding))
     rounded, outputs = v.to(q.dtype), []
     step = max(1, MAX_STATES // (state.numel() * q.element_size())) * TILE.value
     for begin in range(0, q.shape[2], step):
@@ -57,7 +57,8 @@ def linear_scan(features: FeatureMap, state: Tensor, x: ScanInputs) -> tuple[Ten
         inputs = (part[:, :, tokens] for part in (q, k, rounded))
         y, state, *_ = _scan_op(*inputs, starts, gate, state, feature_map)
         outputs.append(y)
-    return (outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)).to(v.dtype), state[:, :, :size]
+    y = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
+    return y.to(v.dtype), state[:, :, :size] if padding else state
 
 
 class Work:
