@@ -21,7 +21,7 @@ from lmlong.attention.ngram.naive import quadratic
 from lmlong.attention.ngram.native.kernel import INTEGERS, NativeNgram
 from lmlong.attention.ngram.onnx import ngram_graph
 from lmlong.attention.ngram.sort import SortKernel
-from lmlong.attention.ngram.state import RECENT, WAITING, NgramState, empty_state
+from lmlong.attention.ngram.state import RECENT, WAITING, NgramState, OwnedNgramState, empty_state
 from lmlong.attention.ngram.step import make_room, settle, step
 from lmlong.attention.scan import without_autocast
 from lmlong.native.decode.kind import DecodeKind, Packer
@@ -105,14 +105,19 @@ class NgramAttention(CausalAttention[NgramState]):
         hashes = inputs["ngram"]
         if v.shape[2] == 0:
             return v, state
+        policy = self.policy_for(v)
         if v.shape[2] == 1 and document_starts is None and not torch.is_grad_enabled():
-            sums, numbers, state = step(v, hashes, state)
+            sums, numbers, state = step(v, hashes, state, policy)
         else:
-            sums, numbers, state = self.untraced(self.kernel.read, v, hashes, document_starts, settle(state))
+            state = settle(state, policy)
+            sums, numbers, state = self.untraced(self.kernel.read, v, hashes, document_starts, state, policy)
         return self._gated(sums, numbers, inputs["read_gate"]).to(v.dtype), state
 
     def settle(self, state: NgramState) -> NgramState:
-        return settle(state)
+        return settle(state, self.policy_for(state.S))
+
+    def owned(self, state: NgramState) -> NgramState:
+        return OwnedNgramState(*state)
 
     def reference(
         self, q: Tensor, k: Tensor, v: Tensor, document_starts: Tensor | None = None, inputs: Inputs = NOTHING

@@ -1,0 +1,74 @@
+"""Softmax attention in which each query sees an interval of keys, block by block: no mask of all pairs exists.
+
+On a GPU, flex_attention computes only the blocks that are listed, and evaluates the mask only in those that are not
+seen whole. (`varlen_attn` computes no float32, knows no unused keys inside a document, and takes document borders as a
+list, whose length would have to be read from the GPU.)
+
+B batch, H query heads, G key/value heads, each shared by H / G neighbouring query heads, T queries, S keys, K key dim,
+V value dim.
+"""
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lmlong.attention.key_blocks import BLOCK, VisibleKeys, block_lists
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, visible: VisibleKeys) -> Tensor:
+    """Return softmax(q K^T / sqrt(K)) V (B, H, T, V) of q (B, H, T, K), k (B, G, S, K) and v (B, G, S, V), over the
+    keys that each query sees, of which there must be one."""
+    if q.device.type == "cpu":
+        from lmlong.attention.block_sparse_cpu import read_blocks
+
+        lists = [tensor for part in block_lists(visible) for tensor in part]
+        return read_blocks(q, k, v, list(visible), lists)
+
+    from lmlong.attention.untraced import untraced
+
+    # the same kernel whether or not torch.compile runs the model
+    return untraced(by_flex_attention, q, k, v, visible)
+
+
+def by_flex_attention(q: Tensor, k: Tensor, v: Tensor, visible: VisibleKeys) -> Tensor:
+    """Compute `attend` on a GPU."""
+    from torch.nn.attention.flex_attention import BlockMask
+
+    first, last, in_use = visible
+
+    def sees(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (first[row, query] <= key) & (key <= last[query]) & in_use[row, key]
+
+    partial, full, partial_by_key, full_by_key = block_lists(visible)
+    mask = BlockMask(
+        seq_lengths=(q.shape[2], k.shape[2]),
+        kv_num_blocks=partial.length,
+        kv_indices=partial.columns,
+        full_kv_num_blocks=full.length,
+        full_kv_indices=full.columns,
+        q_num_blocks=partial_by_key.length,
+        q_indices=partial_by_key.columns,
+        full_q_num_blocks=full_by_key.length,
+        full_q_indices=full_by_key.columns,
+        BLOCK_SIZE=(BLOCK, BLOCK),
+        mask_mod=sees,
+    )
+    return compiled_flex_attention()(
+        q, k, v, block_mask=mask, enable_gqa=q.shape[1] != k.shape[1], kernel_options=KERNEL_OPTIONS
+    )
+
+
+KERNEL_OPTIONS = {"FORCE_USE_FLEX_ATTENTION": True}
+"""The same kernel for any number of queries: below 128, torch would compile another."""
+
+
+@cache
+def compiled_flex_attention() -> Any:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    # a kernel for each dtype, shape of heads and set of equal sizes, with and without gradients; not for each length
+    torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
+    # uncompiled, flex_attention computes all pairs: beyond the limit, with `fullgraph` it raises instead
+    return torch.compile(flex_attention, dynamic=True, fullgraph=True)
