@@ -123,7 +123,8 @@ def _in_process(quick: bool, part: int, report: Callable[[str], None]) -> list[d
     command = [sys.executable, __file__, "--part", str(part), *(["--quick"] if quick else [])]
     root = Path(__file__).resolve().parents[2]
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"TRITON_ALWAYS_COMPILE": "1", "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    path = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment |= {"TRITON_ALWAYS_COMPILE": "1", "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     environment.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # otherwise Triton 3.9 warns that its default will change
     rows = []
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
