@@ -64,11 +64,14 @@ PRODUCTS = ("scan_states", "tile_outputs", "backward_qk", "backward_v")
 DTYPES = ("bfloat16", "float32")
 
 PROBLEMS = (
-    *(Problem(dtype, width, width) for dtype, width in product(DTYPES, (16, 64, 128, 256))),
+    *(Problem(dtype, 64, 64) for dtype in DTYPES),
+    *(Problem(dtype, width, width, kernels=PRODUCTS) for dtype, width in product(DTYPES, (16, 32, 128, 256))),
     *(Problem(dtype, 64, 64, decays=False, starts=False, kernels=PRODUCTS) for dtype in DTYPES),
     Problem("bfloat16", 64, 64, decays=False, kernels=PRODUCTS),
     Problem("bfloat16", 64, 64, starts=False, kernels=PRODUCTS),
     Problem("bfloat16", 64, 64, "relu", kernels=PRODUCTS),
+    Problem("bfloat16", 64, 128, kernels=PRODUCTS),
+    Problem("bfloat16", 20, 11, kernels=PRODUCTS),  # no vectors are loaded
     *(Problem(dtype, 256, 64, "identity", kernels=PRODUCTS) for dtype in DTYPES),  # FAVOR+
     Problem("bfloat16", 160, 64, "identity", kernels=PRODUCTS),  # Taylor, projected to 16, padded
 )
