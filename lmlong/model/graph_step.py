@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lmlong.model.hourglass import BlockPhase
+from lmlong.model.hourglass import BlockPhase, any_phase
 from lmlong.model.language_model import LanguageModel, ModelState
 from lmlong.model.state import rebuild_state
 from lmlong.native.state import map_state, state_tensors
@@ -25,9 +25,6 @@ MAX_BATCHES = 8
 
 WARM_UP = 2
 """Steps before the recording, in which libraries load kernels and allocate memory that no graph may contain."""
-
-ANY_PHASE = BlockPhase(blocks=1, first=0, even=False, fresh=True)
-"""A phase in which all layers compute."""
 
 Run = Callable[[], Tensor]
 """A step between fixed tensors, which returns logits (B, V)."""
@@ -89,7 +86,9 @@ class _Batch:
         self._graphs: dict[BlockPhase | None, Run] = {}
         self._token = torch.zeros_like(like.position)
         # a state may come in other dtypes than those in which steps keep it
-        _, after = model.decode_step(self._token, model.settle(like), ANY_PHASE if model.hourglass else None)
+        _, after = model.decode_step(
+            self._token, model.settle(like), any_phase(model.hourglass.factor, 1) if model.hourglass else None
+        )
         self._form = map_state(lambda x: x.to("meta"), after)
         self._memory = _Memory.empty(list(state_tensors(self._form)), self._token.device)
         self._tensors = list(self._memory.tensors())
