@@ -3,7 +3,7 @@
 B batch, T time, V vocabulary.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -52,13 +52,16 @@ class LanguageModel(TextModel):
 
     def __init__(self, options: recipe.Model, vocabulary: int, activation_checkpointing: bool = False):
         super().__init__(options, vocabulary, activation_checkpointing)
-        self.blocks = nn.ModuleList(Block(options, kind) for kind in options.kinds)  # type: ignore[assignment]
+        self.kinds = options.kinds
+        self.blocks = nn.ModuleList(Block(options, kind) for kind in self.kinds)  # type: ignore[assignment]
         self.hourglass = Hourglass(options) if options.downsample else None
         self.past_tokens = self._count_past_tokens()
         self.norm = RMSNorm(options.width, epsilon=options.norm_epsilon)
         self.lm_head = LMHead(self.embedding if options.tied_output else nn.Embedding(vocabulary, options.width))
         self.fast_step: DecodeStep | None = None
         """The decode step by native code or a CUDA graph; None if torch runs `decode_step`."""
+        self.kernel_is_set = False
+        """Whether `use_kernel` has set the kernel, which `kernel: auto` then leaves alone."""
         self.init_weights()
 
     @torch.no_grad()
@@ -257,10 +260,31 @@ class LanguageModel(TextModel):
                 attention.state_dtype = dtype
 
     def use_kernel(self, name: str) -> None:
-        """Set the kernel with which attentions compute many tokens: `torch`, `native` or `triton`. A kernel hands over
-        to torch whatever it cannot compute."""
-        for attention in self.attention_parts:
-            attention.use_kernel(name)
+        """Set the kernel with which attentions compute many tokens: `torch`, `native`, `triton` or `fla`. Torch
+        computes whatever the kernel cannot, and attentions without a kernel of that name."""
+        self.kernel_is_set = True
+        self.use_kernels(dict.fromkeys(self.kinds, name))
+
+    def use_kernels(self, names: Mapping[str, str]) -> None:
+        """Set the kernels with which attentions compute many tokens, by their kinds in the recipe."""
+        for kind, attentions in self.with_kernels.items():
+            for attention in attentions:
+                attention.use_kernel(names[kind])
+
+    @property
+    def kernel_names(self) -> dict[str, str]:
+        """The names of the kernels, by the kinds of the attentions."""
+        return {kind: attentions[0].kernel_name for kind, attentions in self.with_kernels.items()}
+
+    @property
+    def with_kernels(self) -> dict[str, list[CausalAttention]]:
+        """The attentions that have kernels, by their kinds."""
+        attentions: dict[str, list[CausalAttention]] = {}
+        for kind, attention in zip(self.kinds, self.attentions, strict=True):
+            for part in attention.parts:
+                if part.kernels:
+                    attentions.setdefault(kind, []).append(part)
+        return attentions
 
     def native_spec(self) -> NativeSpec:
         options = {
