@@ -51,9 +51,6 @@ class ChunkedKernel(Kernel):
     def arrange(self, x: Tensor) -> Tensor:
         return to_chunks(x).flatten(0, 1)
 
-    def restore(self, dx: Tensor, into: Tensor) -> None:
-        from_chunks(dx.unflatten(0, (-1, len(into))), into)
-
 
 def decay_masks(
     document_starts: Tensor | None,
@@ -108,6 +105,62 @@ def from_chunks(x: Tensor, out: Tensor) -> None:
     out[:, :, : whole * size].unflatten(2, (whole, size)).copy_(x[:whole].movedim(0, 2))
     if rest:
         out[:, :, whole * size :] = x[whole, :, :, :rest]
+
+
+def accumulate(states: Tensor, transitions: Tensor | None, policy: DevicePolicy, backwards: bool = False) -> Tensor:
+    """Add to each of the states (N + 1, B, H, F, V), in place, the sum in the state before it times a transition.
+
+    `transitions` (N, B, H, ...) are numbers or columns (F, 1) that multiply states, or None if states are only summed.
+    With `backwards`, the sum in the state after it.
+    """
+    if policy.span_bytes is not None:
+        return accumulate_in_tree(states, None if transitions is None else transitions.clone(), backwards)
+    each = states.unbind()
+    steps = range(len(each) - 1)
+    for n in reversed(steps) if backwards else steps:
+        into, source = (each[n], each[n + 1]) if backwards else (each[n + 1], each[n])
+        into.add_(source if transitions is None else source * transitions[n])
+    return states
+
+
+def accumulate_in_tree(states: Tensor, transitions: Tensor | None, backwards: bool = False) -> Tensor:
+    """Do as `accumulate` in 2 log2(N) steps, each for all blocks of `size` states at once. Transitions may be matrices
+    (F, F) too; they are overwritten with products.
+
+    Going up, the last state of each two blocks receives the sum over both. Going down, the last state of each other
+    block receives what comes before the block.
+    """
+    sizes = [1 << level for level in range(len(states).bit_length() - 1)]
+    for first, size in [*((2 * size - 1, size) for size in sizes), *((3 * size - 1, size) for size in sizes[::-1])]:
+        count = len(range(first, len(states), 2 * size))
+        if count == 0:
+            continue
+        into, source = (_each(states, begin, 2 * size, count, backwards) for begin in (first, first - size))
+        if transitions is None:
+            into.add_(source)
+            continue
+        is_matrix = transitions.shape[-1] > 1
+        over_block = _each(transitions, first - 1, 2 * size, count, backwards)
+        if is_matrix:
+            into.add_(over_block @ source)
+        else:
+            into.addcmul_(over_block, source)
+        if first < 2 * size and count > 1:  # no block comes before the first two
+            into, source = (
+                _each(transitions, begin, 2 * size, count - 1, backwards) for begin in (4 * size - 2, 3 * size - 2)
+            )
+            if is_matrix:
+                into.copy_(into @ source)
+            else:
+                into.mul_(source)
+    return states
+
+
+def _each(x: Tensor, first: int, step: int, count: int, backwards: bool) -> Tensor:
+    """Return `count` elements of x from `first`, `step` apart; counted from the end if `backwards`."""
+    length = step * (count - 1) + 1
+    begin = len(x) - first - length if backwards else first
+    return x[begin : begin + length : step]
 
 
 def add_matmul(total: Tensor, left: Tensor, right: Tensor) -> Tensor:

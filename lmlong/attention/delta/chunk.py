@@ -10,7 +10,11 @@ e_s) and r the decay masks of chunks.py,
     y_t = sum_(s<=t) W_ts (fq_t . fk_s) u_s + a_t S^T fq_t                         S' = r S + sum_s e_s fk_s u_s^T
 
 The inverse of I + L is applied to b v and b a fk for all chunks at once; only the state is then computed chunk by chunk
-(the WY or UT form, Yang et al. 2024). With dx for the gradient of x, and P_ts = W_ts (fq_t . fk_s),
+(the WY or UT form, Yang et al. 2024). On a GPU the transitions of chunks, which are matrices, are composed in a tree:
+
+    S' = (r I - (e fk)^T (I + L)^-1 b a fk) S + (e fk)^T (I + L)^-1 b v
+
+ With dx for the gradient of x, and P_ts = W_ts (fq_t . fk_s),
 
     dU = P^T dY + e fk dS'      dR = (I + L)^-T dU      dL = -dR U^T      dS = r dS' - (b a fk)^T dR + (a fq)^T dY
 
@@ -20,75 +24,129 @@ all log a between s and t, as in linear attention.
 N chunks, B batch, H heads, C tokens in a chunk, F features, V value dim.
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from lmlong.attention.chunks import ChunkedKernel, Decay, decay_masks, from_chunks, masked, scaled, to_chunks
+from lmlong.attention.chunks import (
+    ChunkedKernel,
+    Decay,
+    accumulate_in_tree,
+    add_matmul,
+    decay_masks,
+    from_chunks,
+    masked,
+    scaled,
+    to_chunks,
+)
 from lmlong.attention.scan import Span
+
+PARTS = 4
+"""Parts into which a GPU divides the chunks of a span: only the states are in memory for all chunks at once."""
 
 
 class Chunks(NamedTuple):
-    """The tokens of a span in chunks, and their decayed products. The last chunk is padded with zeros, which leave
-    states unchanged."""
+    """The tokens of chunks. The last chunk is padded with zeros, which leave states unchanged. What takes memory and
+    little time is computed where it is needed."""
 
     fq: Tensor  # (N, B, H, C, F)
     fk: Tensor  # (N, B, H, C, F)
     v: Tensor  # (N, B, H, C, V)
     beta: Tensor  # (N, B, H, C, 1)
     decay: Decay
-    P: Tensor  # (N, B, H, C, C)
-    M: Tensor  # (N, B, H, C, C) W_ts (fk_t . fk_s) for s < t, so that L = b M
-    fq_before: Tensor  # a fq
-    fk_before: Tensor  # a fk
-    fk_to_end: Tensor  # e fk
+
+    def P(self) -> Tensor:
+        return masked(self.fq @ self.fk.mT, self.decay)
+
+    def M(self) -> Tensor:
+        """Return W_ts (fk_t . fk_s) for s < t, so that L = b M."""
+        return masked(self.fk @ self.fk.mT, self.decay).tril_(-1)
+
+    def fq_before(self) -> Tensor:
+        """Return a fq."""
+        return scaled(self.fq, self.decay.from_state)
+
+    def fk_before(self) -> Tensor:
+        """Return a fk."""
+        return scaled(self.fk, self.decay.from_state)
+
+    def fk_to_end(self) -> Tensor:
+        """Return e fk."""
+        return scaled(self.fk, self.decay.to_end)
 
 
 class ChunkKernel(ChunkedKernel):
     """Computes a span in chunks of equal length."""
 
     def forward(self, x: Span, state: Tensor) -> Tensor:
-        c = self._chunks(x, state.dtype)
-        states, changes = self._states(c, state)
-        from_chunks(c.P @ changes + c.fq_before @ states[:-1], x.y)
-        return states[-1].clone()  # a view would keep the states of all chunks alive
+        if self.policy.span_bytes is None:
+            c = self._chunks(x, state.dtype)
+            states, changes = self._states(c, c.beta * c.M(), state)
+            from_chunks(c.P() @ changes + c.fq_before() @ states[:-1], x.y)
+            return states[-1].clone()  # a view would keep the states of all chunks alive
+        states, transitions = self._empty_states(x, state)
+        states[0] = state
+        for n, part in _parts(x):
+            self._compose(part, transitions[n], states[1:][n])
+        accumulate_in_tree(states, transitions)
+        for n, part in _parts(x):
+            c, before = self._chunks(part, state.dtype), states[:-1][n]
+            y = c.fq_before() @ before
+            from_chunks(add_matmul(y, c.P(), _changes(c, c.beta * c.M(), before)), part.y)
+        return states[-1].clone()
 
     def backward(self, x: Span, dx: Span, state: Tensor, dstate: Tensor, dweights: list[Tensor]) -> Tensor:
-        c, dy = self._chunks(x, state.dtype), to_chunks(dx.y).to(state.dtype)
-        states, changes = self._states(c, state)
-        dstates, dR = self._state_grads(c, dy, dstate)
-        before, dafter = states[:-1], dstates[1:]
-        dP = masked(dy @ changes.mT, c.decay)
-        dL = (dR @ changes.mT).tril_(-1).neg_()
-        dM = masked(c.beta * dL, c.decay)
-        dfq = scaled(dy @ before.mT, c.decay.from_state) + dP @ c.fk
-        # weights that end at a token and weights that begin there have opposite signs in the gradient of log a
-        dfk_end = dM @ c.fk - scaled((c.beta * dR) @ before.mT, c.decay.from_state)
-        dfk_begin = dP.mT @ c.fq + dM.mT @ c.fk + scaled(changes @ dafter.mT, c.decay.to_end)
-        dx.q.copy_(dfq.flatten(0, 1))
-        dx.k.copy_((dfk_end + dfk_begin).flatten(0, 1))
-        from_chunks(c.beta * dR, dx.v)
-        if dx.log_decay is not None:
-            pairs = (c.fq * dfq + c.fk * (dfk_end - dfk_begin)).sum(-1)
-            whole = (states[1:] * dafter).sum((-1, -2))
-            from_chunks(pairs.flip(-1).cumsum(-1).flip(-1) + whole[..., None], dx.log_decay)
-        if dx.beta is not None:
-            from_chunks((dR * (c.v - c.fk_before @ before)).sum(-1) + (dL * c.M).sum(-1), dx.beta)
+        if self.policy.span_bytes is None:
+            c, dy = self._chunks(x, state.dtype), to_chunks(dx.y).to(state.dtype)
+            L = c.beta * c.M()
+            states, changes = self._states(c, L, state)
+            dstates, dR = self._state_grads(c, L, dy, dstate)
+            _write_grads(c, dy, states, changes, dstates, dR, dx)
+            return dstates[0].clone()
+        states, transitions = self._empty_states(x, state)
+        dstates = torch.empty_like(states)
+        states[0], dstates[-1] = state, dstate
+        for (n, part), (_, dpart) in zip(_parts(x), _parts(dx), strict=True):
+            self._compose(part, transitions[n], states[1:][n], dpart.y, dstates[:-1][n])
+        accumulate_in_tree(states, transitions.clone())
+        accumulate_in_tree(dstates, transitions.mT, backwards=True)
+        del transitions
+        for (n, part), (_, dpart) in zip(_parts(x), _parts(dx), strict=True):
+            c, dy = self._chunks(part, state.dtype), to_chunks(dpart.y).to(state.dtype)
+            L, around = c.beta * c.M(), slice(n.start, n.stop + 1)
+            changes = _changes(c, L, states[n])
+            dR = _solve(L, add_matmul(c.fk_to_end() @ dstates[1:][n], c.P().mT, dy), transposed=True)
+            _write_grads(c, dy, states[around], changes, dstates[around], dR, dpart)
         return dstates[0].clone()
 
-    def _states(self, c: Chunks, S: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the states before each chunk and after the last, and the changes U."""
-        solved = _solve(c.beta * c.M, c.beta * torch.cat([c.v, -c.fk_before], dim=-1))
-        of_values, of_keys = (part.contiguous() for part in solved.split([c.v.shape[-1], c.fk.shape[-1]], dim=-1))
-        return self.recurrence(S, c.decay.chunk, of_values, of_keys, c.fk_to_end, None, backwards=False)
+    def _compose(
+        self, x: Span, matrices: Tensor, added: Tensor, dy: Tensor | None = None, dadded: Tensor | None = None
+    ) -> None:
+        """Write the matrices that multiply the state in each chunk of x, and what is added to it; with dy, also what is
+        added to its gradient."""
+        c = self._chunks(x, added.dtype)
+        L, before = c.beta * c.M(), c.beta * c.fk_before()
+        written = _solve(L, c.fk_to_end(), transposed=True).mT
+        matrices.copy_(written @ before).neg_()
+        matrices.diagonal(dim1=-2, dim2=-1).add_(1 if c.decay.chunk is None else c.decay.chunk[..., 0])
+        added.copy_(written @ (c.beta * c.v))
+        if dy is not None and dadded is not None:
+            dy = to_chunks(dy).to(added.dtype)
+            dadded.copy_(c.fq_before().mT @ dy).sub_(before.mT @ _solve(L, c.P().mT @ dy, transposed=True))
 
-    def _state_grads(self, c: Chunks, dy: Tensor, dS: Tensor) -> tuple[Tensor, Tensor]:
+    def _states(self, c: Chunks, L: Tensor, S: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the states before each chunk and after the last, and the changes U."""
+        solved = _solve(L, c.beta * torch.cat([c.v, -c.fk_before()], dim=-1))
+        of_values, of_keys = (part.contiguous() for part in solved.split([c.v.shape[-1], c.fk.shape[-1]], dim=-1))
+        return self.recurrence(S, c.decay.chunk, of_values, of_keys, c.fk_to_end(), None, backwards=False)
+
+    def _state_grads(self, c: Chunks, L: Tensor, dy: Tensor, dS: Tensor) -> tuple[Tensor, Tensor]:
         """Return the gradients of the states before each chunk and after the last, and dR (N, B, H, C, V)."""
-        right = torch.cat([c.P.mT @ dy, c.fk_to_end], dim=-1)
-        solved = _solve(c.beta * c.M, right, transposed=True)
+        solved = _solve(L, torch.cat([c.P().mT @ dy, c.fk_to_end()], dim=-1), transposed=True)
         of_outputs, of_state = (part.contiguous() for part in solved.split([dy.shape[-1], c.fk.shape[-1]], dim=-1))
-        read, of_queries = -c.beta * c.fk_before, c.fq_before.mT @ dy
+        read, of_queries = -c.beta * c.fk_before(), c.fq_before().mT @ dy
         return self.recurrence(dS, c.decay.chunk, of_outputs, of_state, read, of_queries, backwards=True)
 
     def recurrence(
@@ -114,10 +172,54 @@ class ChunkKernel(ChunkedKernel):
         assert x.beta is not None
         v, beta = to_chunks(x.v).to(dtype), to_chunks(x.beta).to(dtype)
         fq, fk = (part.to(dtype).unflatten(0, v.shape[:2]) for part in (x.q, x.k))
-        decay = decay_masks(x.document_starts, x.log_decay, dtype, dtype, self.policy)
-        P, M = masked(fq @ fk.mT, decay), masked(fk @ fk.mT, decay).tril_(-1)
-        before = scaled(fq, decay.from_state), scaled(fk, decay.from_state)
-        return Chunks(fq, fk, v, beta[..., None], decay, P, M, *before, scaled(fk, decay.to_end))
+        return Chunks(
+            fq, fk, v, beta[..., None], decay_masks(x.document_starts, x.log_decay, dtype, dtype, self.policy)
+        )
+
+    def _empty_states(self, x: Span, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Return tensors for the states (N + 1, B, H, F, V) and the transitions of chunks (N, B, H, F, F)."""
+        chunks, features = len(x.q) // len(like), like.shape[2]
+        return like.new_empty(chunks + 1, *like.shape), like.new_empty(chunks, *like.shape[:3], features)
+
+
+def _parts(x: Span) -> Iterator[tuple[slice, Span]]:
+    """Divide the chunks of a span, whose queries and keys are in chunks, into PARTS, unless they are few."""
+    (rows, _, size, _), batch = x.q.shape, len(x.v)
+    chunks = rows // batch
+    each = chunks // PARTS if chunks >= 2 * PARTS else chunks  # never a last part of a few tokens, in a shorter chunk
+    begins = [*range(0, chunks - each + 1, each)]
+    for begin, end in zip(begins, [*begins[1:], chunks], strict=True):
+        rows_of_part = slice(begin * batch, end * batch)
+        part = x.part(begin * size, (end - begin) * size)
+        yield slice(begin, end), part._replace(q=x.q[rows_of_part], k=x.k[rows_of_part])
+
+
+def _changes(c: Chunks, L: Tensor, before: Tensor) -> Tensor:
+    """Return the changes U, given the states before each chunk."""
+    return _solve(L, c.beta * (c.v - c.fk_before() @ before))
+
+
+def _write_grads(c: Chunks, dy: Tensor, states: Tensor, changes: Tensor, dstates: Tensor, dR: Tensor, dx: Span) -> None:
+    """Write the gradients dx, given the states before each chunk and after the last, the changes U, and the gradients
+    of both."""
+    before, dafter = states[:-1], dstates[1:]
+    dP = masked(dy @ changes.mT, c.decay)
+    dL = (dR @ changes.mT).tril_(-1).neg_()
+    dM = masked(c.beta * dL, c.decay)
+    dfq = scaled(dy @ before.mT, c.decay.from_state) + dP @ c.fk
+    # weights that end at a token and weights that begin there have opposite signs in the gradient of log a
+    dfk_end = dM @ c.fk - scaled((c.beta * dR) @ before.mT, c.decay.from_state)
+    dfk_begin = dP.mT @ c.fq + dM.mT @ c.fk + scaled(changes @ dafter.mT, c.decay.to_end)
+    dx.q.copy_(dfq.flatten(0, 1))
+    dx.k.copy_((dfk_end + dfk_begin).flatten(0, 1))
+    from_chunks(c.beta * dR, dx.v)
+    del dP, dM
+    if dx.log_decay is not None:
+        pairs = (c.fq * dfq + c.fk * (dfk_end - dfk_begin)).sum(-1)
+        whole = (states[1:] * dafter).sum((-1, -2))
+        from_chunks(pairs.flip(-1).cumsum(-1).flip(-1) + whole[..., None], dx.log_decay)
+    if dx.beta is not None:
+        from_chunks((dR * (c.v - c.fk_before() @ before)).sum(-1) + (dL * c.M()).sum(-1), dx.beta)
 
 
 def _solve(L: Tensor, right: Tensor, transposed: bool = False) -> Tensor:

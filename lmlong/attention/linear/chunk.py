@@ -31,6 +31,7 @@ from torch.nn.functional import pad
 from lmlong.attention.chunks import (
     ChunkedKernel,
     Decay,
+    accumulate,
     add_matmul,
     decay_masks,
     from_chunks,
@@ -51,7 +52,7 @@ class ChunkKernel(ChunkedKernel):
     def forward(self, x: Span, state: Tensor) -> Tensor:
         fq, fk, v = _chunks(x)
         decay = self._decay(x, fq.dtype, state.dtype)
-        states = _states(fk, v, decay, state)
+        states = self._states(fk, v, decay, state)
         weights = masked(pair_products(fq, fk, decay.pairs), decay)
         fq = scaled(fq, decay.from_state)
         S, z = states[:-1, ..., :-1].to(fq.dtype), states[:-1, ..., None, :, -1].contiguous()
@@ -67,23 +68,27 @@ class ChunkKernel(ChunkedKernel):
     def backward(self, x: Span, dx: Span, state: Tensor, dstate: Tensor, dweights: list[Tensor]) -> Tensor:
         fq, fk, v = _chunks(x)
         decay = self._decay(x, fq.dtype, dstate.dtype)
-        states, dn = _states(fk, v, decay, state), _output_grads(x, dx, fq.dtype)
-        v1 = pad(v, (0, 1), value=1)
+        dn, v1 = _output_grads(x, dx, fq.dtype), pad(v, (0, 1), value=1)
         from_queries = scaled(fq, decay.from_state).mT @ dn
-        dstates = _accumulate(torch.cat([from_queries, dstate[None]]), decay.chunk, backwards=True)
-        dS_after = dstates[1:].to(dn.dtype)
+        dstates = accumulate(torch.cat([from_queries, dstate[None]]), decay.chunk, self.policy, backwards=True)
+        del from_queries
+        states, dS_after = self._states(fk, v, decay, state), dstates[1:].to(dn.dtype)
         dfq, dfk = dn @ states[:-1].to(dn.dtype).mT, v1 @ dS_after.mT
         if decay.from_state is not None and decay.to_end is not None:
             dfq, dfk = dfq.mul_(decay.from_state), dfk.mul_(decay.to_end)
         A = masked(dn @ v1.mT, decay)
         dfq, dfk = add_keys(dfq, A, fk, decay.pairs), add_queries(dfk, A, fq, decay.pairs)
-        weights = masked(pair_products(fq, fk, decay.pairs), decay)
+        del A, v1
         dv = scaled(fk, decay.to_end) @ dS_after[..., :-1]
+        del dS_after
+        weights = masked(pair_products(fq, fk, decay.pairs), decay)
+        from_chunks(add_matmul(dv, weights.mT, dn[..., :-1]), dx.v)
+        del weights, dv, dn
         dx.q.copy_(dfq.flatten(0, 1))
         dx.k.copy_(dfk.flatten(0, 1))
-        from_chunks(add_matmul(dv, weights.mT, dn[..., :-1]), dx.v)
         if dx.log_decay is not None:
-            of_tokens = fq.to(dstate.dtype) * dfq - fk.to(dstate.dtype) * dfk
+            of_tokens = fq.to(dstate.dtype) * dfq
+            of_tokens -= fk.to(dstate.dtype) * dfk
             of_states = (states[1:] * dstates[1:]).sum(-1)[..., None, :]
             if decay.pairs is None:
                 of_tokens, of_states = of_tokens.sum(-1), of_states.sum(-1)
@@ -94,6 +99,15 @@ class ChunkKernel(ChunkedKernel):
         if x.log_decay is not None and x.log_decay.ndim == 4:
             return channel_decay_masks(x.document_starts, x.log_decay, dtype, state_dtype, self.policy)
         return decay_masks(x.document_starts, x.log_decay, dtype, state_dtype, self.policy)
+
+    def _states(self, fk: Tensor, v: Tensor, decay: Decay, S: Tensor) -> Tensor:
+        """Return the states before each chunk and after the last, (N + 1, B, H, F, V + 1), given the state S before."""
+        states = S.new_empty(len(v) + 1, *S.shape)
+        fk = scaled(fk, decay.to_end)
+        states[0] = S
+        states[1:, ..., :-1] = fk.mT @ v
+        states[1:, ..., -1] = fk.sum(-2, dtype=S.dtype)  # a sum in S's dtype: a matrix product would round
+        return accumulate(states, decay.chunk, self.policy)
 
 
 def _chunks(x: Span) -> tuple[Tensor, Tensor, Tensor]:
@@ -107,16 +121,6 @@ def _chunks(x: Span) -> tuple[Tensor, Tensor, Tensor]:
     return fq, fk, v
 
 
-def _states(fk: Tensor, v: Tensor, decay: Decay, S: Tensor) -> Tensor:
-    """Return the states before each chunk and after the last, (N + 1, B, H, F, V + 1), given the state S before."""
-    states = S.new_empty(len(v) + 1, *S.shape)
-    fk = scaled(fk, decay.to_end)
-    states[0] = S
-    states[1:, ..., :-1] = fk.mT @ v
-    states[1:, ..., -1] = fk.sum(-2, dtype=S.dtype)  # a sum in S's dtype: a matrix product would round
-    return _accumulate(states, decay.chunk)
-
-
 def _output_grads(x: Span, dx: Span, dtype: torch.dtype) -> Tensor:
     """Return dn (N, B, H, C, V + 1). Its last entry is 0 if the denominator was clamped."""
     assert x.denominators is not None
@@ -125,13 +129,3 @@ def _output_grads(x: Span, dx: Span, dtype: torch.dtype) -> Tensor:
     dn = to_chunks(dx.y) / denominators[..., None]
     dm = (dn * y).sum(-1, keepdim=True).neg_().mul_((denominators > MIN_DENOMINATOR)[..., None])
     return torch.cat([dn, dm], dim=-1).to(dtype)
-
-
-def _accumulate(states: Tensor, decay: Tensor | None, backwards: bool = False) -> Tensor:
-    """Add to each state the decayed state before it, or after it if `backwards`."""
-    each = states.unbind()
-    steps = range(len(each) - 1)
-    for n in reversed(steps) if backwards else steps:
-        into, source = (each[n], each[n + 1]) if backwards else (each[n + 1], each[n])
-        into.add_(source if decay is None else source * decay[n])
-    return states

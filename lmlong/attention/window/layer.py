@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad, scaled_dot_product_attention
 
+from lmlong import recipe
 from lmlong.attention.base import CausalAttention, causal_mask
 from lmlong.attention.block_sparse import attend
 from lmlong.attention.inputs import NOTHING, Inputs
@@ -51,6 +52,10 @@ class WindowAttention(CausalAttention[WindowState]):
     def __init__(self, heads: int, head_dim: int, value_dim: int, window: int):
         super().__init__()
         self.heads, self.head_dim, self.value_dim, self.window = heads, head_dim, value_dim, window
+
+    @classmethod
+    def from_options(cls, heads: int, head_dim: int, value_dim: int, options: recipe.Attention) -> "WindowAttention":
+        return cls(heads, head_dim, value_dim, options.window)
 
     def init_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> WindowState:
         k, v = (
