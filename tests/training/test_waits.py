@@ -1,7 +1,12 @@
 """Training as on a GPU, tested on a CPU: no step waits for a value, and what is fetched late is the same."""
 
+import json
 import math
+import os
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -168,3 +173,43 @@ def test_a_signal_saves_the_step_with_its_figures(
     assert read.find(tmp_path / "run").name == "step-00000006"
     assert len(read.read_training(read.find(tmp_path / "run"))["recent"]) == 6
     assert logged_steps(tmp_path / "run") == [4]
+
+
+TWO = """
+import json, sys
+from pathlib import Path
+
+sys.path.insert(0, {tests!r})
+from waits import count_waits
+
+from lmlong.attention.device_policy import GPU_POLICY
+from lmlong.recipe import file as recipe_file
+from lmlong.training.run import run
+
+with count_waits() as waits:
+    result = run(recipe_file.load({recipe!r}, sys.argv[2:]), Path(sys.argv[1]), "auto", policy=GPU_POLICY)
+Path(sys.argv[1], f"waits-{{result.is_main_process}}").write_text(json.dumps(waits))
+sys.exit(128 + result.signal if result.signal else 0)
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_agree_only_where_they_wait_anyway(tiny: Path, tmp_path: Path, recipe_of: Recipes) -> None:
+    """A script of its own, since Lightning starts it again for the second process."""
+    script, one, two = tmp_path / "two.py", tmp_path / "one", tmp_path / "two"
+    script.write_text(TWO.format(tests=str(Path(__file__).parent), recipe=str(tiny)))
+    options = (*LONG, EVERY_FOUR, "training.kernel=torch", "training.steps=40")
+    command = [sys.executable, str(script), str(two), *options, "devices=2", "training.batch_size=2"]
+    child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    while not metrics(two) and child.poll() is None:
+        time.sleep(0.002)
+    os.killpg(child.pid, signal.SIGTERM)
+    assert child.wait(60) == 143, child.stderr and child.stderr.read()
+    step = int(read.find(two).name[5:])
+    assert step % 4 == 0 and 0 < step < 40
+    subprocess.run(command, check=True)
+    assert losses(two) == pytest.approx(losses(on_gpu(recipe_of(*options), one)), rel=1e-4)
+    assert logged_steps(two) == logged_steps(one) == list(range(4, 41, 4))
+    times = (40 - step) // 4
+    for rank in ("True", "False"):  # a fetch is that of the figures and that of their sums over the ranks
+        assert json.loads((two / f"waits-{rank}").read_text()) == {"fetch": 2 * times, "agree": times + 1}

@@ -19,8 +19,11 @@ READING = {"_local_scalar_dense", "equal", "is_nonzero", "masked_select", "nonze
 METHODS = {Tensor.tolist: "tolist", Tensor.numpy: "numpy", Tensor.cpu: "cpu"}
 """Methods that wait on a GPU, and are no operations of torch on a CPU."""
 
-BETWEEN_STEPS = {("callbacks.py", name) for name in ("_fetch", "_validate", "_final", "_save")}
+BETWEEN_STEPS = {("callbacks.py", name) for name in ("_validate", "_final", "_save")}
 """Files and functions that may wait."""
+
+COUNTED = {("callbacks.py", "_fetch"): "fetch", ("signals.py", "agree"): "agree"}
+"""Those whose waits are counted."""
 
 ON_THE_CPU = {("segments.py", "__init__")}
 """Those that read a number of the CPU."""
@@ -52,18 +55,18 @@ class _Methods(TorchFunctionMode):
 
 @contextmanager
 def count_waits() -> Iterator[Counter[str]]:
-    """Count what would wait in the training steps within the block, by operation and place, and the fetches of their
-    figures."""
+    """Count what would wait in the training steps within the block, by operation and place, and what waits between
+    them: each fetch of their figures, and each agreement of several processes on signals."""
     waits: Counter[str] = Counter()
 
     def found(name: str) -> None:
         frames = list(_frames(sys._getframe(2)))
         functions = {(Path(frame.f_code.co_filename).name, frame.f_code.co_name) for frame in frames}
-        if ("training_epoch_loop.py", "advance") in functions and not functions & (BETWEEN_STEPS | ON_THE_CPU):
+        if between := functions & COUNTED.keys():
+            waits.update(COUNTED[function] for function in between)
+        elif ("training_epoch_loop.py", "advance") in functions and not functions & (BETWEEN_STEPS | ON_THE_CPU):
             place = next(f for f in frames if "lmlong" in f.f_code.co_filename)
             waits[f"{name} in {place.f_code.co_filename}:{place.f_lineno}"] += 1
-        elif ("callbacks.py", "_fetch") in functions:
-            waits["fetch"] += 1
 
     with ExitStack() as modes:
         modes.enter_context(_Operations(found))
