@@ -26,6 +26,9 @@ class DevicePolicy(NamedTuple):
     logits: int
     """Maximum number of logits in memory at once."""
 
+    piece_tokens: int
+    """Tokens of all rows of a batch that are read at once in a long text, if not more of each row are read anyway."""
+
     reads_values: bool
     """Whether reading a value costs nothing, so that code may branch on it."""
 
@@ -42,6 +45,7 @@ CPU_POLICY = DevicePolicy(
     conv_tokens=128,
     logit_tokens=512,
     logits=2**22,
+    piece_tokens=0,
     reads_values=True,
     block_sparse=False,
     tries_kernels=False,
@@ -54,6 +58,7 @@ GPU_POLICY = DevicePolicy(
     conv_tokens=None,
     logit_tokens=None,
     logits=2**27,
+    piece_tokens=2**16,
     reads_values=False,
     block_sparse=True,
     tries_kernels=True,

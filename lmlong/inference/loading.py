@@ -202,7 +202,7 @@ class TrainedLanguageModel(TrainedModel):
 
     def use_fast_step(self) -> None:
         """Decode several times faster: on a CPU by native code, compiled once on a machine; on a GPU by a CUDA graph,
-        which torch.compile takes some seconds to build."""
+        recorded at the first step of each batch size. It is first compared with torch."""
         if why := why_no_fast_step(self.model):
             raise UsageError(f"--fast-decode: {why}")
         self.model.fast_step = make_fast_step(self.model)

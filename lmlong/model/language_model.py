@@ -25,9 +25,8 @@ from lmlong.model.segments import Segment, checkpointed_loss, segmented_loss
 from lmlong.native.spec import NativeSpec
 
 PIECE = 4096
-"""Tokens scored at once. A longer text is scored piece by piece from the state of the previous piece, in constant
-memory."""
-
+"""Tokens of each row scored at once, or more on a GPU (`LanguageModel.piece`). A longer text is scored piece by piece
+from the state of the previous piece, in constant memory."""
 
 MOST_TOKENS = 1 << 53
 """Maximum number of tokens in a text: float64 represents every position up to it exactly."""
@@ -127,9 +126,9 @@ class LanguageModel(TextModel):
     def token_nll(
         self, tokens: Tensor, targets: Tensor, mask: Tensor | None = None, state: ModelState | None = None
     ) -> tuple[Tensor, ModelState | None]:
-        nll = []
-        for begin in range(0, tokens.shape[1], PIECE):
-            piece = slice(begin, begin + PIECE)
+        nll, size = [], self.piece(len(tokens))
+        for begin in range(0, tokens.shape[1], size):
+            piece = slice(begin, begin + size)
             document_starts = None if mask is None else mask[:, piece]
             hidden, state = self.hidden_states(tokens[:, piece], state, document_starts)
             nll.append(self.target_nll(hidden, targets[:, piece]))
@@ -221,6 +220,14 @@ class LanguageModel(TextModel):
     def block_phase(self, state: ModelState, document_starts: Tensor | None, time: int) -> BlockPhase | None:
         """Return the alignment of the next `time` tokens with blocks; None if no layers are downsampled."""
         return block_phase(self.hourglass.factor, state.position, document_starts, time) if self.hourglass else None
+
+    def piece(self, rows: int, least: int | None = None) -> int:
+        """Return how many tokens of each row to read at once: `least`, by default PIECE, or more by the device
+        policy."""
+        policy, least = self.policy_for(self.embedding.weight), least or PIECE
+        if not (self.constant_state or policy.block_sparse):  # softmax attention has a mask of all pairs
+            return least
+        return max(least, policy.piece_tokens // max(1, rows))
 
     @property
     def attentions(self) -> list[CausalAttention]:
