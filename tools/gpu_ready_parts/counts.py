@@ -105,7 +105,7 @@ def layer_pass(kind: str, length: int, starts: bool, width: int | None, trains: 
         document_starts = torch.zeros(1, length, dtype=torch.bool) if starts else None
         with watch, torch.set_grad_enabled(trains):
             hidden = bf16(lambda: model.hidden_states(tokens, None, document_starts)[0])
-            kept = watch.alive
+            kept = watch.now
             if trains:
                 hidden.backward(torch.zeros_like(hidden))
         return kept
@@ -121,7 +121,7 @@ def loss_pass(length: int, width: int | None) -> Pass:
         targets = torch.zeros(1, length, dtype=torch.long)
         with watch:
             loss = bf16(lambda: model.lm_head(hidden, targets))
-            kept = watch.alive
+            kept = watch.now
             loss.backward()
         return kept
 
@@ -136,7 +136,7 @@ def decode_pass(kind: str, length: int, width: int | None) -> Pass:
             _, state = bf16(lambda: model.hidden_states(torch.zeros(1, length, dtype=torch.long)))
             with watch:
                 bf16(lambda: model.step(torch.zeros(1, dtype=torch.long), state))
-        return watch.alive
+        return watch.now
 
     return watched(build(kind, width), work)
 
@@ -169,8 +169,8 @@ def failures(row: Row, loss: Pass, lengths: Sequence[int]) -> list[str]:
     first, last = row.train[0], row.train[-1]
     if limit and last.operations + loss.operations > limit:
         found.append(f"{name}: {last.operations + loss.operations:,} operations with the loss, more than {limit:,}")
-    for what, (short, *_, long) in {"training": row.train, "prefill": row.prefill}.items():
-        if long.operations > GROWTH * short.operations:
+    for what, (short, *_, long), head in (("training", row.train, loss.operations), ("prefill", row.prefill, 0)):
+        if long.operations + head > GROWTH * (short.operations + head):
             found.append(f"{name}, {what}: {short.operations:,} operations grow to {long.operations:,}")
     if last.kept > 1.1 * first.kept * lengths[-1] / lengths[0]:
         found.append(f"{name}: {last.kept / 1e9:.1f} GB are kept, which grow faster than the text")
