@@ -1,4 +1,4 @@
-"""Training steps of the recipes for GPUs by calculation: their memory, and the share of a GPU's peak that they allow."""
+"""Training steps of the recipes for GPUs by calculation: their memory, and the share of the peak that they allow."""
 
 from typing import NamedTuple
 
