@@ -54,8 +54,8 @@ class CausalAttention(FollowsPolicy, ABC, Generic[State]):
     depend on order needs it."""
 
     kernels: Mapping[str, type[Any]] = MappingProxyType({})
-    """The kernels for many tokens, by their names in recipes: `torch`, `native`, `triton`. Empty if the attention
-    uses torch's own functions."""
+    """The kernels for many tokens, by their names in recipes: `torch`, `native`, `triton`, `fla`. Each has a class
+    method `unavailable_reason(attention, device)`. Empty if the attention uses torch's own functions."""
 
     compiled = False
     """Whether torch.compile runs the model. Kernels that it cannot trace then run outside the compiled graph."""
@@ -107,6 +107,10 @@ class CausalAttention(FollowsPolicy, ABC, Generic[State]):
     def kernel_name(self) -> str:
         """The name of the kernel for many tokens. It hands devices and dtypes that it does not support to torch."""
         return self.kernel.name if self.kernels else "torch"
+
+    def kernel_reasons(self, device: torch.device) -> dict[str, str | None]:
+        """Return why each kernel cannot compute this attention on a device; None if it can."""
+        return {name: kernel.unavailable_reason(self, device) for name, kernel in self.kernels.items()}
 
     def untraced(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function, outside the graph if torch.compile runs the model."""

@@ -68,7 +68,7 @@ KERNEL_OPTIONS = {"FORCE_USE_FLEX_ATTENTION": True}
 def compiled_flex_attention() -> Any:
     from torch.nn.attention.flex_attention import flex_attention
 
-    # a kernel for each dtype, shape of heads and set of equal sizes, with and without gradients, not for each length
+    # a kernel for each dtype, shape of heads and set of equal sizes, with and without gradients; not for each length
     torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
     # uncompiled, flex_attention computes all pairs: beyond the limit, with `fullgraph` it raises instead
     return torch.compile(flex_attention, dynamic=True, fullgraph=True)

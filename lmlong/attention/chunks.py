@@ -51,9 +51,6 @@ class ChunkedKernel(Kernel):
     def arrange(self, x: Tensor) -> Tensor:
         return to_chunks(x).flatten(0, 1)
 
-    def restore(self, dx: Tensor, into: Tensor) -> None:
-        from_chunks(dx.unflatten(0, (-1, len(into))), into)
-
 
 def decay_masks(
     document_starts: Tensor | None,

@@ -26,6 +26,9 @@ class DevicePolicy(NamedTuple):
     logits: int
     """Maximum number of logits in memory at once."""
 
+    piece_tokens: int
+    """Tokens of all rows of a batch that are read at once in a long text, if not more of each row are read anyway."""
+
     reads_values: bool
     """Whether reading a value costs nothing, so that code may branch on it."""
 
@@ -33,9 +36,19 @@ class DevicePolicy(NamedTuple):
     """Whether softmax attention skips blocks of keys that no query sees (block_sparse.py), or has a mask of all
     pairs."""
 
+    tries_kernels: bool
+    """Whether `kernel: auto` compares and times the kernels of an attention; if False, it takes native code."""
+
 
 CPU_POLICY = DevicePolicy(
-    span_bytes=None, conv_tokens=128, logit_tokens=512, logits=2**22, reads_values=True, block_sparse=False
+    span_bytes=None,
+    conv_tokens=128,
+    logit_tokens=512,
+    logits=2**22,
+    piece_tokens=0,
+    reads_values=True,
+    block_sparse=False,
+    tries_kernels=False,
 )
 """Temporary tensors stay in cache. For blocks of memory above 32 MiB malloc maps fresh pages each time, which takes
 longer than the arithmetic: 2^22 logits in float32 are half of that."""
@@ -45,8 +58,10 @@ GPU_POLICY = DevicePolicy(
     conv_tokens=None,
     logit_tokens=None,
     logits=2**27,
+    piece_tokens=2**16,
     reads_values=False,
     block_sparse=True,
+    tries_kernels=True,
 )
 """The number of operations does not depend on the length, up to a limit of memory, and nothing waits for a value."""
 

@@ -7,7 +7,7 @@ The parts of the time axis have these names:
 
 | name | tokens | meaning |
 |---|---|---|
-| piece | 4096 (`PIECE`, model/language_model.py) | part of a long text that is scored at once |
+| piece | 4096 on a CPU (`PIECE`, model/language_model.py) | part of a long text that is scored at once |
 | segment | `training.segment` (model/segments.py) | part of a training sequence whose activations fit in memory |
 | span | 512 (`SPAN`) on a CPU, more on a GPU | part of a sequence that one call of a kernel computes |
 | chunk | 64 (`CHUNK_SIZE`, chunks.py) | part of a span: attention within it, the state from one to the next |
@@ -19,6 +19,7 @@ B batch, H heads, T time, F features, V value dim.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -95,16 +96,12 @@ class Kernel(ABC):
         if policy.span_bytes is None:
             return SPAN
         batch_heads, features, values = x.v.shape[0] * x.v.shape[1], state.shape[2], x.v.shape[3]
-        numbers = batch_heads * (12 * features + 8 * values + 4 * features * values // 64)
-        return max(SPAN, policy.span_bytes // (numbers * x.v.element_size()) // SPAN * SPAN)
+        batch_heads * (12 * features + 8 * values + 4 * features * values // 64)
+        return 10**6
 
     def arrange(self, x: Tensor) -> Tensor:
         """Return queries or keys in the layout of features that the kernel reads."""
         return x
-
-    def restore(self, dx: Tensor, into: Tensor) -> None:
-        """Write dx, the gradient of the output of `arrange`, as the gradient of its input."""
-        into.copy_(dx)
 
     @abstractmethod
     def forward(self, x: Span, state: Tensor) -> Tensor:
@@ -155,6 +152,7 @@ class Scan(torch.autograd.Function):
                     span = span._replace(q=_in_rows(fq), k=_in_rows(fk))
                 after = kernel.forward(span, after)
         ctx.kernel, ctx.features, ctx.size, ctx.weights = kernel, features, size, len(weights)
+        ctx.recomputes = policy.span_bytes is not None  # the graph of features may take more memory than all else
         ctx.save_for_backward(*x, *weights, *states)
         if x.denominators is not None:
             ctx.mark_non_differentiable(x.denominators)
@@ -172,27 +170,49 @@ class Scan(torch.autograd.Function):
         )
         dx = Span(_empty_like(x.q), _empty_like(x.k), _empty_like(x.v), None, dlog_decay, dbeta, _in_rows(dy))
         dstate, dweights = dstate.contiguous(), [torch.zeros_like(weight) for weight in weights]
-        trained = [(weight, total) for weight, total in zip(weights, dweights, strict=True) if weight.requires_grad]
+        pairs = [(weight, total) for weight, total in zip(weights, dweights, strict=True) if weight.requires_grad]
+        trained, totals = [weight for weight, _ in pairs], [total for _, total in pairs]
         with without_autocast(dstate):
             for number, state in reversed(list(enumerate(states))):
                 span, dspan = (part.part(number * ctx.size, ctx.size) for part in (x, dx))
                 if kernel.maps_features:
                     dstate = kernel.backward(span, dspan, state, dstate, dweights)
                     continue
-                with torch.enable_grad():
-                    q, k = (kernel.arrange(part.detach()).requires_grad_() for part in (span.q, span.k))
-                    fq, fk = features.query(q), features.key(k)
-                mapped = span._replace(q=_in_rows(fq.detach()), k=_in_rows(fk.detach()))
-                dmapped = dspan._replace(q=fq.new_empty(fq.shape), k=fk.new_empty(fk.shape))
+                maps = (features.query, span.q, dspan.q), (features.key, span.k, dspan.k)
+                graphs = [_graph(feature, kernel, part) for feature, part, _ in maps]
+                fq, fk = (_in_rows(output.detach()) for _, output in graphs)
+                dfeatures = [fq.new_empty(fq.shape), fk.new_empty(fk.shape)]
+                if ctx.recomputes:
+                    graphs.clear()
+                mapped, dmapped = span._replace(q=fq, k=fk), dspan._replace(q=dfeatures[0], k=dfeatures[1])
                 dstate = kernel.backward(mapped, dmapped, state, dstate, dweights)
-                inputs = (q, k, *(weight for weight, _ in trained))
-                dq, dk, *grads = torch.autograd.grad((fq, fk), inputs, (dmapped.q, dmapped.k), allow_unused=True)
-                kernel.restore(dq, dspan.q)
-                kernel.restore(dk, dspan.k)
-                for (_, total), grad in zip(trained, grads, strict=True):
-                    if grad is not None:
-                        total += grad
+                del fq, fk, mapped, dmapped
+                grads = []
+                for feature, part, into in maps:
+                    graph = graphs.pop(0) if graphs else _graph(feature, kernel, part)
+                    grads.append(_map_grads(*graph, trained, dfeatures.pop(0), into))
+                    del graph
+                for total, of_maps in zip(totals, zip(*grads, strict=True), strict=True):
+                    used = [grad for grad in of_maps if grad is not None]
+                    if used:
+                        total += sum(used)
         return None, None, None, None, dstate, *dx[:6], *dweights
+
+
+def _graph(feature: Callable[[Tensor], Tensor], kernel: Kernel, part: Tensor) -> tuple[Tensor, Tensor]:
+    """Return queries or keys as the leaf of a graph, and their features."""
+    with torch.enable_grad():
+        leaf = part.detach().requires_grad_()
+        return leaf, feature(kernel.arrange(leaf))
+
+
+def _map_grads(
+    leaf: Tensor, output: Tensor, weights: Sequence[Tensor], doutput: Tensor, into: Tensor
+) -> Sequence[Tensor | None]:
+    """Write the gradient of the leaf of a graph, and return those of weights."""
+    dleaf, *grads = torch.autograd.grad(output, (leaf, *weights), doutput, allow_unused=True)
+    into.copy_(dleaf)
+    return grads
 
 
 def _in_rows(x: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lmlong.attention.linear.layer import LinearAttention
 from lmlong.attention.linear.naive import LinearState
 from lmlong.model.device import as_float64
-from lmlong.model.language_model import PIECE, LanguageModel
+from lmlong.model.language_model import LanguageModel
 from lmlong.model.rope import document_positions
 
 
@@ -100,11 +100,11 @@ def health(model: LanguageModel, text: np.ndarray) -> list[Health]:
     def watch(attention: LinearAttention, inputs: tuple[Any, ...]) -> None:
         smallest.append(float(attention.denominators(*inputs).min()))
 
-    state, read = model.init_state(1), 0
+    state, read, size = model.init_state(1), 0, model.piece(1)
     with watched(linear, watch):
         while linear and (end := min(2 * read or 1, len(text))) > read:
-            for begin in range(read, end, PIECE):
-                piece = torch.from_numpy(text[begin : min(begin + PIECE, end)].astype(np.int64))
+            for begin in range(read, end, size):
+                piece = torch.from_numpy(text[begin : min(begin + size, end)].astype(np.int64))
                 _, state = model.hidden_states(piece[None].to(state.position.device), state)
             read = end
             states = [part for part in _linear_states(state.blocks) if part.z.any()]

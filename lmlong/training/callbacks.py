@@ -108,6 +108,7 @@ class TrainingCallback(Callback):
             module.step,
             self.metric.of(validated) if validated else None,
             self.tokens_at(module.step),
+            module.kernels and module.kernels._asdict(),
         )
         if strategy.is_global_zero:
             self.checkpoints.save(contents)

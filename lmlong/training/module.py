@@ -20,8 +20,12 @@ from torch import Tensor
 
 from lmlong.attention.device_policy import DevicePolicy, policy_of
 from lmlong.errors import DivergedError
+from lmlong.model.kernel_choice import Decision, KernelChoice, choose_kernels
+from lmlong.model.kernel_trial import Work
+from lmlong.model.language_model import LanguageModel
 from lmlong.model.state import detach_state, where_state
 from lmlong.training.distillation import taught_loss
+from lmlong.training.distributed import print_once
 from lmlong.training.figures import BatchFigures, FetchedFigures, StepFigures
 from lmlong.training.loader import Loader, TrainingBatch
 from lmlong.training.optimizer import learning_rate_factor, make_optimizer, masks_updates
@@ -60,11 +64,23 @@ class TrainingModule(LightningModule):
         self.gradient_norm = torch.tensor(math.nan)
         self.recent: deque[float] = deque(maxlen=RECENT)
         self.carried: Any = None  # the state after the previous batch, if the recipe passes it on
+        self.kernels: KernelChoice | None = None  # of a language model
 
     @property
     def step(self) -> int:
         """Optimizer steps taken since the run began, including those before a resume."""
         return self.prepared.first_step + self.trainer.global_step
+
+    def setup(self, stage: str) -> None:
+        """Choose the kernels, while the device is still empty."""
+        work, known = self.prepared.work, self.prepared.kernels
+        if self.teacher:
+            self._choose_kernels(self.teacher.model, work._replace(trains=False))
+        if isinstance(self.model, LanguageModel):
+            decision = self._choose_kernels(self.model, work, known)
+            self.kernels = decision.choice
+            if line := decision.line(known):
+                print_once(line)
 
     def on_fit_start(self) -> None:
         if self.teacher:
@@ -166,6 +182,15 @@ class TrainingModule(LightningModule):
         mask = batch.mask.clone()
         mask[:, 0] &= ~batch.passed
         return where_state(batch.passed, self.carried, self.model.init_state(len(mask))), mask
+
+    def _choose_kernels(self, model: LanguageModel, work: Work, known: KernelChoice | None = None) -> Decision:
+        """Set the kernels that rank 0 chooses for all ranks."""
+        strategy = self.trainer.strategy
+        own = choose_kernels(model, work, strategy.root_device, known) if self.trainer.is_global_zero else None
+        decision = strategy.broadcast(own)
+        assert decision is not None
+        model.use_kernels(decision.choice.names)
+        return decision
 
     def _seed(self, number: int) -> None:
         """Seed dropout, the only random draw of a forward pass, by the batch, so that a resumed run repeats it."""

@@ -135,7 +135,15 @@ def assert_exact(x: ScanInputs, bound: float, features: FeatureMap | None = None
         assert (result - exact[name]).norm() < bound * (exact[name].norm() + 1e-2), name
 
 
-@thinned(every_decay, every_start, pytest.mark.parametrize("time", [2, 17, 64, 130]))
+def assert_as_exact_as_torch(x: ScanInputs) -> None:
+    """In bfloat16, errors are about those of torch."""
+    exact = results(x, False, torch.float64)
+    fla, by_torch = (results(x, fla, torch.bfloat16) for fla in (True, False))
+    for name, truth in exact.items():
+        assert laws.error(fla[name], truth) < 3 * max(laws.error(by_torch[name], truth), 1e-6), name
+
+
+@thinned(every_decay, every_start, pytest.mark.parametrize("time", [64, 67, 130]))
 def test_outputs_states_and_gradients(
     naive: None, float32: None, decay: str, starts: list[int] | None, time: int
 ) -> None:
@@ -145,7 +153,7 @@ def test_outputs_states_and_gradients(
 @pytest.mark.parametrize("width", [16, 64, 128, 256])
 @pytest.mark.parametrize("decay", ["by head", "by channel"])
 def test_every_width(naive: None, float32: None, decay: str, width: int) -> None:
-    assert_exact(text(decay, 20, [7], width, rows=1), 2e-5)
+    assert_exact(text(decay, 66, [7], width, rows=1), 2e-5)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of factors of later keys, which the kernels replace by 0
@@ -162,30 +170,34 @@ def test_the_kernels_themselves(
     x = text(decay, time, starts, rows=1, heads=1)
     if strong and x.log_decay is not None:
         x.log_decay[:, :, torch.arange(time) % 3 > 0] = MIN_LOG_DECAY
-    assert_exact(x, 5e-5 if DEVICE.type == "cpu" else 1e-2)  # a GPU multiplies float32 as TF32
+    if DEVICE.type == "cpu":
+        assert_exact(x, 5e-5)
+    else:
+        assert_as_exact_as_torch(x)
 
 
 def test_no_features_in_common(naive: None, float32: None) -> None:
     """Denominators of 0 are clamped, with a gradient of 0."""
-    x = text("by channel", 20)
+    x = text("by channel", 70)
     x.k.zero_()
-    x.q[:, :, :10] = 0
+    x.q.abs_()[:, :, :10] = 0
     assert_exact(x, 2e-5, Identity())
 
 
 @every_decay
 def test_bfloat16_is_as_exact_as_torch(naive: None, decay: str) -> None:
-    x = text(decay, 40, [10])
-    exact = results(x, False, torch.float64)
-    fla, by_torch = (results(x, fla, torch.bfloat16) for fla in (True, False))
-    for name, truth in exact.items():
-        assert laws.error(fla[name], truth) < 3 * max(laws.error(by_torch[name], truth), 1e-6), name
+    assert_as_exact_as_torch(text(decay, 70, [10]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
 @every_decay
 def test_other_types_are_left_to_torch(decay: str, dtype: torch.dtype) -> None:
-    fla, by_torch = (results(text(decay, 10), fla, dtype) for fla in (True, False))
+    fla, by_torch = (results(text(decay, 70), fla, dtype) for fla in (True, False))
+    assert all(map(torch.equal, fla.values(), by_torch.values()))
+
+
+def test_short_texts_with_a_decay_by_channel_are_left_to_torch() -> None:
+    fla, by_torch = (results(text("by channel", 63), fla, torch.bfloat16) for fla in (True, False))
     assert all(map(torch.equal, fla.values(), by_torch.values()))
 
 
@@ -195,13 +207,13 @@ def test_a_model_has_the_same_loss_and_gradients(naive: None, float32: None, opt
     model = LanguageModel(recipe.Model(width=32, layers=2, heads=2, attention=recipe.Attention(**options)), 50)
     for weight in model.parameters():
         torch.nn.init.normal_(weight, std=0.3)
-    tokens = torch.randint(50, (2, 60))
-    starts = torch.tensor([[50, 0, 59], [0, 45, 10]])
-    mask = torch.zeros(2, 60, dtype=torch.bool).scatter_(1, starts, True)
+    tokens = torch.randint(50, (2, 150))
+    starts = torch.tensor([[130, 0, 149], [0, 75, 10]])
+    mask = torch.zeros(2, 150, dtype=torch.bool).scatter_(1, starts, True)
     losses, gradients = [], []
     for by in ("torch", "fla"):
         model.use_kernel(by)
-        nats, _ = model.loss(tokens, tokens, mask, segment=40)
+        nats, _ = model.loss(tokens, tokens, mask, segment=75)
         losses.append(nats)
         gradients.append(torch.autograd.grad(nats, list(model.parameters())))
     assert laws.error(losses[1], losses[0]) < 1e-6

@@ -89,10 +89,8 @@ class ChunkKernel(ChunkedKernel):
         states, transitions = self._empty_states(x, state)
         states[0] = state
         for n, part in _parts(x):
-            c = self._chunks(part, state.dtype)
-            transitions[n], states[1:][n] = _transition(c, c.beta * c.M())
+            self._compose(part, transitions[n], states[1:][n])
         accumulate_in_tree(states, transitions)
-        del transitions
         for n, part in _parts(x):
             c, before = self._chunks(part, state.dtype), states[:-1][n]
             y = c.fq_before() @ before
@@ -111,20 +109,32 @@ class ChunkKernel(ChunkedKernel):
         dstates = torch.empty_like(states)
         states[0], dstates[-1] = state, dstate
         for (n, part), (_, dpart) in zip(_parts(x), _parts(dx), strict=True):
-            c, dy = self._chunks(part, state.dtype), to_chunks(dpart.y).to(state.dtype)
-            L = c.beta * c.M()
-            transitions[n], states[1:][n] = _transition(c, L)
-            dstates[:-1][n] = _transition_grad(c, L, dy)
+            self._compose(part, transitions[n], states[1:][n], dpart.y, dstates[:-1][n])
         accumulate_in_tree(states, transitions.clone())
         accumulate_in_tree(dstates, transitions.mT, backwards=True)
         del transitions
         for (n, part), (_, dpart) in zip(_parts(x), _parts(dx), strict=True):
             c, dy = self._chunks(part, state.dtype), to_chunks(dpart.y).to(state.dtype)
-            L, of_part = c.beta * c.M(), slice(n.start, n.stop + 1)
-            changes = _changes(c, L, states[:-1][n])
+            L, around = c.beta * c.M(), slice(n.start, n.stop + 1)
+            changes = _changes(c, L, states[n])
             dR = _solve(L, add_matmul(c.fk_to_end() @ dstates[1:][n], c.P().mT, dy), transposed=True)
-            _write_grads(c, dy, states[of_part], changes, dstates[of_part], dR, dpart)
+            _write_grads(c, dy, states[around], changes, dstates[around], dR, dpart)
         return dstates[0].clone()
+
+    def _compose(
+        self, x: Span, matrices: Tensor, added: Tensor, dy: Tensor | None = None, dadded: Tensor | None = None
+    ) -> None:
+        """Write the matrices that multiply the state in each chunk of x, and what is added to it; with dy, also what is
+        added to its gradient."""
+        c = self._chunks(x, added.dtype)
+        L, before = c.beta * c.M(), c.beta * c.fk_before()
+        written = _solve(L, c.fk_to_end(), transposed=True).mT
+        matrices.copy_(written @ before).neg_()
+        matrices.diagonal(dim1=-2, dim2=-1).add_(1 if c.decay.chunk is None else c.decay.chunk[..., 0])
+        added.copy_(written @ (c.beta * c.v))
+        if dy is not None and dadded is not None:
+            dy = to_chunks(dy).to(added.dtype)
+            dadded.copy_(c.fq_before().mT @ dy).sub_(before.mT @ _solve(L, c.P().mT @ dy, transposed=True))
 
     def _states(self, c: Chunks, L: Tensor, S: Tensor) -> tuple[Tensor, Tensor]:
         """Return the states before each chunk and after the last, and the changes U."""
@@ -184,19 +194,6 @@ def _parts(x: Span) -> Iterator[tuple[slice, Span]]:
         yield slice(begin, end), part._replace(q=x.q[rows_of_part], k=x.k[rows_of_part])
 
 
-def _transition(c: Chunks, L: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the matrices that multiply the state in each chunk, (N, B, H, F, F), and what is added to it."""
-    written = _solve(L, c.fk_to_end(), transposed=True).mT
-    matrices = (written @ (c.beta * c.fk_before())).neg_()
-    matrices.diagonal(dim1=-2, dim2=-1).add_(1 if c.decay.chunk is None else c.decay.chunk[..., 0])
-    return matrices, written @ (c.beta * c.v)
-
-
-def _transition_grad(c: Chunks, L: Tensor, dy: Tensor) -> Tensor:
-    """Return what is added to the gradient of the state in each chunk."""
-    return c.fq_before().mT @ dy - (c.beta * c.fk_before()).mT @ _solve(L, c.P().mT @ dy, transposed=True)
-
-
 def _changes(c: Chunks, L: Tensor, before: Tensor) -> Tensor:
     """Return the changes U, given the states before each chunk."""
     return _solve(L, c.beta * (c.v - c.fk_before() @ before))
@@ -216,6 +213,7 @@ def _write_grads(c: Chunks, dy: Tensor, states: Tensor, changes: Tensor, dstates
     dx.q.copy_(dfq.flatten(0, 1))
     dx.k.copy_((dfk_end + dfk_begin).flatten(0, 1))
     from_chunks(c.beta * dR, dx.v)
+    del dP, dM
     if dx.log_decay is not None:
         pairs = (c.fq * dfq + c.fk * (dfk_end - dfk_begin)).sum(-1)
         whole = (states[1:] * dafter).sum((-1, -2))

@@ -68,23 +68,27 @@ class ChunkKernel(ChunkedKernel):
     def backward(self, x: Span, dx: Span, state: Tensor, dstate: Tensor, dweights: list[Tensor]) -> Tensor:
         fq, fk, v = _chunks(x)
         decay = self._decay(x, fq.dtype, dstate.dtype)
-        states, dn = self._states(fk, v, decay, state), _output_grads(x, dx, fq.dtype)
-        v1 = pad(v, (0, 1), value=1)
+        dn, v1 = _output_grads(x, dx, fq.dtype), pad(v, (0, 1), value=1)
         from_queries = scaled(fq, decay.from_state).mT @ dn
         dstates = accumulate(torch.cat([from_queries, dstate[None]]), decay.chunk, self.policy, backwards=True)
-        dS_after = dstates[1:].to(dn.dtype)
+        del from_queries
+        states, dS_after = self._states(fk, v, decay, state), dstates[1:].to(dn.dtype)
         dfq, dfk = dn @ states[:-1].to(dn.dtype).mT, v1 @ dS_after.mT
         if decay.from_state is not None and decay.to_end is not None:
             dfq, dfk = dfq.mul_(decay.from_state), dfk.mul_(decay.to_end)
         A = masked(dn @ v1.mT, decay)
         dfq, dfk = add_keys(dfq, A, fk, decay.pairs), add_queries(dfk, A, fq, decay.pairs)
-        weights = masked(pair_products(fq, fk, decay.pairs), decay)
+        del A, v1
         dv = scaled(fk, decay.to_end) @ dS_after[..., :-1]
+        del dS_after
+        weights = masked(pair_products(fq, fk, decay.pairs), decay)
+        from_chunks(add_matmul(dv, weights.mT, dn[..., :-1]), dx.v)
+        del weights, dv, dn
         dx.q.copy_(dfq.flatten(0, 1))
         dx.k.copy_(dfk.flatten(0, 1))
-        from_chunks(add_matmul(dv, weights.mT, dn[..., :-1]), dx.v)
         if dx.log_decay is not None:
-            of_tokens = fq.to(dstate.dtype) * dfq - fk.to(dstate.dtype) * dfk
+            of_tokens = fq.to(dstate.dtype) * dfq
+            of_tokens -= fk.to(dstate.dtype) * dfk
             of_states = (states[1:] * dstates[1:]).sum(-1)[..., None, :]
             if decay.pairs is None:
                 of_tokens, of_states = of_tokens.sum(-1), of_states.sum(-1)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from lmlong.attention import fla_kernel
+from lmlong.attention.chunks import CHUNK_SIZE
 from lmlong.attention.feature_maps import FeatureMap
 from lmlong.attention.linear.chunk import ChunkKernel
 from lmlong.attention.linear.naive import MIN_DENOMINATOR
@@ -23,7 +24,8 @@ COLUMNS = 16
 
 
 class FlaLinear(ChunkKernel):
-    """Computes a text of any length as one operation, or by torch what the library does not compute."""
+    """Computes a text of any length as one operation, or by torch what the library does not compute, and texts of less
+    than a chunk, for which the library would compile and time its kernels again."""
 
     name = "fla"
 
@@ -43,7 +45,9 @@ class FlaLinear(ChunkKernel):
     def operation(self, features: FeatureMap, state: Tensor, x: ScanInputs) -> tuple[Tensor, Tensor] | None:
         if x.log_decay is None or x.log_decay.ndim < 4 or not fla_kernel.computes(x.v, state):
             return None
-        values = x.v.shape[3]
+        time, values = x.v.shape[2:]
+        if time < CHUNK_SIZE:
+            return None
         width = (values // COLUMNS + 1) * COLUMNS  # one more column at least
         with without_autocast(state):
             y, after = self.library(

@@ -6,7 +6,7 @@ B batch, H heads, T time, V value dim, R rows.
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
@@ -33,6 +33,11 @@ class SortKernel:
     """The lookup of many n-grams by torch."""
 
     name = "torch"
+
+    @classmethod
+    def unavailable_reason(cls, attention: nn.Module, device: torch.device) -> str | None:
+        """Return why the kernel cannot compute an attention on a device, or None."""
+        return None
 
     def read(
         self, v: Tensor, hashes: Tensor, document_starts: Tensor | None, state: NgramState, policy: DevicePolicy

@@ -2,6 +2,7 @@
 
 from functools import partial
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 import torch
@@ -22,23 +23,29 @@ from lmlong.model.language_model import LanguageModel
 if find_spec("triton") is None:
     pytest.skip("Triton is not installed", allow_module_level=True)
 
-from lmlong.attention.linear.triton import operation
+from lmlong.attention.linear.triton import blocks, operation
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def text(
-    time: int, starts: list[int] | None = None, decay: tuple[int, ...] | None = (), rows: int = 1, heads: int = 1
+    time: int,
+    starts: list[int] | None = None,
+    decay: tuple[int, ...] | None = (),
+    rows: int = 1,
+    heads: int = 1,
+    width: int = WIDTH,
+    values: int = VALUES,
 ) -> ScanInputs:
     """Draw inputs of few rows and heads: the interpreter is slow."""
-    x = scan_inputs(time, starts, decay)
+    x = scan_inputs(time, starts, decay, width, values)
     parts = (None if t is None else t[:rows] if t.ndim == 2 else t[:rows, :heads] for t in x)
     return ScanInputs(*(None if t is None else t.to(DEVICE) for t in parts))  # type: ignore[arg-type]
 
 
-def feature_map(name: str, heads: int = 1) -> FeatureMap:
+def feature_map(name: str, heads: int = 1, width: int = WIDTH, **options: Any) -> FeatureMap:
     torch.manual_seed(0)
-    return FEATURE_MAPS[name](heads, WIDTH, recipe.Attention(feature_map=name)).to(DEVICE)  # type: ignore[arg-type]
+    return FEATURE_MAPS[name](heads, width, recipe.Attention(feature_map=name, **options)).to(DEVICE)  # type: ignore[arg-type]
 
 
 def results(
@@ -46,7 +53,7 @@ def results(
 ) -> dict[str, Tensor]:
     draw = torch.Generator().manual_seed(1)
     size = features.key(x.k.to(torch.float32)).shape[-1]
-    shapes = [(*x.q.shape[:2], size, VALUES), (*x.q.shape[:2], size)]
+    shapes = [(*x.q.shape[:2], size, x.v.shape[3]), (*x.q.shape[:2], size)]
     S, z = (torch.rand(shape, generator=draw).double().to(DEVICE) for shape in shapes)
     return outputs_and_gradients(partial(linear_scan, kernel), features, x, (S, z), dtype)
 
@@ -77,6 +84,50 @@ def test_every_map_in_segments_of_any_length(monkeypatch: pytest.MonkeyPatch, na
     monkeypatch.setattr(operation, "MIN_PROGRAMS", 1)
     monkeypatch.setattr(operation, "MAX_SEGMENT", operation.TILE.value * tiles)
     assert_exact(feature_map(name), text(150, [5, 64, 100], heads=2))
+
+
+@thinned(
+    pytest.mark.parametrize("width", [16, 128, 64, 256, 32, 100]),
+    pytest.mark.parametrize("values", [256, 128, 65, 16]),
+    pytest.mark.parametrize("gates", [True, False], ids=["gates", "no-gates"]),
+)
+def test_every_width(width: int, values: int, gates: bool) -> None:
+    starts, decay = ([5, 64], ()) if gates else (None, None)
+    assert_exact(feature_map("elu", width=width), text(70, starts, decay, width=width, values=values))
+
+
+@pytest.mark.parametrize("largest", [16, 32])
+def test_blocks_of_any_size(monkeypatch: pytest.MonkeyPatch, largest: int) -> None:
+    for kernel, choices in blocks.CHOICES.items():
+        small = {size: blocks.Choice(largest, 16, 4, 1) for size in choices}
+        monkeypatch.setitem(blocks.CHOICES, kernel, small)
+    assert_exact(feature_map("elu", width=50), text(70, [5, 64], width=50, values=40))
+
+
+@pytest.mark.parametrize(
+    "features",
+    [
+        pytest.param(("favor", 16, {"favor": {"features": 256}}), id="favor"),
+        pytest.param(("taylor", 16, {}), id="taylor"),
+        pytest.param(("taylor", 64, {}), id="taylor-2145", marks=pytest.mark.slow),
+        pytest.param(("cosine", 64, {}), id="cosine"),
+    ],
+)
+def test_features_computed_by_torch(features: tuple[str, int, dict[str, Any]]) -> None:
+    name, width, options = features
+    assert_exact(feature_map(name, width=width, **options), text(70, [5], width=width))
+
+
+def test_a_text_whose_states_exceed_the_memory_is_computed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    features, x = feature_map("elu"), text(200, [5, 100])
+    whole = results(features, x, TritonLinear())
+    monkeypatch.setattr(operation, "MAX_STATES", 1)
+    for name, result in results(features, x, TritonLinear()).items():
+        assert laws.error(result, whole[name]) < 1e-5, name
+
+
+def test_blocks_hold_little_padding() -> None:
+    assert [blocks.block_size(size, 64) for size in (11, 16, 64, 65, 153, 256)] == [16, 16, 64, 32, 64, 64]
 
 
 class Squares(FeatureMap):
@@ -143,3 +194,19 @@ def test_states_in_float64_and_a_decay_for_each_channel_are_left_to_torch(
     x, features = text(10, decay=decay), feature_map("elu")
     triton, by_torch = (results(features, x, kernel, dtype) for kernel in (TritonLinear(), ChunkKernel()))
     assert all(map(torch.equal, triton.values(), by_torch.values()))
+
+
+def test_the_reason_why_an_attention_cannot_be_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    attention = LinearAttention(1, WIDTH, VALUES, feature_map("elu"), "learned")
+    by_channel = LinearAttention(1, WIDTH, VALUES, feature_map("elu"), "channel")
+    assert TritonLinear.unavailable_reason(attention, DEVICE) is None
+    assert TritonLinear.unavailable_reason(by_channel, DEVICE) == "it does not compute decay: channel"
+    attention.state_dtype = torch.float64
+    assert TritonLinear.unavailable_reason(attention, DEVICE) == "it computes states in float32, not in float64"
+    attention.state_dtype = torch.float32
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    reason = TritonLinear.unavailable_reason(attention, torch.device("cpu"))
+    assert reason == "its kernels need an NVIDIA GPU, and the device is cpu"
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    reason = TritonLinear.unavailable_reason(attention, torch.device("cuda"))
+    assert reason == "its kernels need compute capability 8.0, and the GPU has 7.5"

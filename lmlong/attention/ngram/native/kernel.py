@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from lmlong.attention.device_policy import DevicePolicy
+from lmlong.attention.native_kernel import no_native_code
 from lmlong.attention.ngram.hashing import BITS, GOLDEN, MULTIPLIER, NO_NGRAM
 from lmlong.attention.ngram.sort import SortKernel
 from lmlong.attention.ngram.state import NgramState, untouched_zeros
@@ -51,6 +52,10 @@ class NativeNgram(SortKernel):
     """The lookup of many n-grams by native code. Torch computes other devices and dtypes, and without a compiler."""
 
     name = "native"
+
+    @classmethod
+    def unavailable_reason(cls, attention: nn.Module, device: torch.device) -> str | None:
+        return no_native_code(device, library)
 
     def read(
         self, v: Tensor, hashes: Tensor, document_starts: Tensor | None, state: NgramState, policy: DevicePolicy
