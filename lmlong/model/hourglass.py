@@ -38,11 +38,13 @@ class BlockPhase(NamedTuple):
     fresh: bool  # whether the first block of a document may be among them
 
 
-def block_phase(factor: int, position: Tensor, document_starts: Tensor | None, time: int) -> BlockPhase:
-    """Return the phase of `time` tokens. The first token has `position` (B,) earlier tokens in its document."""
+def block_phase(factor: int, position: Tensor | None, document_starts: Tensor | None, time: int) -> BlockPhase:
+    """Return the phase of `time` tokens. The first token has `position` (B,) earlier tokens in its document, or none.
+    Positions and document starts on a GPU are waited for."""
     if document_starts is None:
-        before, regular = position.tolist(), True
+        before, regular = [0] if position is None else position.tolist(), True
     else:
+        position = document_starts.new_zeros(len(document_starts), dtype=torch.long) if position is None else position
         index = document_positions(document_starts, position, time)
         steady = (index - index[:, :1] - torch.arange(time, device=index.device)) % factor == 0
         *before, regular = torch.cat([index[:, 0], steady.all()[None]]).tolist()

@@ -163,8 +163,8 @@ class LanguageModel(TextModel):
         self, tokens: Tensor, state: ModelState | None = None, document_starts: Tensor | None = None
     ) -> tuple[Tensor, ModelState]:
         """Return the last hidden states (B, T, width), and the state after."""
-        state = self.init_state(len(tokens)) if state is None else state
         phase = self.block_phase(state, document_starts, tokens.shape[1])
+        state = self.init_state(len(tokens)) if state is None else state
         run = compiled(LanguageModel._run) if self.is_compiled else LanguageModel._run
         return run(self, tokens, state, document_starts, phase)
 
@@ -217,9 +217,10 @@ class LanguageModel(TextModel):
         """Return the number of vectors that a layer reads for `tokens` tokens of a document."""
         return tokens // self.hourglass.factor if self.hourglass and layer in self.downsampled_layers else tokens
 
-    def block_phase(self, state: ModelState, document_starts: Tensor | None, time: int) -> BlockPhase | None:
+    def block_phase(self, state: ModelState | None, document_starts: Tensor | None, time: int) -> BlockPhase | None:
         """Return the alignment of the next `time` tokens with blocks; None if no layers are downsampled."""
-        return block_phase(self.hourglass.factor, state.position, document_starts, time) if self.hourglass else None
+        position = None if state is None else state.position
+        return block_phase(self.hourglass.factor, position, document_starts, time) if self.hourglass else None
 
     def piece(self, rows: int, least: int | None = None) -> int:
         """Return how many tokens of each row to read at once: `least`, by default PIECE, or more by the device
