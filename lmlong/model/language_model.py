@@ -17,7 +17,7 @@ from lmlong.attention.state_check import StateError, check_alike, check_range
 from lmlong.errors import UsageError
 from lmlong.model.base import LMHead, QuantizedLMHead, TextModel, compiled
 from lmlong.model.block import Block, BlockState, Positions, run_blocks
-from lmlong.model.hourglass import BlockPhase, Hourglass, HourglassState, block_phase
+from lmlong.model.hourglass import BlockPhase, Hourglass, HourglassState, any_phase, block_phase
 from lmlong.model.layers import QuantizedLinear, RMSNorm
 from lmlong.model.loss import TeacherOutput
 from lmlong.model.rope import document_positions
@@ -163,8 +163,8 @@ class LanguageModel(TextModel):
         self, tokens: Tensor, state: ModelState | None = None, document_starts: Tensor | None = None
     ) -> tuple[Tensor, ModelState]:
         """Return the last hidden states (B, T, width), and the state after."""
-        phase = self.block_phase(state, document_starts, tokens.shape[1])
         state = self.init_state(len(tokens)) if state is None else state
+        phase = self.block_phase(state, document_starts, tokens.shape[1])
         run = compiled(LanguageModel._run) if self.is_compiled else LanguageModel._run
         return run(self, tokens, state, document_starts, phase)
 
@@ -217,10 +217,13 @@ class LanguageModel(TextModel):
         """Return the number of vectors that a layer reads for `tokens` tokens of a document."""
         return tokens // self.hourglass.factor if self.hourglass and layer in self.downsampled_layers else tokens
 
-    def block_phase(self, state: ModelState | None, document_starts: Tensor | None, time: int) -> BlockPhase | None:
+    def block_phase(self, state: ModelState, document_starts: Tensor | None, time: int) -> BlockPhase | None:
         """Return the alignment of the next `time` tokens with blocks; None if no layers are downsampled."""
-        position = None if state is None else state.position
-        return block_phase(self.hourglass.factor, position, document_starts, time) if self.hourglass else None
+        if self.hourglass is None:
+            return None
+        if time > 1 and not self.policy_for(state.position).reads_values:
+            return any_phase(self.hourglass.factor, time)
+        return block_phase(self.hourglass.factor, state.position, document_starts, time)
 
     def piece(self, rows: int, least: int | None = None) -> int:
         """Return how many tokens of each row to read at once: `least`, by default PIECE, or more by the device

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 import torch
-from machine import needs_triton
+from machine import needs_fla, needs_triton
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lmlong.attention.device_policy import CPU_POLICY
@@ -43,7 +43,9 @@ def test_operations_and_bytes_are_counted(counts: ModuleType) -> None:
         assert watch.now == 0
 
 
-@pytest.mark.parametrize("kind", ["window"])
+@pytest.mark.parametrize(
+    "kind", ["window", *(pytest.param(f"{kind} by fla", marks=needs_fla) for kind in ("delta", "channel"))]
+)
 def test_operations_do_not_grow_with_the_text(counts: ModuleType, kind: str) -> None:
     rows, loss, failures = counts.check([kind], (SHORT, LONG), width=64)
     assert not failures

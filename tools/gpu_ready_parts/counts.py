@@ -2,9 +2,12 @@
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import lru_cache
+from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Any, NamedTuple
+from warnings import filterwarnings
 
 import torch
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
@@ -51,6 +54,12 @@ KINDS = {
     # the middle one of three layers; with document starts, the alignment of the blocks is waited for once a pass
     "downsampled": Kind({"attention.kind": "linear", "layers": 3, "downsample.factor": 4}, packed=False),
 }
+if find_spec("fla"):
+    filterwarnings("ignore", "Triton is not supported on current platform")  # no GPU, when it is imported
+    KINDS |= {
+        "delta by fla": Kind({"attention.kind": "delta"}, "fla", limit=400),
+        "channel by fla": Kind({"attention.kind": "linear", "attention.decay": "channel"}, "fla", limit=400),
+    }
 
 
 class Pass(NamedTuple):
@@ -151,7 +160,7 @@ def watched(model: LanguageModel, work: Callable[[LanguageModel, Watch], int]) -
     with FakeCopyMode(fakes):
         model = copy.deepcopy(model)
     try:
-        with fakes:
+        with fakes, watch.autotuned() if find_spec("triton") else nullcontext():
             kept = work(model, watch)
     except WAITS as wait:
         return Pass(failure=f"waits for {wait.func}")

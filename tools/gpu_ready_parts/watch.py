@@ -5,7 +5,10 @@ It runs inside FakeTensorMode: tensors have shapes and no values, so nothing is 
 """
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 from torch import Tensor
 from torch._library.custom_ops import OPDEFS
@@ -42,11 +45,31 @@ class Watch(Allocations):
     def __init__(self) -> None:
         super().__init__()
         self.operations: Counter[str] = Counter()
+        self._entered = 0
         self.moved = 0
 
     @property
     def count(self) -> int:
         return self.operations.total()
+
+    def __enter__(self) -> "Watch":
+        self._entered += 1
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._entered -= 1
+        super().__exit__(*error)
+
+    @contextmanager
+    def autotuned(self) -> Iterator[None]:
+        """Count autotuned kernels, which a library launches without torch, and launch none."""
+        from triton.runtime.autotuner import Autotuner
+
+        def run(kernel: Any, *_: Any, **__: Any) -> None:
+            self.operations[kernel.base_fn.__name__] += self._entered > 0
+
+        with patch.object(Autotuner, "run", run):
+            yield
 
     def call(self, function: Any, args: Any, kwargs: Any) -> Any:
         """Count and call an operation; of an operation that consists of Triton kernels, count what it launches."""
