@@ -19,6 +19,7 @@ from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.strategies import DDPStrategy, Strategy
 
+from lmlong import __version__
 from lmlong.attention.device_policy import DevicePolicy
 from lmlong.attention.plugins import LOADED
 from lmlong.checkpoint.manifest import RECIPE, TOKENIZER
@@ -42,7 +43,7 @@ from lmlong.training.resume import make_newest, prepare_resumed_run, resume_poin
 from lmlong.training.run_folder import ENVIRONMENT, check_folder, clear, default_folder, locked
 from lmlong.training.signals import StopAtOnce, StopOnSignal
 
-PACKAGES = ("lmlong", "torch", "lightning", "sentencepiece", "safetensors", "numpy")
+PACKAGES = ("torch", "lightning", "sentencepiece", "safetensors", "numpy")
 
 PRECISIONS = {"32": "32-true", "bf16": "bf16-mixed", "16": "16-mixed"}
 """The number formats of recipes, by Lightning's names."""
@@ -173,7 +174,7 @@ def _record(callback: TrainingCallback) -> None:
         "command": sys.argv,
         "begun": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "python": platform.python_version(),
-        "packages": {name: version(name) for name in PACKAGES},
+        "packages": {"lmlong": __version__, **{name: version(name) for name in PACKAGES}},
         "plugins": {name: LOADED[name].sha256 for name in prepared.recipe.plugins},
         "machine": platform.platform(),
         "device": torch.cuda.get_device_name() if prepared.device.type == "cuda" else platform.processor(),

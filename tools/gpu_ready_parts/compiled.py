@@ -156,7 +156,8 @@ class Launch(NamedTuple):
     def variant(self) -> str:
         """What distinguishes launches of the same kernel."""
         named = dict(zip(self.kernel.arg_names, self.arguments, strict=False)) | self.options
-        direction = {True: "back", False: "forth"}.get(named.get("BACKWARDS"), "")
+        directions: dict[Any, str] = {True: "back", False: "forth"}
+        direction = directions.get(named.get("BACKWARDS"), "")
         return direction + (" tiles" if named.get("S_tiles") is not None and self.name == "scan_states" else "")
 
 
@@ -184,7 +185,7 @@ def launches(problem: Problem) -> list[Launch]:
         state = torch.empty(batch, heads, problem.features, problem.values + 1)
         inputs = (q, k, v, starts, log_decay)
         y, after, *saved = operation.scan(*inputs, state, problem.feature_map)
-        operation.scan_backward(*inputs, y, *saved, y, after, problem.feature_map, problem.decays)
+        operation.scan_backward(*inputs, y, *saved, y, after, problem.feature_map, problem.decays)  # type: ignore[call-arg, arg-type]
     kept = [launch for launch in recorded if problem.kernels is None or launch.name in problem.kernels]
     return list({_key(launch): launch for launch in kept}.values())
 
