@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from machine import needs_compiler
 from models import stirred
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -42,21 +43,26 @@ def by_policy(model: LanguageModel, policy: DevicePolicy, starts: Tensor | None)
     return {"loss": loss.detach(), "of each": nll, **states, **named}
 
 
-@pytest.mark.parametrize("starts", [None, [0, 64, 65, 300]], ids=["one document", "documents"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_policy_of_a_gpu_gives_the_same(kind: str, starts: list[int] | None) -> None:
+def build(kind: str, checkpointing: bool = False, **shape: object) -> LanguageModel:
     torch.manual_seed(0)
-    options = recipe.Model(width=32, layers=2, heads=2, attention=recipe.Attention(**KINDS[kind]))  # type: ignore[arg-type]
-    model = LanguageModel(options, VOCABULARY).double()
+    attention = recipe.Attention(**KINDS[kind])  # type: ignore[arg-type]
+    options = recipe.Model(width=32, layers=2, heads=2, attention=attention, **shape)  # type: ignore[arg-type]
+    model = LanguageModel(options, VOCABULARY, checkpointing).double()
     model.use_kernel("torch")
     model.set_state_dtype(torch.float64)
     for weight in model.parameters():
         torch.nn.init.normal_(weight, std=0.3)
-    document_starts = None
-    if starts is not None:
-        document_starts = torch.zeros(2, TOKENS, dtype=torch.bool)
-        document_starts[0, starts] = True
-    expected, got = (by_policy(model, policy, document_starts) for policy in (CPU_POLICY, GPU_POLICY))
+    return model
+
+
+def starting_at(starts: list[int]) -> Tensor:
+    """Return the starts of documents in the first of two rows."""
+    document_starts = torch.zeros(2, TOKENS, dtype=torch.bool)
+    document_starts[0, starts] = True
+    return document_starts
+
+
+def assert_same(got: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     for name, value in expected.items():
         assert laws.error(got[name], value) < 1e-9, name
 
@@ -119,3 +125,25 @@ def test_nothing_waits_for_a_value(kind: str, with_starts: bool) -> None:
             _, state = model(text, None, starts)
             phase = None if model.hourglass is None else any_phase(3, 1)
             model.decode_step(text[:, 0], state, phase)
+
+
+@pytest.mark.parametrize("starts", [None, [0, 64, 65, 300]], ids=["one document", "documents"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_policy_of_a_gpu_gives_the_same(kind: str, starts: list[int] | None) -> None:
+    model, document_starts = build(kind), None if starts is None else starting_at(starts)
+    expected, got = (by_policy(model, policy, document_starts) for policy in (CPU_POLICY, GPU_POLICY))
+    assert_same(got, expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "compiles"),
+    [("softmax", False), ("window", False), pytest.param("softmax", True, marks=[pytest.mark.slow, needs_compiler])],
+)
+def test_lists_of_blocks_in_a_compiled_model_that_recomputes_activations(kind: str, compiles: bool) -> None:
+    shape, document_starts = {"kv_heads": 1}, starting_at([3, 300])
+    expected = by_policy(build(kind, **shape), CPU_POLICY, document_starts)
+    model = build(kind, checkpointing=True, **shape)
+    if compiles:
+        torch._dynamo.reset()
+        model.compile_blocks()
+    assert_same(by_policy(model, GPU_POLICY, document_starts), expected)
