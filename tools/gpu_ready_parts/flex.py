@@ -141,9 +141,9 @@ def loaded(code: str) -> Kernel:
     types = re.findall(r"'\w+': '\*(\w+)'", re.findall(r"'signature': \{([^}]*)\}", code)[0])
     options = {name: int(value) for name, value in re.findall(r"^(num_warps|num_stages)=(\d+)", code, re.MULTILINE)}
     begin, end = code.index("@triton_heuristics"), code.index("@triton.jit", code.index("@triton_heuristics"))
-    with tempfile.NamedTemporaryFile("w", suffix=".py", delete=False) as file:  # Triton reads it to compile
-        file.write(code[:begin] + code[end:])
-    spec = importlib.util.spec_from_file_location(f"kernel_{Path(file.name).stem}", file.name)
+    path = Path(FOLDER.name, f"kernel_{len(list(Path(FOLDER.name).iterdir()))}.py")
+    path.write_text(code[:begin] + code[end:])
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -151,5 +151,8 @@ def loaded(code: str) -> Kernel:
     arguments = (torch.empty(16, dtype=DTYPES[kind], device="meta") for kind in types)
     return getattr(module, name), tuple(arguments), options
 
+
+FOLDER = tempfile.TemporaryDirectory()
+"""The code of the kernels, which Triton reads when it compiles them."""
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "i32": torch.int32, "i1": torch.bool}
