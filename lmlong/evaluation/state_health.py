@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from lmlong.attention.linear.layer import LinearAttention
 from lmlong.attention.linear.naive import LinearState
 from lmlong.model.device import as_float64
+from lmlong.model.hourglass import most_blocks
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.rope import document_positions
 
@@ -67,8 +68,10 @@ def _positions(model: LanguageModel, tokens: Tensor, document_starts: Tensor) ->
     )
     if model.hourglass is None:
         return {time: positions}
-    ends, full = model.hourglass.block_ends(positions, time // model.hourglass.factor)
-    return {time: positions, ends.shape[1]: positions.gather(1, ends).where(full, -1)}
+    factor = model.hourglass.factor
+    slots = model.hourglass.slots(positions, most_blocks(factor, time))
+    ends, valid = (x[:, : time // factor] for x in slots[:2])
+    return {time: positions, ends.shape[1]: positions.gather(1, ends).where(valid, -1)}
 
 
 def _linear_states(state: Any) -> Iterator[LinearState]:

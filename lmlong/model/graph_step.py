@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lmlong.model.hourglass import BlockPhase
+from lmlong.model.hourglass import BlockPhase, any_phase
 from lmlong.model.language_model import LanguageModel, ModelState
 from lmlong.model.state import rebuild_state
 from lmlong.native.state import map_state, state_tensors
@@ -25,9 +25,6 @@ MAX_BATCHES = 8
 
 WARM_UP = 2
 """Steps before the recording, in which libraries load kernels and allocate memory that no graph may contain."""
-
-ANY_PHASE = BlockPhase(blocks=1, first=0, even=False, fresh=True)
-"""A phase in which all layers compute."""
 
 Run = Callable[[], Tensor]
 """A step between fixed tensors, which returns logits (B, V)."""
@@ -52,6 +49,10 @@ def cuda_graph(run: Run) -> Run:
     return replay
 
 
+Recorder = Callable[[Run], Run]
+"""Returns a function that repeats the operations of a call, on the same tensors."""
+
+
 class GraphStep:
     """`LanguageModel.decode_step` of a model whose weights are final and whose state has a constant size.
 
@@ -59,50 +60,62 @@ class GraphStep:
     returned last, and returns a copy: whoever keeps a state keeps it unchanged.
     """
 
-    def __init__(self, model: LanguageModel, record: Callable[[Run], Run] = cuda_graph):
-        """`record` returns a function that repeats the operations of a call, on the same tensors."""
-        assert model.constant_state
-        self._model, self._record = model, record
-        self._batches: dict[int, _Batch] = {}  # by rows, the most recently used last
-        self._lock = Lock()
+    def __init__(self, model: LanguageModel, record: Recorder = cuda_graph):
+        self._batches, self._lock = GraphBatches(model, record), Lock()
 
     def __call__(self, token: Tensor, state: ModelState, phase: BlockPhase | None) -> tuple[Tensor, ModelState]:
         with self._lock:
-            batch = self._batches.pop(len(token), None) or _Batch(self._model, state, self._record)
-            self._batches[len(token)] = batch
-            if len(self._batches) > MAX_BATCHES:
-                self._batches.pop(next(iter(self._batches)))
+            batch = self._batches.of(state)
             if batch.returned is not state:
                 batch.load(state)
-            return batch.step(token, phase), batch.copy()
+            logits, batch.returned = batch.step(token, phase), batch.copy()
+            return logits, batch.returned
 
 
-class _Batch:
+class GraphBatches:
+    """The batches of an engine, one of each size."""
+
+    def __init__(self, model: LanguageModel, record: Recorder):
+        assert model.constant_state
+        self._model, self._record = model, record
+        self._batches: dict[int, GraphBatch] = {}  # by rows, the most recently used last
+
+    def of(self, state: ModelState) -> "GraphBatch":
+        """Return the batch for a state of this size."""
+        rows, batches = len(state.position), self._batches
+        batches[rows] = batches.pop(rows) if rows in batches else GraphBatch(self._model, state, self._record)
+        if len(batches) > MAX_BATCHES:
+            batches.pop(next(iter(batches)))
+        return batches[rows]
+
+
+class GraphBatch:
     """The tensors of a state of B rows, and the graphs that step it, one for each block phase."""
 
     returned: ModelState | None = None
-    """The copy that was returned last, if the tensors still have its values."""
+    """The copy of the state that the engine returned last, if the state is still that one."""
 
     @torch.inference_mode()
-    def __init__(self, model: LanguageModel, like: ModelState, record: Callable[[Run], Run]):
+    def __init__(self, model: LanguageModel, like: ModelState, record: Recorder):
         self._model, self._record = model, record
         self._graphs: dict[BlockPhase | None, Run] = {}
         self._token = torch.zeros_like(like.position)
         # a state may come in other dtypes than those in which steps keep it
-        _, after = model.decode_step(self._token, model.settle(like), ANY_PHASE if model.hourglass else None)
+        _, after = model.decode_step(
+            self._token, model.settle(like), any_phase(model.hourglass.factor, 1) if model.hourglass else None
+        )
         self._form = map_state(lambda x: x.to("meta"), after)
         self._memory = _Memory.empty(list(state_tensors(self._form)), self._token.device)
         self._tensors = list(self._memory.tensors())
-        state: ModelState = rebuild_state(self._form, iter(self._tensors))
-        blocks = zip(model.attentions, state.blocks, strict=True)
+        self.state: ModelState = rebuild_state(self._form, iter(self._tensors))  # the next step overwrites it
+        blocks = zip(model.attentions, self.state.blocks, strict=True)
         owned = (block._replace(attention=attention.owned(block.attention)) for attention, block in blocks)
-        self._state = state._replace(blocks=tuple(owned))
+        self._owned = self.state._replace(blocks=tuple(owned))
 
     @torch.inference_mode()
     def load(self, state: ModelState) -> None:
         for tensor, given in zip(self._tensors, state_tensors(self._model.settle(state)), strict=True):
             tensor.copy_(given)
-        self.returned = None
 
     @torch.inference_mode()
     def step(self, token: Tensor, phase: BlockPhase | None) -> Tensor:
@@ -111,17 +124,18 @@ class _Batch:
         self._token.copy_(token)
         if phase not in self._graphs:
             before = self._memory.clone()
-            self._graphs[phase] = self._record(partial(self._run, phase))
-            self._memory.copy_(before)
+            try:
+                self._graphs[phase] = self._record(partial(self._run, phase))
+            finally:
+                self._memory.copy_(before)
         return self._graphs[phase]().clone()
 
     def copy(self) -> ModelState:
         """Return a copy of the state."""
-        self.returned = rebuild_state(self._form, self._memory.clone().tensors())
-        return self.returned
+        return rebuild_state(self._form, self._memory.clone().tensors())
 
     def _run(self, phase: BlockPhase | None) -> Tensor:
-        logits, after = self._model.decode_step(self._token, self._state, phase)
+        logits, after = self._model.decode_step(self._token, self._owned, phase)
         for tensor, new in zip(self._tensors, state_tensors(after), strict=True):
             if new is not tensor:  # else it is written in place, or stays the same
                 tensor.copy_(new)

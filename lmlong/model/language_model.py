@@ -17,7 +17,7 @@ from lmlong.attention.state_check import StateError, check_alike, check_range
 from lmlong.errors import UsageError
 from lmlong.model.base import LMHead, QuantizedLMHead, TextModel, compiled
 from lmlong.model.block import Block, BlockState, Positions, run_blocks
-from lmlong.model.hourglass import BlockPhase, Hourglass, HourglassState, block_phase
+from lmlong.model.hourglass import BlockPhase, Hourglass, HourglassState, any_phase, block_phase
 from lmlong.model.layers import QuantizedLinear, RMSNorm
 from lmlong.model.loss import TeacherOutput
 from lmlong.model.rope import document_positions
@@ -219,7 +219,11 @@ class LanguageModel(TextModel):
 
     def block_phase(self, state: ModelState, document_starts: Tensor | None, time: int) -> BlockPhase | None:
         """Return the alignment of the next `time` tokens with blocks; None if no layers are downsampled."""
-        return block_phase(self.hourglass.factor, state.position, document_starts, time) if self.hourglass else None
+        if self.hourglass is None:
+            return None
+        if time > 1 and not self.policy_for(state.position).reads_values:
+            return any_phase(self.hourglass.factor, time)
+        return block_phase(self.hourglass.factor, state.position, document_starts, time)
 
     def piece(self, rows: int, least: int | None = None) -> int:
         """Return how many tokens of each row to read at once: `least`, by default PIECE, or more by the device

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lmlong.data.shuffle import draw
 from lmlong.model.loss import IGNORED
-from lmlong.model.metrics import LossTotals, batch_tensors, count_bytes
+from lmlong.model.metrics import LossTotals, batch_tensors
 from lmlong.training.prepare import PreparedRun
 
 PASSED = 1
@@ -41,7 +41,7 @@ class Loader:
     def __init__(self, prepared: PreparedRun, numbers: range, rank: int, ranks: int):
         self.recipe, self.batches, self.numbers = prepared.recipe, prepared.data.training(), numbers
         self.rank, self.ranks = rank, ranks
-        self.token_bytes = torch.from_numpy(prepared.tokens.tokenizer.token_bytes)
+        self.token_bytes = prepared.tokens.tokenizer.token_bytes
         self.is_pinned = prepared.device.type == "cuda"  # otherwise a copy to the GPU waits for all of its work
 
     def __len__(self) -> int:  # without a length, Lightning would prefetch a batch
@@ -49,9 +49,11 @@ class Loader:
 
     def __iter__(self) -> Iterator[TrainingBatch]:
         for number in self.numbers:
-            tokens, targets, mask = batch_tensors(self.batches.batch(number, self.rank, self.ranks))
-            scored, size = int((targets != IGNORED).sum()), count_bytes(targets, self.token_bytes)
-            batch = TrainingBatch(tokens, targets, mask, self._passed(number, len(tokens)), scored, size)
+            arrays = self.batches.batch(number, self.rank, self.ranks)
+            targets = arrays[1][arrays[1] != IGNORED]
+            size = int(self.token_bytes[targets].sum())
+            passed = self._passed(number, len(arrays[0]))
+            batch = TrainingBatch(*batch_tensors(arrays), passed, len(targets), size)
             yield batch.pinned() if self.is_pinned else batch
 
     def _passed(self, number: int, rows: int) -> Tensor | None:

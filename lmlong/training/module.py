@@ -18,7 +18,7 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
-from lmlong.attention.device_policy import DevicePolicy, policy_of
+from lmlong.attention.device_policy import DevicePolicy, policy_of, use_policy
 from lmlong.errors import DivergedError
 from lmlong.model.kernel_choice import Decision, KernelChoice, choose_kernels
 from lmlong.model.kernel_trial import Work
@@ -53,6 +53,8 @@ class TrainingModule(LightningModule):
         training = prepared.recipe.training
         self.skips_allowed = training.skips if training.on_nonfinite == "skip" else 0
         self.model, self.teacher = prepared.model, prepared.teacher
+        for model in (self.model, *([self.teacher.model] if self.teacher else [])):
+            use_policy(model, policy)
         seconds = prepared.state["seconds"] if prepared.state else 0.0
         self.clock = TrainingClock(self.recipe.training, prepared.steps, seconds)
         self.remaining_steps = self.clock.remaining_steps(prepared.first_step)

@@ -19,7 +19,7 @@ from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.strategies import DDPStrategy, Strategy
 
-from lmlong.attention.device_policy import DevicePolicy, use_policy
+from lmlong.attention.device_policy import DevicePolicy
 from lmlong.attention.plugins import LOADED
 from lmlong.checkpoint.manifest import RECIPE, TOKENIZER
 from lmlong.data import baselines
@@ -122,7 +122,6 @@ def run(
         if resume and not checkpoint and is_main_process():
             print(f"{folder}: no checkpoint yet, so a new run begins", file=sys.stderr)
         prepared = prepare_resumed_run(recipe, checkpoint) if checkpoint else prepare_new_run(recipe)
-        use_policy(prepared.model, policy)
         module = TrainingModule(prepared, policy)
         signals = StopOnSignal(recipe.processes)
         callback = TrainingCallback(folder, prepared, signals)

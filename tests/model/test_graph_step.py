@@ -15,6 +15,7 @@ from lmlong.attention.base import state_tensors
 from lmlong.model import graph_step
 from lmlong.model.graph_step import GraphStep, Run
 from lmlong.model.language_model import LanguageModel, ModelState
+from lmlong.model.row_step import GraphRowStep
 from lmlong.model.state import concat_states, state_row
 from lmlong.recipe import Attention, Downsample, Model
 
@@ -161,3 +162,25 @@ def test_a_state_in_a_lower_precision_is_not_kept_in_it() -> None:
     for token in tokens[0, 9:]:
         state = checked.step(token[None], state)
     assert all(x.dtype != torch.bfloat16 for x in state_tensors(state))
+
+
+@pytest.mark.parametrize("form", ["delta", "ngram", "hourglass"])
+@torch.inference_mode()
+def test_rows_that_come_and_go_step_as_each_would_alone(form: str) -> None:
+    cut = {"downsample": Downsample(factor=3, layers=1)} if form == "hourglass" else {}
+    model, tokens = build({"kind": "linear" if cut else form}, **cut), text(4, 60)
+    steps, alone = GraphRowStep(model, record), [model(row[None, : 5 + n])[1] for n, row in enumerate(tokens)]
+    rows, kept = [steps.admit(state) for state in alone], [(x, x.clone()) for x in state_tensors(alone)]
+    for time in range(30):
+        together = [row for row in range(4) if (time // 3 + row) % 4][:: 1 - 2 * (time // 6 % 2)]
+        now = tokens[together, time + 12]
+        logits = steps([rows[row] for row in together], now)
+        for place, row in enumerate(together):
+            expected, alone[row] = model.step(now[place, None], alone[row])
+            assert laws.error(logits[place], expected[0]) < 1e-10
+        taken = rows[time % 4].state()
+        kept += [(x, x.clone()) for x in state_tensors(taken)]
+    assert all(torch.equal(*pair) for pair in kept)
+    for row, state in zip(rows, alone, strict=True):
+        settled = (state_tensors(model.settle(x)) for x in (row.state(), state))
+        assert all(laws.error(*pair) < 1e-10 for pair in zip(*settled, strict=True))

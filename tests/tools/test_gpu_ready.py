@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 import torch
-from machine import needs_triton
+from machine import needs_fla, needs_triton
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lmlong.attention.device_policy import CPU_POLICY
@@ -35,15 +35,17 @@ def test_operations_and_bytes_are_counted(counts: ModuleType) -> None:
         with counts.Watch() as watch:
             y = torch.empty(1000)
             y.copy_(x.view(10, 100).flatten()).add_(1)
-            assert (watch.count, watch.alive, watch.peak) == (2, 4000, 4000)
+            assert (watch.count, watch.now, watch.peak) == (2, 4000, 4000)
             z = x[::2].sum() + (y * 2).sum()
             assert watch.operations["aten.sum.default"] == 2 and watch.count == 6
-            assert (watch.alive, watch.peak) == (4004, 8008)
+            assert (watch.now, watch.peak) == (4004, 8008)
             del y, z
-        assert watch.alive == 0
+        assert watch.now == 0
 
 
-@pytest.mark.parametrize("kind", ["window"])
+@pytest.mark.parametrize(
+    "kind", ["window", *(pytest.param(f"{kind} by fla", marks=needs_fla) for kind in ("delta", "channel"))]
+)
 def test_operations_do_not_grow_with_the_text(counts: ModuleType, kind: str) -> None:
     rows, loss, failures = counts.check([kind], (SHORT, LONG), width=64)
     assert not failures
@@ -90,6 +92,18 @@ def test_launches_of_triton_kernels_are_counted(tmp_path: Path) -> None:
     (one, several) = json.loads((tmp_path / "figures.json").read_text())["count"]["kinds"]
     assert not one["starts"] and several["starts"]
     assert sum(count for name, count in one["training"][0]["names"].items() if "triton" in name) >= 5
+
+
+def test_memory_of_a_step(counts: ModuleType) -> None:
+    """Twice the rows take twice the memory beyond that of the weights."""
+    from gpu_ready_parts import recipes
+
+    one, two, four = (recipes.step("small", "torch", rows) for rows in (1, 2, 4))
+    assert one.operations <= two.operations <= four.operations < 2 * one.operations
+    assert two.bytes - one.bytes == pytest.approx((four.bytes - two.bytes) / 2, rel=0.3)
+    assert one.bytes > 16 * one.matrices
+    gpu = recipes.GPU("small", 1e9, operations=1e12, bandwidth=1e11)
+    assert one.seconds(gpu)[0] == pytest.approx(6 * one.matrices * 8192 / 1e12) and 0 < one.share(gpu) < 1
 
 
 @pytest.mark.slow

@@ -2,15 +2,19 @@
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import lru_cache
+from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Any, NamedTuple
+from warnings import filterwarnings
 
 import torch
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 
 from gpu_ready_parts.watch import WAITS, Watch
 from lmlong.attention.device_policy import GPU_POLICY, use_policy
+from lmlong.model.hourglass import BlockPhase
 from lmlong.model.language_model import LanguageModel
 from lmlong.recipe import Recipe
 from lmlong.report.table import Column, format_table
@@ -33,6 +37,7 @@ class Kind(NamedTuple):
     options: dict[str, Any]
     kernel: str = "torch"
     limit: int | None = None  # operations of a training step: of one layer and of one piece of the loss
+    packed: bool = True  # whether it is computed with document starts too
 
 
 KINDS = {
@@ -46,8 +51,15 @@ KINDS = {
     "parallel window": Kind({"attention.kind": "linear", "attention.parallel_window": 64}),
     "softmax": Kind({"attention.kind": "softmax"}),
     "ngram": Kind({"attention.kind": "ngram"}),
-    "downsampled": Kind({"attention.kind": "linear", "layers": 3, "downsample.factor": 4}),  # only one of three layers
+    # the middle one of three layers; with document starts, the alignment of the blocks is waited for once a pass
+    "downsampled": Kind({"attention.kind": "linear", "layers": 3, "downsample.factor": 4}, packed=False),
 }
+if find_spec("fla"):
+    filterwarnings("ignore", "Triton is not supported on current platform")  # no GPU, when it is imported
+    KINDS |= {
+        "delta by fla": Kind({"attention.kind": "delta"}, "fla", limit=400),
+        "channel by fla": Kind({"attention.kind": "linear", "attention.decay": "channel"}, "fla", limit=400),
+    }
 
 
 class Pass(NamedTuple):
@@ -76,7 +88,7 @@ def check(
     """Return the passes of some kinds, the passes of the loss alone, and what is not as it should be. `width` replaces
     that of the recipe."""
     loss = [loss_pass(length, width) for length in lengths]
-    rows = [row(kind, starts, lengths, width) for kind in kinds for starts in (False, True)]
+    rows = [row(kind, starts, lengths, width) for kind in kinds for starts in (False, True)[: 1 + KINDS[kind].packed]]
     return rows, loss, [failure for one in rows for failure in failures(one, loss[0], lengths)]
 
 
@@ -105,7 +117,7 @@ def layer_pass(kind: str, length: int, starts: bool, width: int | None, trains: 
         document_starts = torch.zeros(1, length, dtype=torch.bool) if starts else None
         with watch, torch.set_grad_enabled(trains):
             hidden = bf16(lambda: model.hidden_states(tokens, None, document_starts)[0])
-            kept = watch.alive
+            kept = watch.now
             if trains:
                 hidden.backward(torch.zeros_like(hidden))
         return kept
@@ -121,7 +133,7 @@ def loss_pass(length: int, width: int | None) -> Pass:
         targets = torch.zeros(1, length, dtype=torch.long)
         with watch:
             loss = bf16(lambda: model.lm_head(hidden, targets))
-            kept = watch.alive
+            kept = watch.now
             loss.backward()
         return kept
 
@@ -133,10 +145,11 @@ def decode_pass(kind: str, length: int, width: int | None) -> Pass:
 
     def work(model: LanguageModel, watch: Watch) -> int:
         with torch.no_grad():
+            phase = BlockPhase(1, 0, even=False, fresh=True) if model.hourglass else None
             _, state = bf16(lambda: model.hidden_states(torch.zeros(1, length, dtype=torch.long)))
             with watch:
-                bf16(lambda: model.step(torch.zeros(1, dtype=torch.long), state))
-        return watch.alive
+                bf16(lambda: model.decode_step(torch.zeros(1, dtype=torch.long), state, phase))
+        return watch.now
 
     return watched(build(kind, width), work)
 
@@ -147,7 +160,7 @@ def watched(model: LanguageModel, work: Callable[[LanguageModel, Watch], int]) -
     with FakeCopyMode(fakes):
         model = copy.deepcopy(model)
     try:
-        with fakes:
+        with fakes, watch.autotuned() if find_spec("triton") else nullcontext():
             kept = work(model, watch)
     except WAITS as wait:
         return Pass(failure=f"waits for {wait.func}")
@@ -169,8 +182,8 @@ def failures(row: Row, loss: Pass, lengths: Sequence[int]) -> list[str]:
     first, last = row.train[0], row.train[-1]
     if limit and last.operations + loss.operations > limit:
         found.append(f"{name}: {last.operations + loss.operations:,} operations with the loss, more than {limit:,}")
-    for what, (short, *_, long) in {"training": row.train, "prefill": row.prefill}.items():
-        if long.operations > GROWTH * short.operations:
+    for what, (short, *_, long), head in (("training", row.train, loss.operations), ("prefill", row.prefill, 0)):
+        if long.operations + head > GROWTH * (short.operations + head):
             found.append(f"{name}, {what}: {short.operations:,} operations grow to {long.operations:,}")
     if last.kept > 1.1 * first.kept * lengths[-1] / lengths[0]:
         found.append(f"{name}: {last.kept / 1e9:.1f} GB are kept, which grow faster than the text")

@@ -125,7 +125,11 @@ def logits_error(model: LanguageModel, prompt: int, tokens: int = 4) -> float:
 
 RECIPE = """
 format: 1
-text: {sources: [{kind: files, paths: [%s]}], tokenizer: {kind: bytes}, sequence_length: 512}
+text:
+  sources: [{kind: files, paths: [%s]}]
+  tokenizer: {kind: bytes}
+  sequence_length: 512
+  validation: {fraction: 0.3}
 model: {width: 128, layers: 4, heads: 2, attention: {kind: [linear, delta]}}
 training: {steps: %d, batch_size: 4, precision: "32", log_every: 1, validation_tokens: 1000}
 """

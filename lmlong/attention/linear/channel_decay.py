@@ -30,12 +30,16 @@ def channel_decay_masks(
     """Return the decay masks by channel of a span, from its document starts (B, T) and log decays (B, H, T, F)."""
     log2_decay = to_chunks(log_decay.to(state_dtype) / math.log(2))
     of_documents = decay_masks(document_starts, None, dtype, state_dtype, policy)
-    from_state, to_end = _exp2(log2_decay.cumsum(-2)), _exp2(_sum_after(log2_decay))
-    if of_documents.from_state is not None and of_documents.to_end is not None:
-        from_state, to_end = from_state * of_documents.from_state, to_end * of_documents.to_end
-    chunk = from_state[..., -1, :, None]
+    from_state = _exp2(log2_decay.cumsum(-2))
+    if of_documents.from_state is not None:
+        from_state *= of_documents.from_state
+    chunk, from_state = from_state[..., -1, :, None].clone(), from_state.to(dtype)  # a view would keep all alive
+    to_end = _exp2(_sum_after(log2_decay))
+    if of_documents.to_end is not None:
+        to_end *= of_documents.to_end
+    to_end = to_end.to(dtype)
     pairs = [pair.to(dtype) for pair in _pairs(log2_decay)]
-    return Decay(of_documents.mask, from_state.to(dtype), to_end.to(dtype), chunk, pairs)
+    return Decay(of_documents.mask, from_state, to_end, chunk, pairs)
 
 
 def _pairs(log2_decay: Tensor) -> Iterator[Tensor]:
@@ -106,4 +110,5 @@ def _corners(x: Tensor, size: int) -> Tensor:
 
 
 def _exp2(exponent: Tensor) -> Tensor:
-    return exponent.clamp(min=MIN_LOG2_DECAY).exp2()
+    """Return the power in place."""
+    return exponent.clamp_(min=MIN_LOG2_DECAY).exp2_()

@@ -73,26 +73,29 @@ class ChunkKernel(ChunkedKernel):
         dstates = accumulate(torch.cat([from_queries, dstate[None]]), decay.chunk, self.policy, backwards=True)
         del from_queries
         states, dS_after = self._states(fk, v, decay, state), dstates[1:].to(dn.dtype)
-        dfq, dfk = dn @ states[:-1].to(dn.dtype).mT, v1 @ dS_after.mT
+        dfq = torch.matmul(dn, states[:-1].to(dn.dtype).mT, out=dx.q.view_as(fq))
+        dfk = torch.matmul(v1, dS_after.mT, out=dx.k.view_as(fk))
         if decay.from_state is not None and decay.to_end is not None:
-            dfq, dfk = dfq.mul_(decay.from_state), dfk.mul_(decay.to_end)
+            dfq.mul_(decay.from_state)
+            dfk.mul_(decay.to_end)
         A = masked(dn @ v1.mT, decay)
-        dfq, dfk = add_keys(dfq, A, fk, decay.pairs), add_queries(dfk, A, fq, decay.pairs)
-        del A, v1
+        del v, v1
+        add_keys(dfq, A, fk, decay.pairs)
+        add_queries(dfk, A, fq, decay.pairs)
+        del A
         dv = scaled(fk, decay.to_end) @ dS_after[..., :-1]
         del dS_after
         weights = masked(pair_products(fq, fk, decay.pairs), decay)
         from_chunks(add_matmul(dv, weights.mT, dn[..., :-1]), dx.v)
-        del weights, dv, dn
-        dx.q.copy_(dfq.flatten(0, 1))
-        dx.k.copy_(dfk.flatten(0, 1))
+        by_channel = decay.pairs is not None
+        del weights, dv, dn, decay
         if dx.log_decay is not None:
             of_tokens = fq.to(dstate.dtype) * dfq
             of_tokens -= fk.to(dstate.dtype) * dfk
             of_states = (states[1:] * dstates[1:]).sum(-1)[..., None, :]
-            if decay.pairs is None:
+            if not by_channel:
                 of_tokens, of_states = of_tokens.sum(-1), of_states.sum(-1)
-            from_chunks(of_tokens.flip(3).cumsum(3).flip(3) + of_states, dx.log_decay)
+            from_chunks(of_tokens.flip(3).cumsum_(3).flip(3).add_(of_states), dx.log_decay)
         return dstates[0]
 
     def _decay(self, x: Span, dtype: torch.dtype, state_dtype: torch.dtype) -> Decay:

@@ -1,14 +1,25 @@
 """The Triton kernels against torch in float64, on a GPU if there is one, else in Triton's interpreter."""
 
+from collections import Counter
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
 import pytest
 import torch
-from attention.scans import VALUES, WIDTH, ScanInputs, in_dtype, linear_scan, outputs_and_gradients, scan_inputs
+from attention.scans import (
+    VALUES,
+    WIDTH,
+    Identity,
+    ScanInputs,
+    in_dtype,
+    linear_scan,
+    outputs_and_gradients,
+    scan_inputs,
+)
 from grids import thinned
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lmlong import recipe
 from lmlong.attention import laws
@@ -118,12 +129,34 @@ def test_features_computed_by_torch(features: tuple[str, int, dict[str, Any]]) -
     assert_exact(feature_map(name, width=width, **options), text(70, [5], width=width))
 
 
+class Calls(TorchDispatchMode):
+    """Counts operations by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.counts[function.name()] += 1
+        return function(*args, **(kwargs or {}))
+
+
 def test_a_text_whose_states_exceed_the_memory_is_computed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     features, x = feature_map("elu"), text(200, [5, 100])
     whole = results(features, x, TritonLinear())
     monkeypatch.setattr(operation, "MAX_STATES", 1)
-    for name, result in results(features, x, TritonLinear()).items():
+    with Calls() as calls:
+        parts = results(features, x, TritonLinear())
+    assert calls.counts["lmlong::linear_scan"] == calls.counts["lmlong::linear_scan_backward"] == 4
+    for name, result in parts.items():
         assert laws.error(result, whole[name]) < 1e-5, name
+
+
+def test_clamped_denominators_have_no_gradient() -> None:
+    x = text(10, width=16)
+    x = x._replace(q=3e-33 * x.q.abs(), k=x.k.abs())
+    assert_exact(Identity(), x)
+    assert results(Identity(), x, TritonLinear())["y"].norm() > 0.01
 
 
 def test_blocks_hold_little_padding() -> None:

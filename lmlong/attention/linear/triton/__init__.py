@@ -15,23 +15,6 @@ OLDEST = (8, 0)
 """The lowest compute capability of a GPU: the first with tensor cores for bfloat16 and TF32."""
 
 
-def unavailable_reason(device: torch.device) -> str | None:
-    """Return why the kernels cannot run on a device, or None. For tests, Triton's interpreter runs them without a
-    GPU."""
-    if find_spec("triton") is None:
-        return "triton is not installed; torch for CUDA brings it on Linux"
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        return None
-    if device.type != "cuda" or torch.version.hip:
-        return (
-            f"its kernels need an NVIDIA GPU, and the device is {device.type}{' by ROCm' if torch.version.hip else ''}"
-        )
-    capability = torch.cuda.get_device_capability(device)
-    if capability < OLDEST:
-        return f"its kernels need compute capability {_dotted(OLDEST)}, and the GPU has {_dotted(capability)}"
-    return None
-
-
 class TritonLinear(ChunkKernel):
     """Computes a text of any length as one operation, for any number of features and values. Torch computes a decay for
     each channel and states in float64."""
@@ -45,7 +28,17 @@ class TritonLinear(ChunkKernel):
             return "it does not compute decay: channel"
         if recurrence.state_dtype != torch.float32:
             return f"it computes states in float32, not in {str(recurrence.state_dtype).removeprefix('torch.')}"
-        return unavailable_reason(device)
+        if find_spec("triton") is None:
+            return "triton is not installed; torch for CUDA brings it on Linux"
+        if os.environ.get("TRITON_INTERPRET") == "1":
+            return None  # for tests: Triton's interpreter needs no GPU
+        if device.type != "cuda" or torch.version.hip:
+            by = " by ROCm" if torch.version.hip else ""
+            return f"its kernels need an NVIDIA GPU, and the device is {device.type}{by}"
+        capability = torch.cuda.get_device_capability(device)
+        if capability < OLDEST:
+            return f"its kernels need compute capability {_dotted(OLDEST)}, and the GPU has {_dotted(capability)}"
+        return None
 
     def operation(self, features: FeatureMap, state: Tensor, x: ScanInputs) -> tuple[Tensor, Tensor] | None:
         if state.dtype != torch.float32 or (x.log_decay is not None and x.log_decay.ndim == 4):

@@ -25,7 +25,7 @@ CHOICES = {
     "scan_states": {2: Choice(64, 64, 8, 3), 4: Choice(64, 32, 8, 2)},
     "tile_outputs": {2: Choice(64, 128, 8, 2), 4: Choice(16, 32, 8, 2)},
     "denominator_grads": {2: Choice(16, 128, 4, 1), 4: Choice(16, 128, 4, 1)},
-    "backward_qk": {2: Choice(64, 64, 8, 2), 4: Choice(32, 32, 8, 1)},
+    "backward_qk": {2: Choice(64, 32, 8, 2), 4: Choice(16, 32, 8, 1)},
     "backward_v": {2: Choice(64, 128, 8, 2), 4: Choice(32, 32, 8, 2)},
 }
 """By kernel and the bytes of an input number."""

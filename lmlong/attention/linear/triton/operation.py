@@ -12,6 +12,7 @@ import torch
 import triton
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
+from torch.nn.functional import pad
 
 from lmlong.attention.feature_maps import Elu, FeatureMap, Relu
 from lmlong.attention.linear.triton import backward, forward, states
@@ -31,6 +32,9 @@ MAX_SEGMENT = 1024
 MAX_STATES = 2**29
 """Maximum bytes of the states of all tiles. A longer text is computed in parts."""
 
+ALIGNED = 16
+"""Features that torch computes are padded with zeros to a multiple of this, so that kernels load whole vectors."""
+
 STATE_BLOCK = 256
 """Numbers of a state that one program of `accumulate_states` processes."""
 
@@ -38,20 +42,23 @@ STATE_BLOCK = 256
 def linear_scan(features: FeatureMap, state: Tensor, x: ScanInputs) -> tuple[Tensor, Tensor]:
     """Return outputs (B, H, T, V) and the state (B, H, F, V + 1) after, given the state before, in float32."""
     q, k, v, document_starts, log_decay, _ = x
-    feature_map = FUSED.get(type(features), "identity")
+    feature_map, size, padding = FUSED.get(type(features), "identity"), state.shape[2], 0
     if type(features) not in FUSED:
         with torch.autocast(q.device.type, enabled=False):
             q, k = features.query(q), features.key(k)
+        if padding := -size % ALIGNED:
+            q, k, state = pad(q, (0, padding)), pad(k, (0, padding)), pad(state, (0, 0, 0, padding))
     rounded, outputs = v.to(q.dtype), []
-    size = max(1, MAX_STATES // (state.numel() * q.element_size())) * TILE.value
-    for begin in range(0, q.shape[2], size):
-        tokens = slice(begin, begin + size)
+    step = max(1, MAX_STATES // (state.numel() * q.element_size())) * TILE.value
+    for begin in range(0, q.shape[2], step):
+        tokens = slice(begin, begin + step)
         starts = None if document_starts is None else document_starts[:, tokens]
         gate = None if log_decay is None else log_decay[:, :, tokens]
         inputs = (part[:, :, tokens] for part in (q, k, rounded))
         y, state, *_ = _scan_op(*inputs, starts, gate, state, feature_map)
         outputs.append(y)
-    return (outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)).to(v.dtype), state
+    y = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
+    return y.to(v.dtype), state[:, :, :size] if padding else state
 
 
 class Work:

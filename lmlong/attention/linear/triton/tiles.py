@@ -63,16 +63,17 @@ def store_tile(x, value, stride, token, head, columns, valid, WIDTH: tl.constexp
 @triton.jit
 def feature_map(x, columns, valid, F: tl.constexpr, FEATURE_MAP: tl.constexpr):
     """Return the features of tokens x (TILE, BLOCK), in their dtype; 0 for padded tokens and columns."""
-    if FEATURE_MAP == "identity":
-        return x
-    x32 = x.to(tl.float32)
-    phi = tl.maximum(x32, 0.0)
-    if FEATURE_MAP == "elu":
-        phi += tl.exp(tl.minimum(x32, 0.0)) + ELU_FLOOR
-    else:
-        tl.static_assert(FEATURE_MAP == "relu")
-        phi += RELU_FLOOR
-    return tl.where(valid[:, None] & (columns < F)[None, :], phi, 0.0).to(x.dtype)
+    phi = x
+    if FEATURE_MAP != "identity":
+        x32 = x.to(tl.float32)
+        phi32 = tl.maximum(x32, 0.0)
+        if FEATURE_MAP == "elu":
+            phi32 += tl.exp(tl.minimum(x32, 0.0)) + ELU_FLOOR
+        else:
+            tl.static_assert(FEATURE_MAP == "relu")
+            phi32 += RELU_FLOOR
+        phi = tl.where(valid[:, None] & (columns < F)[None, :], phi32, 0.0).to(x.dtype)
+    return phi
 
 
 @triton.jit
