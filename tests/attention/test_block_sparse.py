@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,10 +20,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lmlong import recipe
-from lmlong.attention import block_sparse, laws
+from lmlong.attention import block_sparse, device_policy, laws
 from lmlong.attention.base import CausalAttention
 from lmlong.attention.block_sparse import by_flex_attention
-from lmlong.attention.device_policy import CPU_POLICY, GPU_POLICY, policy_of, use_policy
+from lmlong.attention.device_policy import CPU_POLICY, GPU_POLICY, use_policy
 from lmlong.attention.key_blocks import BLOCK, BlockList, VisibleKeys, block_lists, visible_keys
 from lmlong.attention.softmax.layer import SoftmaxAttention
 from lmlong.attention.softmax.state import KeyValues, KVCache
@@ -271,9 +271,15 @@ def test_heads_narrower_than_the_kernels(monkeypatch: pytest.MonkeyPatch) -> Non
     assert widths == [(16, 16, 24)]
 
 
-def test_only_nvidia_and_amd_have_the_kernels() -> None:
-    assert policy_of(torch.device("cuda")).block_sparse == (find_spec("triton") is not None)
-    assert not policy_of(torch.device("mps")).block_sparse and not policy_of(torch.device("cpu")).block_sparse
+def test_devices_without_the_kernels_have_a_mask(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("cpu", "mps"):
+        assert not device_policy.policy_of(torch.device(name)).block_sparse
+    for runs in (True, False):
+        monkeypatch.setattr(device_policy, "RUNS_TRITON", runs)
+        assert device_policy.policy_of(torch.device("cuda")).block_sparse == runs
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))  # without a C compiler
+    assert not device_policy.can_run_triton()
 
 
 @pytest.mark.slow
