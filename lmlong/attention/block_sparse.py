@@ -107,8 +107,8 @@ TILES: dict[int, dict[int, tuple[Tiles, Tiles]]] = {
     },
 }
 """Tiles of the forward and the backward pass, by the bytes of a number and the widest head. Compiled for sm_80 to
-sm_100, they need at most 99 KiB of shared memory, an RTX 4090's, and spill up to 256 bytes a thread (784 for float32
-heads of 256), where torch's own spill up to 16 KB or do not fit: see tools/gpu_ready."""
+sm_100 (tools/gpu_ready), they need at most 99 KiB of shared memory, an RTX 4090's, and spill up to 256 bytes a thread,
+784 for float32 heads of 256. Those of torch 2.13 need up to 148 KiB, or spill up to 39 KB."""
 
 
 def kernel_options(dtype: torch.dtype, width: int) -> dict[str, Any]:
