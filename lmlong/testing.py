@@ -18,13 +18,14 @@ from torch import Tensor
 from lmlong import recipe
 from lmlong.attention import laws
 from lmlong.attention.base import CausalAttention, at_least_float32
+from lmlong.attention.feature_map_registry import FEATURE_MAPS
 from lmlong.attention.feature_maps import FeatureMap
 from lmlong.attention.inputs import draw_inputs
 from lmlong.attention.laws import Case, Subject, Text, Verdict
 from lmlong.attention.linear.layer import LinearAttention
 from lmlong.attention.plugin_checks import explain, file_of
 from lmlong.attention.plugins import Plugin, in_words
-from lmlong.attention.registry import CAUSAL, FEATURE_MAPS
+from lmlong.attention.registry import CAUSAL
 from lmlong.errors import LmlongError, UsageError
 from lmlong.report.json_values import json_keys
 

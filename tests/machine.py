@@ -12,6 +12,7 @@ from lmlong.native.build import find_compiler
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+needs_fla = pytest.mark.skipif(find_spec("fla") is None, reason="flash-linear-attention is not installed")
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
 
 

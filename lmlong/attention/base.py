@@ -12,6 +12,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from lmlong import recipe
 from lmlong.attention.device_policy import FollowsPolicy
 from lmlong.attention.inputs import NOTHING, Input, Inputs
 from lmlong.attention.state_check import check_alike
@@ -53,8 +54,8 @@ class CausalAttention(FollowsPolicy, ABC, Generic[State]):
     depend on order needs it."""
 
     kernels: Mapping[str, type[Any]] = MappingProxyType({})
-    """The kernels for many tokens, by their names in recipes: `torch`, `native`, `triton`. Empty if the attention
-    uses torch's own functions."""
+    """The kernels for many tokens, by their names in recipes: `torch`, `native`, `triton`, `fla`. Each has a class
+    method `unavailable_reason(attention, device)`. Empty if the attention uses torch's own functions."""
 
     compiled = False
     """Whether torch.compile runs the model. Kernels that it cannot trace then run outside the compiled graph."""
@@ -67,6 +68,13 @@ class CausalAttention(FollowsPolicy, ABC, Generic[State]):
 
     largest_scale = 1e4
     """Largest standard deviation of q and k for which outputs and gradients are as exact as the number format."""
+
+    @classmethod
+    def from_options(
+        cls, heads: int, head_dim: int, value_dim: int, options: recipe.Attention
+    ) -> "CausalAttention[Any]":
+        """Return the attention that the options of a recipe describe."""
+        return cls(heads, head_dim, value_dim)  # type: ignore[call-arg]
 
     @abstractmethod
     def init_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> State:
@@ -100,6 +108,10 @@ class CausalAttention(FollowsPolicy, ABC, Generic[State]):
         """The name of the kernel for many tokens. It hands devices and dtypes that it does not support to torch."""
         return self.kernel.name if self.kernels else "torch"
 
+    def kernel_reasons(self, device: torch.device) -> dict[str, str | None]:
+        """Return why each kernel cannot compute this attention on a device; None if it can."""
+        return {name: kernel.unavailable_reason(self, device) for name, kernel in self.kernels.items()}
+
     def untraced(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function, outside the graph if torch.compile runs the model."""
         if not self.compiled:
@@ -125,6 +137,11 @@ class CausalAttention(FollowsPolicy, ABC, Generic[State]):
 
     def settle(self, state: State) -> State:
         """Return the state in the form that a prefill returns, if decode steps keep it in another form."""
+        return state
+
+    def owned(self, state: State) -> State:
+        """Return the state in the form of a decode engine that owns its tensors: a step writes to large ones in place,
+        where the usual step would copy them."""
         return state
 
     def check_state(self, state: State, empty: State) -> None:

@@ -4,6 +4,7 @@ Every operation on a GPU takes some microseconds to launch, so there the number 
 length of a text. And an operation whose result decides what is launched next would make the CPU wait for the GPU.
 """
 
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
@@ -25,20 +26,53 @@ class DevicePolicy(NamedTuple):
     logits: int
     """Maximum number of logits in memory at once."""
 
+    piece_tokens: int
+    """Tokens of all rows of a batch that are read at once in a long text, if not more of each row are read anyway."""
+
     reads_values: bool
     """Whether reading a value costs nothing, so that code may branch on it."""
 
+    block_sparse: bool
+    """Whether softmax attention skips blocks of keys that no query sees (block_sparse.py), or has a mask of all
+    pairs."""
 
-CPU_POLICY = DevicePolicy(span_bytes=None, conv_tokens=128, logit_tokens=512, logits=2**22, reads_values=True)
+    tries_kernels: bool
+    """Whether `kernel: auto` compares and times the kernels of an attention; if False, it takes native code."""
+
+
+CPU_POLICY = DevicePolicy(
+    span_bytes=None,
+    conv_tokens=128,
+    logit_tokens=512,
+    logits=2**22,
+    piece_tokens=0,
+    reads_values=True,
+    block_sparse=False,
+    tries_kernels=False,
+)
 """Temporary tensors stay in cache. For blocks of memory above 32 MiB malloc maps fresh pages each time, which takes
 longer than the arithmetic: 2^22 logits in float32 are half of that."""
 
-GPU_POLICY = DevicePolicy(span_bytes=2 * 10**9, conv_tokens=None, logit_tokens=None, logits=2**27, reads_values=False)
+GPU_POLICY = DevicePolicy(
+    span_bytes=2 * 10**9,
+    conv_tokens=None,
+    logit_tokens=None,
+    logits=2**27,
+    piece_tokens=2**16,
+    reads_values=False,
+    block_sparse=True,
+    tries_kernels=True,
+)
 """The number of operations does not depend on the length, up to a limit of memory, and nothing waits for a value."""
 
 
+HAS_TRITON = find_spec("triton") is not None
+
+
 def policy_of(device: torch.device) -> DevicePolicy:
-    return CPU_POLICY if device.type == "cpu" else GPU_POLICY
+    if device.type == "cpu":
+        return CPU_POLICY
+    return GPU_POLICY._replace(block_sparse=device.type == "cuda" and HAS_TRITON)
 
 
 class FollowsPolicy(nn.Module):

@@ -7,13 +7,13 @@ B batch, H heads, T time, F features, V value dim.
 
 import ctypes
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lmlong.attention.chunks import MIN_LOG2_DECAY, ChunkedKernel
 from lmlong.attention.device_policy import DevicePolicy
@@ -59,6 +59,13 @@ def load_library(folder: Path, what: str, constants: Mapping[str, float]) -> cty
     return library
 
 
+def no_native_code(device: torch.device, library: Callable[[], ctypes.CDLL | None]) -> str | None:
+    """Return why native code cannot compute on a device, or None."""
+    if device.type != "cpu":
+        return f"native code runs on a CPU, and the device is {device.type}"
+    return "native code cannot be compiled here" if library() is None else None
+
+
 class NativeKernel(Kernel):
     """Computes a span by native code. The feature map is computed by native code too, or by torch."""
 
@@ -73,6 +80,10 @@ class NativeKernel(Kernel):
     def __init__(self, native_map: NativeMap | None = None):
         self.native_map = native_map or NativeMap.IDENTITY
         self.maps_features = native_map is not None
+
+    @classmethod
+    def unavailable_reason(cls, attention: nn.Module, device: torch.device) -> str | None:
+        return no_native_code(device, lambda: cls().library())
 
     @abstractmethod
     def library(self) -> ctypes.CDLL | None:

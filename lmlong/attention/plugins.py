@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from lmlong import recipe
-from lmlong.attention import registry
+from lmlong.attention import feature_map_registry, registry
 from lmlong.attention.base import CausalAttention
 from lmlong.attention.feature_maps import FeatureMap
 from lmlong.attention.plugin_checks import check_class, check_name, explain, file_of, options_of, problem_of
@@ -63,7 +63,7 @@ def unload_plugin(name: str | Path) -> None:
     for kind in plugin.attentions:
         del ATTENTION_KINDS[kind], registry.CAUSAL[kind]
     for feature_map in plugin.feature_maps:
-        del FEATURE_MAP_KINDS[feature_map], registry.FEATURE_MAPS[feature_map]
+        del FEATURE_MAP_KINDS[feature_map], feature_map_registry.FEATURE_MAPS[feature_map]
 
 
 def plugin_hashes(attention: recipe.Attention) -> dict[str, str]:
@@ -138,6 +138,7 @@ def _register(where: str, name: str, digest: str, declared: Mapping[str, Mapping
             names.add(kind)
     for kind, attention in plugin.attentions.items():
         ATTENTION_KINDS[kind] = AttentionInfo(
+            attention.__name__,
             misfit=f"{kind} has no encoder form, it is causal. Use full, linformer, efficient or linear.",
             state_growth=attention.state_growth,
             has_keys=attention.has_keys,
@@ -151,7 +152,7 @@ def _register(where: str, name: str, digest: str, declared: Mapping[str, Mapping
         FEATURE_MAP_KINDS[kind] = FeatureMapInfo(
             uses_rope=feature_map.uses_rope, signed=feature_map.signed, options=options_of(feature_map), plugin=name
         )
-        registry.FEATURE_MAPS[kind] = _factory(where, kind, feature_map)
+        feature_map_registry.FEATURE_MAPS[kind] = _factory(where, kind, feature_map)
     LOADED[name] = plugin
     return plugin
 

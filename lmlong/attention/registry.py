@@ -1,73 +1,30 @@
-"""Attentions and feature maps by their names in recipes. A new one needs a line here and in lmlong/recipe/kinds.py.
+"""Attentions by their names in recipes: one entry in lmlong/recipe/kinds.py for each folder with a causal attention.
 
-Plug-ins are registered in the same dicts (plugins.py).
+Plug-ins are registered in the same dict (plugins.py).
 """
 
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Any
 
 import torch
 
 from lmlong import recipe
 from lmlong.attention.base import CausalAttention
-from lmlong.attention.delta.features import INNER
-from lmlong.attention.delta.layer import DeltaAttention
 from lmlong.attention.encoder.base import EncoderAttention
 from lmlong.attention.encoder.kinds import BidirectionalLinearAttention, EfficientAttention, FullAttention
 from lmlong.attention.encoder.linformer import linformer_layers
-from lmlong.attention.favor import Favor
-from lmlong.attention.feature_maps import Cosine, Elu, FeatureMap, Hedgehog, Relu, Softmax, Taylor
-from lmlong.attention.linear.layer import LinearAttention
-from lmlong.attention.ngram.layer import NgramAttention
-from lmlong.attention.parallel_window.layer import ParallelWindow
-from lmlong.attention.recurrence import Recurrence
-from lmlong.attention.softmax.layer import SoftmaxAttention
-from lmlong.attention.window.layer import WindowAttention
+from lmlong.attention.feature_map_registry import FEATURE_MAPS
 from lmlong.native.decode.kind import DecodeKind
 
-FEATURE_MAPS: dict[str, Callable[[int, int, recipe.Attention], FeatureMap]] = {
-    "elu": lambda heads, head_dim, options: Elu(head_dim),
-    "relu": lambda heads, head_dim, options: Relu(head_dim),
-    "cosine": lambda heads, head_dim, options: Cosine(head_dim),
-    "softmax": lambda heads, head_dim, options: Softmax(head_dim),
-    "hedgehog": lambda heads, head_dim, options: Hedgehog(heads, head_dim),
-    "taylor": lambda heads, head_dim, options: Taylor(heads, head_dim, options.taylor.width),
-    "favor": lambda heads, head_dim, options: Favor(
-        heads, head_dim, options.favor.features or 2 * head_dim, options.favor.form, options.favor.norms
-    ),
-}
+
+def _layer(kind: str, name: str) -> type[CausalAttention[Any]]:
+    """Return the class of an attention, which is in the `layer.py` of its folder."""
+    return getattr(import_module(f"lmlong.attention.{kind}.layer"), name)
 
 
-def _recurrence(
-    kind: type[Recurrence[Any]],
-    heads: int,
-    head_dim: int,
-    value_dim: int,
-    feature_map: FeatureMap,
-    options: recipe.Attention,
-) -> CausalAttention:
-    recurrence = kind(heads, head_dim, value_dim, feature_map, options.decay, options.longest_memory)
-    window = options.parallel_window
-    return recurrence if window is None else ParallelWindow(recurrence, window)
-
-
-CAUSAL: dict[str, Callable[[int, int, int, recipe.Attention], CausalAttention]] = {
-    "linear": lambda heads, head_dim, value_dim, options: _recurrence(
-        LinearAttention,
-        heads,
-        head_dim,
-        value_dim,
-        FEATURE_MAPS[options.feature_map](heads, head_dim, options),
-        options,
-    ),
-    "delta": lambda heads, head_dim, value_dim, options: _recurrence(
-        DeltaAttention, heads, head_dim, value_dim, INNER[options.delta.feature_map](head_dim), options
-    ),
-    "window": lambda heads, head_dim, value_dim, options: WindowAttention(heads, head_dim, value_dim, options.window),
-    "softmax": lambda heads, head_dim, value_dim, options: SoftmaxAttention(heads, head_dim, value_dim),
-    "ngram": lambda heads, head_dim, value_dim, options: NgramAttention(
-        heads, head_dim, value_dim, options.ngram.sizes, options.ngram.buckets
-    ),
+CAUSAL: dict[str, Callable[[int, int, int, recipe.Attention], CausalAttention[Any]]] = {
+    kind: _layer(kind, about.layer).from_options for kind, about in recipe.ATTENTION_KINDS.items() if about.layer
 }
 """(heads, head dim, value dim, options) -> the attention of a layer."""
 

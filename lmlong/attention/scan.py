@@ -7,7 +7,7 @@ The parts of the time axis have these names:
 
 | name | tokens | meaning |
 |---|---|---|
-| piece | 4096 (`PIECE`, model/language_model.py) | part of a long text that is scored at once |
+| piece | 4096 on a CPU (`PIECE`, model/language_model.py) | part of a long text that is scored at once |
 | segment | `training.segment` (model/segments.py) | part of a training sequence whose activations fit in memory |
 | span | 512 (`SPAN`) on a CPU, what memory allows on a GPU | part of a sequence that one call of a kernel computes |
 | part | a quarter of a span (`PARTS`, delta/chunk.py) | chunks of the delta rule that a GPU computes at once |

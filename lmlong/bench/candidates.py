@@ -18,6 +18,8 @@ from lmlong.attention.registry import CAUSAL
 from lmlong.bench.speed import Candidate
 from lmlong.inference.session import Session, append_token, next_logits, prefill
 from lmlong.model.fast_step import make_fast_step, why_no_fast_step
+from lmlong.model.kernel_choice import choose_kernels
+from lmlong.model.kernel_trial import Work
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.state import state_bytes
 from lmlong.recipe.candidates import single_kinds
@@ -80,7 +82,6 @@ GENERATED = 16
 
 def build_model(name: str, options: recipe.Recipe, device: torch.device) -> LanguageModel:
     """Return the recipe's model with another attention in all layers and random weights, with the recipe's kernel."""
-    check_kernel(options.training.kernel, device)
     changes: dict[str, object] = dict(single_kinds()[name])
     attention = options.model.attention.model_copy(update=changes)
     torch.manual_seed(options.seed)
@@ -89,6 +90,7 @@ def build_model(name: str, options: recipe.Recipe, device: torch.device) -> Lang
         options.text.tokenizer.most_tokens,
         options.training.activation_checkpointing,
     )
+    check_kernel(options.training.kernel, model, device)
     set_kernel(model, options.training.kernel)
     return model.to(device)
 
@@ -99,10 +101,12 @@ def training_candidate(
     """Return a training step on one row of random tokens: forward, backward, clipping, optimizer. It returns the loss
     and the norm of the gradient."""
     model = build_model(name, options, device)
+    segment = options.training.segment if model.constant_state else None
+    work = Work(1, min(segment or length, length), precision, trains=True)
+    model.use_kernels(choose_kernels(model, work, device).choice.names)
     optimizer = make_optimizer(model, options.training)
     tokens = torch.randint(model.embedding.num_embeddings, (1, length + 1), device=device)
     dtype = {"bf16": torch.bfloat16, "16": torch.float16}.get(precision)
-    segment = options.training.segment if model.constant_state else None
 
     def step() -> Tensor:
         with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):

@@ -62,12 +62,12 @@ def peak_bytes(call: Pass, device: torch.device) -> int:
         call()
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
-    with _Allocations() as allocations:
+    with Allocations() as allocations:
         call()
     return allocations.peak
 
 
-class _Allocations(TorchDispatchMode):
+class Allocations(TorchDispatchMode):
     """Counts the bytes of all tensors that are created, as long as they live."""
 
     def __init__(self) -> None:
@@ -78,13 +78,17 @@ class _Allocations(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         self.counted.update(_storages((args, kwargs)))  # earlier tensors and views of them do not count
-        result = function(*args, **kwargs)
+        result = self.call(function, args, kwargs)
         for storage in _storages(result):
             if storage not in self.counted:
                 self.counted.add(storage)
                 self._change(storage.nbytes())
                 weakref.finalize(storage, self._change, -storage.nbytes())
         return result
+
+    def call(self, function: Any, args: Any, kwargs: Any) -> Any:
+        """Call an operation."""
+        return function(*args, **kwargs)
 
     def _change(self, size: int) -> None:
         self.now += size

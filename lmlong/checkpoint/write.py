@@ -41,6 +41,7 @@ class Contents(NamedTuple):
     step: int = 0  # optimizer steps taken
     validation: float | None = None  # validation metric of the weights, lower is better
     trained_tokens: int | None = None  # including those of earlier runs that it began from
+    kernels: Mapping[str, Any] | None = None  # the plain values of a KernelChoice
 
 
 def write(folder: Path, contents: Contents) -> None:
@@ -139,7 +140,7 @@ def _fill(staged: Path, contents: Contents) -> None:
         torch.save(contents.training, file)
     (staged / RECIPE).write_bytes(contents.recipe.encode())
     (staged / TOKENIZER).write_bytes(contents.tokenizer)
-    about = {name: getattr(contents, name) for name in ("step", "validation", "trained_tokens")}
+    about = {name: getattr(contents, name) for name in ("step", "validation", "trained_tokens", "kernels")}
     seal(staged, FORMAT, about)
 
 

@@ -13,6 +13,7 @@ from lmlong.cli.output import show
 from lmlong.cli.runs import near
 
 if TYPE_CHECKING:
+    from lmlong.inference.loading import TrainedModel
     from lmlong.model.base import TextModel
 
 WIDTH = 80
@@ -86,6 +87,7 @@ def _run(run: str) -> dict[str, Any]:
         **({"plug-ins": loaded.recipe.plugins} if loaded.recipe.plugins else {}),
         "tokens read as one by layer": [model.factor if at in model.downsampled_layers else 1 for at in layers],
         **_decoding(loaded.model),
+        **_kernels(loaded),
         **({"state bytes": state.empty.bytes, "state bytes per token": state.per_token.bytes} if state else {}),
         **_state_health(loaded.checkpoint, step),
         "validation": last_validation(_entries(loaded.checkpoint, step)),
@@ -101,6 +103,30 @@ def _decoding(model: "TextModel") -> dict[str, str]:
         return {}
     why = why_no_fast_step(model)
     return {"decoded by": "native code" if why is None else f"torch ({why.rstrip('.')})"}
+
+
+def _kernels(loaded: "TrainedModel") -> dict[str, Any]:
+    """Return the kernels of the run and of this machine, by kinds of attention; empty if the model has none."""
+    from lmlong.inference.loading import reading_work
+    from lmlong.model.device import pick_device
+    from lmlong.model.kernel_choice import kernels_here
+    from lmlong.model.language_model import LanguageModel
+
+    model, trained, device = loaded.model, loaded.kernels, pick_device("auto")
+    if not isinstance(model, LanguageModel) or not model.with_kernels:
+        return {}
+    here = kernels_here(model, reading_work("32"), device, trained)
+    reasons = {
+        f"{kind} by {kernel}": why
+        for kind, attentions in model.with_kernels.items()
+        for kernel, why in attentions[0].kernel_reasons(device).items()
+        if why
+    }
+    return {
+        **({"trained by kernels": trained.names, "kernels chosen by": trained.chosen_by} if trained else {}),
+        "kernels here": {kind: kernel or "by a trial" for kind, kernel in here.items()},
+        **({"kernels not usable here": reasons} if reasons else {}),
+    }
 
 
 def _state_health(checkpoint: Path, step: int | None) -> dict[str, Any]:

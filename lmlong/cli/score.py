@@ -110,10 +110,8 @@ def score(
     if given["quiet"] is None and given["follow"]:
         given["quiet"] = 1.0
 
-    from lmlong.model.precision import evaluation_precision
-
     trained = loading.load(run)
-    chosen = evaluation_precision(precision, trained.recipe.training.precision, trained.device)
+    chosen = trained.set_up_evaluation(precision)
     show = Show(form, above, plot is not None)
     code = run_job(Job(trained, inputs, chosen, **{**given, "quiet": given["quiet"] or None}), show)
     show.finish(plot, run)

@@ -86,9 +86,9 @@ def _hidden_states(
 ) -> Iterator[tuple[int, Tensor]]:
     """Yield the hidden states (B, any, width) before consecutive targets, with the index of the first of these."""
     yield 0, last[:, None]
-    inputs = targets[:, :-1].clamp(min=0)
-    for start in range(0, inputs.shape[1], PREFILL_TOKENS):
-        hidden, state = model.hidden_states(inputs[:, start : start + PREFILL_TOKENS], state)
+    inputs, size = targets[:, :-1].clamp(min=0), model.piece(len(targets), PREFILL_TOKENS)
+    for start in range(0, inputs.shape[1], size):
+        hidden, state = model.hidden_states(inputs[:, start : start + size], state)
         yield start + 1, hidden
 
 

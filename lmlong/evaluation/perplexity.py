@@ -29,7 +29,7 @@ from lmlong.inference.loading import TrainedLanguageModel, TrainedModel, load
 from lmlong.io.cache import key_of
 from lmlong.model.base import count_parameters
 from lmlong.model.device import peak_memory
-from lmlong.model.precision import Precision, autocast, evaluation_precision
+from lmlong.model.precision import Precision, autocast
 from lmlong.model.state_size import state_size
 from lmlong.recipe import Files, Text, Validation
 from lmlong.recipe.lengths import name_length
@@ -135,7 +135,7 @@ def measure_perplexity(
     """Measure the views of a model on a text that the options name."""
     whole = cut.documents_of(text, clusters and clusters.number[: len(text.starts)])
     trained = loaded.recipe.text.sequence_length
-    precision = evaluation_precision(options.precision, loaded.recipe.training.precision, loaded.device)
+    precision = loaded.set_up_evaluation(options.precision)
     documents, requested = _enough(whole, trained, options)
     lengths = [length for length in requested if cut.reached(documents, length) >= options.min_documents]
     report = PerplexityReport(

@@ -16,7 +16,7 @@ from lmlong.evaluation.document_sums import error_of_ratio
 from lmlong.evaluation.probes import PROBES, SHORTEST, ProbeText, Trial
 from lmlong.evaluation.scorer import TOKENS_AT_ONCE
 from lmlong.inference.loading import TrainedLanguageModel
-from lmlong.model.language_model import PIECE, LanguageModel
+from lmlong.model.language_model import LanguageModel
 from lmlong.recipe.lengths import name_length
 from lmlong.report.figure import Figure, Level, Panel, Style, lines_of
 from lmlong.report.json_values import json_keys
@@ -116,9 +116,9 @@ def answered(model: LanguageModel, trials: Sequence[Trial], bos: int) -> list[np
         asked[row, trial.asked] = True
     given = torch.from_numpy(tokens).to(model.embedding.weight.device)
     positions = torch.from_numpy(asked).to(given.device)
-    correct, state = torch.zeros_like(positions), None
-    for begin in range(0, longest, PIECE):
-        end = min(begin + PIECE, longest)
+    correct, state, size = torch.zeros_like(positions), None, model.piece(len(trials))
+    for begin in range(0, longest, size):
+        end = min(begin + size, longest)
         hidden, state = model.hidden_states(given[:, begin:end], state)
         is_answer = positions[:, begin:end]
         if is_answer.any():

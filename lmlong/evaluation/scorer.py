@@ -11,7 +11,7 @@ from tqdm import tqdm
 from lmlong.data.tokenizers.base import Tokenizer
 from lmlong.evaluation.document_sums import Sums
 from lmlong.evaluation.spans import Documents, Spans
-from lmlong.model.language_model import PIECE, LanguageModel
+from lmlong.model.language_model import LanguageModel
 from lmlong.model.loss import IGNORED
 
 TOKENS_AT_ONCE = 16_384
@@ -83,8 +83,9 @@ class Scorer:
         for numbers in _groups(spans):
             rows, state = spans.take(numbers), None
             longest = int((rows.end - rows.begin).max()) - 1
-            for start in range(0, longest, PIECE):
-                tokens, targets, read = _piece(self.text, rows, start, min(PIECE, longest - start))
+            size = self.model.piece(len(numbers))
+            for start in range(0, longest, size):
+                tokens, targets, read = _piece(self.text, rows, start, min(size, longest - start))
                 counted = targets != IGNORED
                 with torch.inference_mode():
                     hidden, state = self.model.hidden_states(tokens.to(self.device), state)

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from lmlong.attention.linear.layer import LinearAttention
 from lmlong.attention.linear.naive import LinearState
 from lmlong.model.device import as_float64
-from lmlong.model.language_model import PIECE, LanguageModel
+from lmlong.model.hourglass import most_blocks
+from lmlong.model.language_model import LanguageModel
 from lmlong.model.rope import document_positions
 
 
@@ -67,8 +68,10 @@ def _positions(model: LanguageModel, tokens: Tensor, document_starts: Tensor) ->
     )
     if model.hourglass is None:
         return {time: positions}
-    ends, full = model.hourglass.block_ends(positions, time // model.hourglass.factor)
-    return {time: positions, ends.shape[1]: positions.gather(1, ends).where(full, -1)}
+    factor = model.hourglass.factor
+    slots = model.hourglass.slots(positions, most_blocks(factor, time))
+    ends, valid = (x[:, : time // factor] for x in slots[:2])
+    return {time: positions, ends.shape[1]: positions.gather(1, ends).where(valid, -1)}
 
 
 def _linear_states(state: Any) -> Iterator[LinearState]:
@@ -100,11 +103,11 @@ def health(model: LanguageModel, text: np.ndarray) -> list[Health]:
     def watch(attention: LinearAttention, inputs: tuple[Any, ...]) -> None:
         smallest.append(float(attention.denominators(*inputs).min()))
 
-    state, read = model.init_state(1), 0
+    state, read, size = model.init_state(1), 0, model.piece(1)
     with watched(linear, watch):
         while linear and (end := min(2 * read or 1, len(text))) > read:
-            for begin in range(read, end, PIECE):
-                piece = torch.from_numpy(text[begin : min(begin + PIECE, end)].astype(np.int64))
+            for begin in range(read, end, size):
+                piece = torch.from_numpy(text[begin : min(begin + size, end)].astype(np.int64))
                 _, state = model.hidden_states(piece[None].to(state.position.device), state)
             read = end
             states = [part for part in _linear_states(state.blocks) if part.z.any()]

@@ -1,5 +1,6 @@
 """Trained models, loaded from their runs."""
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -33,7 +34,10 @@ from lmlong.model.base import TextModel
 from lmlong.model.build import build
 from lmlong.model.device import WITHOUT_FLOAT64, pick_device
 from lmlong.model.fast_step import make_fast_step, why_no_fast_step
-from lmlong.model.language_model import LanguageModel
+from lmlong.model.kernel_choice import KernelChoice, choose_kernels
+from lmlong.model.kernel_trial import Work
+from lmlong.model.language_model import PIECE, LanguageModel
+from lmlong.model.precision import Precision, evaluation_precision
 from lmlong.model.sampling_options import DEFAULTS, MAX_TOKENS, Sampling
 from lmlong.recipe import Recipe
 
@@ -52,6 +56,8 @@ class TrainedModel:
     """Tokens trained on, including those of earlier runs by training.init_from."""
     weights_hash: str = ""
     """The sha256 of the weights file."""
+    kernels: KernelChoice | None = None
+    """The kernels of training, from the checkpoint."""
 
     @property
     def device(self) -> torch.device:
@@ -180,9 +186,23 @@ class TrainedLanguageModel(TrainedModel):
         before = state.last.tolist() if state else start
         return hidden_states.stream(self.model, chain([before], tokens), state.state if state else None, blocks)
 
+    def set_up_evaluation(self, precision: Precision | None) -> Precision:
+        """Return the number format to evaluate in, by default that of training, and choose the kernels for it."""
+        chosen = evaluation_precision(precision, self.recipe.training.precision, self.device)
+        self.choose_kernels(chosen)
+        return chosen
+
+    def choose_kernels(self, precision: Precision) -> None:
+        """Choose the kernels for reading in a number format. On a GPU, they are tried once for each format, which is
+        reported on stderr. On a CPU, or after `model.use_kernel`, nothing changes."""
+        decision = choose_kernels(self.model, reading_work(precision), self.device, self.kernels)
+        self.model.use_kernels(decision.choice.names)
+        if decision.tried:
+            print(decision.line(), file=sys.stderr)
+
     def use_fast_step(self) -> None:
         """Decode several times faster: on a CPU by native code, compiled once on a machine; on a GPU by a CUDA graph,
-        which torch.compile takes some seconds to build."""
+        recorded at the first step of each batch size. It is first compared with torch."""
         if why := why_no_fast_step(self.model):
             raise UsageError(f"--fast-decode: {why}")
         self.model.fast_step = make_fast_step(self.model)
@@ -219,6 +239,11 @@ class TrainedLanguageModel(TrainedModel):
         return state_file.owners(self.model, self.tokenizer, self.weights_hash)
 
 
+def reading_work(precision: Precision) -> Work:
+    """Return what a model computes at a time when it reads a text."""
+    return Work(1, PIECE, precision, trains=False)
+
+
 Weights = Literal["32", "bf16", "int8"]
 """The format of the weight matrices of a model."""
 
@@ -238,7 +263,8 @@ def _read(checkpoint: Path) -> TrainedModel:
     load_weights(model, checkpoint, verify=False)  # check_size has verified them
     saved = manifest.read(checkpoint)
     tokens = trained_tokens(checkpoint)
-    return TrainedModel(model, tokenizer, recipe, checkpoint, saved.step, tokens, saved.files[WEIGHTS]["sha256"])
+    weights_hash, kernels = saved.files[WEIGHTS]["sha256"], KernelChoice.read(saved.kernels)
+    return TrainedModel(model, tokenizer, recipe, checkpoint, saved.step, tokens, weights_hash, kernels)
 
 
 def load(
@@ -266,4 +292,6 @@ def load(
         model.set_state_dtype(torch.float64)
     if weights != "32":
         model.quantize({"bf16": torch.bfloat16, "int8": torch.int8}[weights])
-    return TrainedLanguageModel(**{**vars(trained), "model": model})
+    loaded = TrainedLanguageModel(**{**vars(trained), "model": model})
+    loaded.choose_kernels("32")
+    return loaded

@@ -49,9 +49,9 @@ def read_rows(model: LanguageModel, rows: Sequence[Sequence[int]]) -> tuple[Tens
     tokens = torch.tensor([[0] * (longest - len(row)) + list(row) for row in rows], device=device)
     begins = torch.tensor([[longest - len(row)] for row in rows], device=device)
     starts = torch.arange(longest, device=device) == begins if begins.any() else None
-    state, last = model.init_state(len(rows)), None
-    for begin in range(0, longest, PREFILL_TOKENS):
-        piece = slice(begin, begin + PREFILL_TOKENS)
+    state, last, size = model.init_state(len(rows)), None, model.piece(len(rows), PREFILL_TOKENS)
+    for begin in range(0, longest, size):
+        piece = slice(begin, begin + size)
         hidden, state = model.hidden_states(tokens[:, piece], state, None if starts is None else starts[:, piece])
         last = hidden[:, -1]
     assert last is not None, "nothing to read"

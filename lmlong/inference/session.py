@@ -16,7 +16,7 @@ from lmlong.model.sampling_options import RECENT
 from lmlong.model.state import rebuild_state
 
 PREFILL_TOKENS = 2048
-"""Tokens read at once, so that a text of any length takes the memory of this many."""
+"""Tokens of a prompt read at once, or more on a GPU, so that a text of any length takes the memory of this many."""
 
 NO_TOKEN = -1
 """Stands for tokens before the beginning of the text."""
@@ -43,11 +43,11 @@ def prefill(model: LanguageModel, pieces: Iterable[Sequence[int]], session: Sess
 
 
 def prefill_pieces(
-    model: LanguageModel, pieces: Iterable[Sequence[int]], session: Session | None = None, size: int = PREFILL_TOKENS
+    model: LanguageModel, pieces: Iterable[Sequence[int]], session: Session | None = None, size: int | None = None
 ) -> Iterator[Session]:
     """Iterate over the session after every `size` tokens and after the last, for a caller with other work in
     between."""
-    for piece in even_pieces(pieces, size):
+    for piece in even_pieces(pieces, size or model.piece(1, PREFILL_TOKENS)):
         session = _read(model, piece, session)
         yield session
 

@@ -76,7 +76,7 @@ class QuantizedLMHead(LMHead):
         return NativeSpec("lm_head", parts={"matrix": self.quantized[0]})
 
 
-class TextModel(nn.Module, ABC):
+class TextModel(FollowsPolicy, ABC):
     """A map from tokens to logits. A batch is tokens, targets and a mask (document starts or padding), each (B, T)."""
 
     norm: RMSNorm

@@ -10,16 +10,13 @@ from lmlong.attention.registry import native_kinds
 from lmlong.errors import LmlongError
 from lmlong.model import native_step
 from lmlong.model.base import LMHead
-from lmlong.model.hourglass import BlockPhase
-from lmlong.model.language_model import DecodeStep, LanguageModel, ModelState
+from lmlong.model.graph_step import GraphStep
+from lmlong.model.language_model import DecodeStep, LanguageModel
 from lmlong.model.native_step import NativeStep
 from lmlong.native.build import find_compiler, missing_compiler
 from lmlong.native.decode.pack import PackedModel, packed_for_decoding
 from lmlong.native.spec import NoNativeForm
-from lmlong.native.state import map_state, state_tensors
-
-MAX_GRAPHS = 64
-"""Upper limit of torch.compile's recompilations of a step, shared by all models of a process."""
+from lmlong.native.state import state_tensors
 
 TRIAL_PROMPT, TRIAL_STEPS = 16, 3
 TRIAL_SCALES = (1.0, 1e-2, 1e-3)
@@ -30,16 +27,18 @@ TRIAL_ERROR = 1e-3
 
 
 class StepMismatch(LmlongError):
-    """Native code and torch compute different results."""
+    """The fast decode step and torch compute different results."""
 
 
 def make_fast_step(model: LanguageModel, tried: bool = True) -> DecodeStep:
-    """Return the fastest decode step for a model whose weights are final. With `tried`, native code is first compared
-    with torch."""
+    """Return the fastest decode step for a model whose weights are final. With `tried`, it is first compared with
+    torch."""
     assert why_no_fast_step(model) is None
     functions = native_step.library() if _on_cpu(model) else None
     if functions is None:
-        return cuda_graph(model.decode_step)
+        if tried:
+            compare_steps(model, GraphStep(model))  # one that is then discarded, with its state of two rows
+        return GraphStep(model)
     kinds = native_kinds().values()
     make = partial(NativeStep, functions, downsampled_layers=model.downsampled_layers)
     for trial in (model, _small_trial(model)) if tried else ():
@@ -70,6 +69,7 @@ def compare_steps(model: LanguageModel, step: DecodeStep) -> None:
     draw = torch.Generator().manual_seed(0)
     alphabet = torch.randint(model.embedding.num_embeddings, (2, 1), generator=draw)  # small, so that n-grams repeat
     tokens = alphabet[torch.randint(2, (2, TRIAL_PROMPT + steps), generator=draw), 0]
+    tokens = tokens.to(model.embedding.weight.device)
     with torch.inference_mode():
         _, state = model(tokens[:, :TRIAL_PROMPT])
         for token in tokens.mT[TRIAL_PROMPT:]:
@@ -79,8 +79,9 @@ def compare_steps(model: LanguageModel, step: DecodeStep) -> None:
             pairs = zip((logits, *state_tensors(state)), (expected, *state_tensors(after)), strict=True)
             worst = max(_difference(*pair) for pair in pairs)
             if worst > TRIAL_ERROR:
+                how = "native code" if _on_cpu(model) else "a CUDA graph"
                 raise StepMismatch(
-                    f"native code differs from torch by {worst:.1e}, which is a bug in lmlong. Decode with torch "
+                    f"{how} differs from torch by {worst:.1e}, which is a bug in lmlong. Decode with torch "
                     "(--no-fast-decode), and report this model's recipe."
                 )
 
@@ -105,21 +106,6 @@ def _small_trial(model: LanguageModel) -> LanguageModel:
     small.embedding = nn.Embedding.from_pretrained(rows.detach())
     small.lm_head = LMHead(small.embedding)
     return small
-
-
-def cuda_graph(step: DecodeStep) -> DecodeStep:
-    """Return the step as one CUDA graph, which torch.compile records at the first call and replays for each token. A
-    graph break is an error."""
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MAX_GRAPHS)
-    graph = torch.compile(step, fullgraph=True, dynamic=False, mode="reduce-overhead")
-
-    def replay(token: Tensor, state: ModelState, phase: BlockPhase | None) -> tuple[Tensor, ModelState]:
-        torch.compiler.cudagraph_mark_step_begin()
-        logits, after = graph(token, state, phase)
-        # cloned, since the next replay writes to the same memory
-        return logits.clone(), map_state(torch.clone, after)
-
-    return replay
 
 
 def _on_cpu(model: LanguageModel) -> bool:

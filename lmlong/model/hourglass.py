@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from lmlong import recipe
+from lmlong.attention.device_policy import FollowsPolicy
 from lmlong.model.block import Block, BlockStates, Positions, run_blocks
 from lmlong.model.layers import RMSNorm
 from lmlong.model.rope import document_positions
@@ -38,6 +39,16 @@ class BlockPhase(NamedTuple):
     fresh: bool  # whether the first block of a document may be among them
 
 
+def most_blocks(factor: int, time: int) -> int:
+    """Return the maximum number of full blocks that end in `time` tokens."""
+    return (factor - 1 + time) // factor
+
+
+def any_phase(factor: int, time: int) -> BlockPhase:
+    """Return a phase that describes `time` tokens whatever their alignment is, so that no value has to be read."""
+    return BlockPhase(most_blocks(factor, time), 0, False, True)
+
+
 def block_phase(factor: int, position: Tensor, document_starts: Tensor | None, time: int) -> BlockPhase:
     """Return the phase of `time` tokens. The first token has `position` (B,) earlier tokens in its document."""
     if document_starts is None:
@@ -56,7 +67,22 @@ def block_phase(factor: int, position: Tensor, document_starts: Tensor | None, t
     return BlockPhase(blocks, factor - 1 - max(phases) if even else 0, even, fresh)
 
 
-class BlockPooling(nn.Module):
+class Slots(NamedTuple):
+    """Where the blocks of each row are in a batch of N slots, if they do not end evenly.
+
+    A row may have fewer blocks; its other slots have meaningless vectors. On a CPU these are the last slots. Where no
+    value is read, they come before the first block that begins a document in the row, which clears the states that they
+    have changed, and without such a block they are the last slots. If no document starts in the row, that is one slot
+    at most, and none if the factor divides the number of tokens. If one does, but has no full block yet, the states do
+    not matter: its first block will clear them.
+    """
+
+    ends: Tensor  # (B, N) the token that ends the block of each slot
+    valid: Tensor  # (B, N) whether a slot has a block
+    of_token: Tensor  # (B, T) 1 + the slot of the last block up to each token, 0 for the block before the call
+
+
+class BlockPooling(FollowsPolicy):
     """The pooling of blocks into vectors, and the projection of the middle layers' outputs."""
 
     def __init__(self, options: recipe.Model):
@@ -111,17 +137,16 @@ class Hourglass(BlockPooling):
         if not phase.blocks:
             x = x + self._after_first_block(upsampled, positions)
             return x, HourglassState(tail, state.upsampled), states
-        pooled, block_positions = self._downsample(seen, positions, phase)
-        y, after = run_blocks(middle, pooled, states, block_positions, recompute)
+        pooled, block_positions, slots = self._downsample(seen, positions, phase)
+        y, after = self._run_middle(pooled, states, block_positions, slots, middle, recompute)
         upsampled = torch.cat([upsampled, self.project(y).to(x.dtype)], dim=1)  # (B, 1 + N, width)
         if phase.even:
             spread = upsampled.repeat_interleave(self.factor, 1).narrow(1, self.factor - phase.first, x.shape[1])
             last = upsampled[:, -1].clone()
         else:
+            assert slots is not None
             rows = torch.arange(len(x), device=x.device)
-            ended = (positions.in_document % self.factor == self.factor - 1).cumsum(1)  # blocks up to each token
-            spread, last = upsampled[rows[:, None], ended], upsampled[rows, ended[:, -1]]
-            after = _states_after(ended[:, -1], pooled, states, after, block_positions, middle, recompute)
+            spread, last = upsampled[rows[:, None], slots.of_token], upsampled[rows, slots.of_token[:, -1]]
         return x + self._after_first_block(spread, positions), HourglassState(tail, last), after
 
     def native_spec(self) -> NativeSpec:
@@ -132,27 +157,59 @@ class Hourglass(BlockPooling):
         """Zero the outputs for tokens before the first full block of their document: they are of another document."""
         return torch.where((positions.in_document >= self.factor - 1)[..., None], upsampled, 0)
 
-    def _downsample(self, seen: Tensor, positions: Positions, phase: BlockPhase) -> tuple[Tensor, Positions]:
-        """Return a vector for each block, and its position. A row with fewer blocks than others is padded with
-        meaningless vectors after its last block."""
-        factor = self.factor
+    def _downsample(
+        self, seen: Tensor, positions: Positions, phase: BlockPhase
+    ) -> tuple[Tensor, Positions, Slots | None]:
+        """Return a vector for each block, its position, and the slots of the blocks unless they end evenly."""
+        factor, slots = self.factor, None
         if phase.even:  # seen[:, t : t + F] is the block that ends at token t
             blocks = seen.narrow(1, phase.first, phase.blocks * factor).unflatten(1, (-1, factor))
             index = positions.in_document[:, phase.first :: factor]
         else:
-            ends, _ = self.block_ends(positions.in_document, phase.blocks)
+            slots = self.slots(positions.in_document, phase.blocks)
             rows = torch.arange(len(seen), device=seen.device)[:, None]
-            blocks = seen[rows[:, None], ends[..., None] + torch.arange(factor, device=seen.device)]
-            index = positions.in_document.gather(1, ends)
+            blocks = seen[rows[:, None], slots.ends[..., None] + torch.arange(factor, device=seen.device)]
+            index = positions.in_document.gather(1, slots.ends)
         index = index // factor
-        return self.pool(blocks), Positions(index, index == 0 if phase.fresh else None)
+        return self.pool(blocks), Positions(index, index == 0 if phase.fresh else None), slots
 
-    def block_ends(self, index: Tensor, blocks: int) -> tuple[Tensor, Tensor]:
-        """Return the tokens (B, N) that end the first `blocks` blocks of each row, and a mask of the valid ones: a row
-        with fewer blocks is padded with other tokens."""
+    def slots(self, index: Tensor, blocks: int) -> Slots:
+        """Return the slots of the blocks of each row, given the positions (B, T) of its tokens."""
         full = index % self.factor == self.factor - 1
-        ends = full.int().argsort(dim=1, descending=True, stable=True)[:, :blocks]
-        return ends, full.gather(1, ends)
+        ended = full.cumsum(1)
+        if self.policy_for(index).reads_values:
+            ends = full.int().argsort(dim=1, descending=True, stable=True)[:, :blocks]
+            return Slots(ends, full.gather(1, ends), ended)
+        begun = (full & (index < self.factor)).cumsum(1) > 0
+        of_token = ended + begun * (blocks - ended[:, -1:])
+        slot = torch.where(full, of_token - 1, blocks)  # tokens that end no block go to a slot that is dropped
+        time = torch.arange(index.shape[1], device=index.device).expand_as(index)
+        ends, valid = (x.new_zeros(len(x), blocks + 1).scatter(1, slot, x)[:, :blocks] for x in (time, full))
+        return Slots(ends, valid, of_token)
+
+    def _run_middle(
+        self,
+        pooled: Tensor,
+        states: BlockStates,
+        positions: Positions,
+        slots: Slots | None,
+        middle: Sequence[Block],
+        recompute: bool,
+    ) -> tuple[Tensor, BlockStates]:
+        """Return the outputs of the middle layers for all slots, and their states after the last block of each row."""
+        if slots is not None and self.policy_for(pooled).reads_values:
+            y, after = run_blocks(middle, pooled, states, positions, recompute)
+            return y, _states_after(slots.of_token[:, -1], pooled, states, after, positions, middle, recompute)
+        if slots is None or not slots.of_token.shape[1] % self.factor:
+            return run_blocks(middle, pooled, states, positions, recompute)
+        # the last slot of a row may have no block
+        outputs, last = [], pooled.shape[1] - 1
+        for begin, end in ((0, last), (last, last + 1)) if last else ((0, 1),):
+            before = states
+            part = Positions(*(None if x is None else x[:, begin:end] for x in positions))  # type: ignore[arg-type]
+            y, states = run_blocks(middle, pooled[:, begin:end], before, part, recompute)
+            outputs.append(y)
+        return torch.cat(outputs, dim=1), where_state(slots.valid[:, -1], states, before)
 
 
 def _states_after(

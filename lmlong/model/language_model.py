@@ -3,7 +3,7 @@
 B batch, T time, V vocabulary.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +17,7 @@ from lmlong.attention.state_check import StateError, check_alike, check_range
 from lmlong.errors import UsageError
 from lmlong.model.base import LMHead, QuantizedLMHead, TextModel, compiled
 from lmlong.model.block import Block, BlockState, Positions, run_blocks
-from lmlong.model.hourglass import BlockPhase, Hourglass, HourglassState, block_phase
+from lmlong.model.hourglass import BlockPhase, Hourglass, HourglassState, any_phase, block_phase
 from lmlong.model.layers import QuantizedLinear, RMSNorm
 from lmlong.model.loss import TeacherOutput
 from lmlong.model.rope import document_positions
@@ -25,9 +25,8 @@ from lmlong.model.segments import Segment, checkpointed_loss, segmented_loss
 from lmlong.native.spec import NativeSpec
 
 PIECE = 4096
-"""Tokens scored at once. A longer text is scored piece by piece from the state of the previous piece, in constant
-memory."""
-
+"""Tokens of each row scored at once, or more on a GPU (`LanguageModel.piece`). A longer text is scored piece by piece
+from the state of the previous piece, in constant memory."""
 
 MOST_TOKENS = 1 << 53
 """Maximum number of tokens in a text: float64 represents every position up to it exactly."""
@@ -53,13 +52,16 @@ class LanguageModel(TextModel):
 
     def __init__(self, options: recipe.Model, vocabulary: int, activation_checkpointing: bool = False):
         super().__init__(options, vocabulary, activation_checkpointing)
-        self.blocks = nn.ModuleList(Block(options, kind) for kind in options.kinds)  # type: ignore[assignment]
+        self.kinds = options.kinds
+        self.blocks = nn.ModuleList(Block(options, kind) for kind in self.kinds)  # type: ignore[assignment]
         self.hourglass = Hourglass(options) if options.downsample else None
         self.past_tokens = self._count_past_tokens()
         self.norm = RMSNorm(options.width, epsilon=options.norm_epsilon)
         self.lm_head = LMHead(self.embedding if options.tied_output else nn.Embedding(vocabulary, options.width))
         self.fast_step: DecodeStep | None = None
         """The decode step by native code or a CUDA graph; None if torch runs `decode_step`."""
+        self.kernel_is_set = False
+        """Whether `use_kernel` has set the kernel, which `kernel: auto` then leaves alone."""
         self.init_weights()
 
     @torch.no_grad()
@@ -124,9 +126,9 @@ class LanguageModel(TextModel):
     def token_nll(
         self, tokens: Tensor, targets: Tensor, mask: Tensor | None = None, state: ModelState | None = None
     ) -> tuple[Tensor, ModelState | None]:
-        nll = []
-        for begin in range(0, tokens.shape[1], PIECE):
-            piece = slice(begin, begin + PIECE)
+        nll, size = [], self.piece(len(tokens))
+        for begin in range(0, tokens.shape[1], size):
+            piece = slice(begin, begin + size)
             document_starts = None if mask is None else mask[:, piece]
             hidden, state = self.hidden_states(tokens[:, piece], state, document_starts)
             nll.append(self.target_nll(hidden, targets[:, piece]))
@@ -217,7 +219,19 @@ class LanguageModel(TextModel):
 
     def block_phase(self, state: ModelState, document_starts: Tensor | None, time: int) -> BlockPhase | None:
         """Return the alignment of the next `time` tokens with blocks; None if no layers are downsampled."""
-        return block_phase(self.hourglass.factor, state.position, document_starts, time) if self.hourglass else None
+        if self.hourglass is None:
+            return None
+        if time > 1 and not self.policy_for(state.position).reads_values:
+            return any_phase(self.hourglass.factor, time)
+        return block_phase(self.hourglass.factor, state.position, document_starts, time)
+
+    def piece(self, rows: int, least: int | None = None) -> int:
+        """Return how many tokens of each row to read at once: `least`, by default PIECE, or more by the device
+        policy."""
+        policy, least = self.policy_for(self.embedding.weight), least or PIECE
+        if not (self.constant_state or policy.block_sparse):  # softmax attention has a mask of all pairs
+            return least
+        return max(least, policy.piece_tokens // max(1, rows))
 
     @property
     def attentions(self) -> list[CausalAttention]:
@@ -246,10 +260,31 @@ class LanguageModel(TextModel):
                 attention.state_dtype = dtype
 
     def use_kernel(self, name: str) -> None:
-        """Set the kernel with which attentions compute many tokens: `torch`, `native` or `triton`. A kernel hands over
-        to torch whatever it cannot compute."""
-        for attention in self.attention_parts:
-            attention.use_kernel(name)
+        """Set the kernel with which attentions compute many tokens: `torch`, `native`, `triton` or `fla`. Torch
+        computes whatever the kernel cannot, and attentions without a kernel of that name."""
+        self.kernel_is_set = True
+        self.use_kernels(dict.fromkeys(self.kinds, name))
+
+    def use_kernels(self, names: Mapping[str, str]) -> None:
+        """Set the kernels with which attentions compute many tokens, by their kinds in the recipe."""
+        for kind, attentions in self.with_kernels.items():
+            for attention in attentions:
+                attention.use_kernel(names[kind])
+
+    @property
+    def kernel_names(self) -> dict[str, str]:
+        """The names of the kernels, by the kinds of the attentions."""
+        return {kind: attentions[0].kernel_name for kind, attentions in self.with_kernels.items()}
+
+    @property
+    def with_kernels(self) -> dict[str, list[CausalAttention]]:
+        """The attentions that have kernels, by their kinds."""
+        attentions: dict[str, list[CausalAttention]] = {}
+        for kind, attention in zip(self.kinds, self.attentions, strict=True):
+            for part in attention.parts:
+                if part.kernels:
+                    attentions.setdefault(kind, []).append(part)
+        return attentions
 
     def native_spec(self) -> NativeSpec:
         options = {

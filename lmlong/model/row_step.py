@@ -3,7 +3,8 @@
 A batch whose state is one set of tensors must be copied whenever a row joins or leaves. Here a step takes any rows in
 any order. With native code, each row has two buffers: a step reads one and writes the other, so that no state is
 allocated or copied for a token. Large tables, which steps do not write to, are shared with the state that a row started
-from. Otherwise torch runs the rows as one batch, which is rebuilt when the rows change.
+from. Otherwise torch runs the rows as one batch, which is rebuilt when the rows change. With a CUDA graph, the batch is
+updated in place.
 
 B rows, V vocabulary, P last tokens.
 """
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from lmlong.model.block import BlockState
+from lmlong.model.graph_step import GraphBatch, GraphBatches, GraphStep, Recorder, cuda_graph
 from lmlong.model.language_model import LanguageModel, ModelState
 from lmlong.model.native_step import Kinds, NativeStep, as_native, empty_after, layer_states, with_room
 from lmlong.model.state import concat_states, state_row
@@ -118,24 +120,67 @@ class TorchRowStep:
     @torch.inference_mode()
     def __call__(self, rows: Sequence[Any], tokens: Tensor) -> Tensor:
         """Return logits (B, V) after one more token (B,) of each row."""
-        same = len(rows) == len(self._stepped) and all(a is b for a, b in zip(rows, self._stepped, strict=True))
-        batch = rows[0].batch if same else concat_states([state_row(row.batch, row.index) for row in rows])
-        logits, state = self._model.step(tokens, batch)
+        batch = rows[0].batch if _same(rows, self._stepped) else _joined_states(rows)
+        logits, state = self._model.step(tokens.to(batch.position.device), batch)
         for index, row in enumerate(rows):
             row.batch, row.index = state, index
         self._stepped = list(rows)
         return logits
 
 
+class GraphRowStep:
+    """Steps of rows by CUDA graphs. The rows that have stepped last are in tensors of its own; before other rows step,
+    they get a copy."""
+
+    def __init__(self, model: LanguageModel, record: Recorder = cuda_graph):
+        self._model, self._batches = model, GraphBatches(model, record)
+        self._stepped: list[TorchRow] = []
+        self._batch: GraphBatch | None = None
+
+    def admit(self, state: ModelState) -> TorchRow:
+        """Return a row that starts from the state of one text, which is not modified."""
+        return TorchRow(state)
+
+    @torch.inference_mode()
+    def __call__(self, rows: Sequence[Any], tokens: Tensor) -> Tensor:
+        """Return logits (B, V) after one more token (B,) of each row."""
+        if self._batch is None or not _same(rows, self._stepped):
+            self._batch = self._load(rows)
+        phase = self._model.block_phase(self._batch.state, None, 1)
+        return self._batch.step(tokens, phase)
+
+    def _load(self, rows: Sequence[TorchRow]) -> GraphBatch:
+        """Return the batch of these rows, after those of the last step have left theirs."""
+        if self._batch is not None:
+            copied = self._batch.copy()
+            for row in self._stepped:
+                row.batch = copied
+        state = _joined_states(rows)
+        batch = self._batches.of(state)
+        batch.load(state)
+        for index, row in enumerate(rows):
+            row.batch, row.index = batch.state, index
+        self._stepped = list(rows)
+        return batch
+
+
 Row = NativeRow | TorchRow
-RowStep = NativeRowStep | TorchRowStep
+RowStep = NativeRowStep | TorchRowStep | GraphRowStep
 
 
 def make_row_step(model: LanguageModel) -> RowStep:
-    """Return the step of rows by native code if it decodes the model, else by torch."""
+    """Return the step of rows by native code or a CUDA graph if it decodes the model, else by torch."""
     if isinstance(model.fast_step, NativeStep) and model.hourglass is None:
         return NativeRowStep(model.fast_step)
-    return TorchRowStep(model)
+    return GraphRowStep(model) if isinstance(model.fast_step, GraphStep) else TorchRowStep(model)
+
+
+def _same(rows: Sequence[Any], others: Sequence[Any]) -> bool:
+    return len(rows) == len(others) and all(a is b for a, b in zip(rows, others, strict=True))
+
+
+def _joined_states(rows: Sequence[Any]) -> ModelState:
+    return concat_states([state_row(row.batch, row.index) for row in rows])
 
 
 def _joined(fields: Sequence[array]) -> array:

@@ -97,7 +97,8 @@ def _backward_through_segments(
     weights: Sequence[Tensor],
 ) -> tuple[Tensor, list[Tensor]]:
     """Return the loss of all segments, and its gradient for each weight."""
-    total, dweights = torch.zeros(()), [torch.zeros_like(weight) for weight in weights]
+    total: Any = 0.0
+    dweights = [torch.zeros_like(weight) for weight in weights]
     dstate: list[Tensor] = []  # the gradient of the state after a segment; empty after the last
     for number in reversed(range(len(segments))):
         state = _detached(states.get(number))
@@ -111,7 +112,7 @@ def _backward_through_segments(
         for dweight, grad in zip(dweights, grads[len(inputs) :], strict=True):
             if grad is not None:
                 dweight += grad
-        total = total.to(loss) + loss.detach()
+        total = total + loss.detach()
     return total, dweights
 
 

@@ -14,7 +14,8 @@ from lmlong.recipe.section import Options
 class AttentionInfo(NamedTuple):
     """The properties of an attention; the defaults suit most."""
 
-    causal: bool = True
+    layer: str | None = None
+    """The class of its causal form, in lmlong/attention/KIND/layer.py; None if it cannot be causal."""
     encoder: bool = False
     misfit: str = ""
     """The message for a recipe of the other objective: why this attention does not fit, and which ones do."""
@@ -35,6 +36,10 @@ class AttentionInfo(NamedTuple):
     plugin: str | None = None
     """The plug-in that it comes from: an absolute path, or the name of an entry point."""
 
+    @property
+    def causal(self) -> bool:
+        return self.layer is not None
+
 
 class FeatureMapInfo(NamedTuple):
     """The properties of a feature map."""
@@ -47,18 +52,21 @@ class FeatureMapInfo(NamedTuple):
 
 
 ATTENTION_KINDS: dict[str, AttentionInfo] = {
-    "linear": AttentionInfo(encoder=True, uses_feature_map=True, recurrent=True),
+    "linear": AttentionInfo("LinearAttention", encoder=True, uses_feature_map=True, recurrent=True),
     "delta": AttentionInfo(
+        "DeltaAttention",
         recurrent=True,
         misfit="delta replaces stored values in reading order, but an encoder looks at both sides. Use linear, "
         "efficient, linformer or full.",
     ),
     "window": AttentionInfo(
+        "WindowAttention",
         uses_rope=True,
         misfit="window only looks at the past, but an encoder looks at both sides. Use full, or linformer, efficient "
         "or linear, whose cost is not quadratic in the text length.",
     ),
     "softmax": AttentionInfo(
+        "SoftmaxAttention",
         uses_rope=True,
         state_growth="per token",
         quadratic=True,
@@ -66,27 +74,25 @@ ATTENTION_KINDS: dict[str, AttentionInfo] = {
         "the whole text.",
     ),
     "ngram": AttentionInfo(
+        "NgramAttention",
         has_keys=False,
         reads_tokens=True,
         misfit="ngram looks up what followed the last tokens, which an encoder already sees. Use full, linformer, "
         "efficient or linear.",
     ),
     "full": AttentionInfo(
-        causal=False,
         encoder=True,
         quadratic=True,
         misfit="full also looks at the future, so it cannot be causal. Use softmax, which only looks at the past, or "
         "train an encoder by objective: masked.",
     ),
     "linformer": AttentionInfo(
-        causal=False,
         encoder=True,
         misfit="linformer mixes all positions, also future ones, into each projected key and value, so it cannot be "
         "causal (docs/reference/why-linformer-is-not-causal.md). Use linear, window or softmax, or train an "
         "encoder by objective: masked.",
     ),
     "efficient": AttentionInfo(
-        causal=False,
         encoder=True,
         misfit="efficient normalises keys over the whole sequence, also the future, so it cannot be causal. Use linear "
         "with feature_map: softmax, the closest causal attention, window or softmax, or train an encoder by "

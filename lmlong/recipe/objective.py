@@ -109,7 +109,7 @@ def _masked(sections: Sections) -> Iterator[PydanticCustomError]:
         option = attrgetter(key)
         if option(sections) != option(ENCODER):
             yield mistake(key, f"{why}. Leave it out.")
-    if training.kernel == "triton":
+    if training.kernel in ("triton", "fla"):
         yield mistake(
             "training.kernel", "the kernels only read the past, but an encoder looks at both sides. Leave it out."
         )

@@ -88,10 +88,11 @@ class Training(Budget):
     """Number format of the forward pass. auto is bf16 if the hardware computes in it, else 32."""
     compile: bool = False
     """Compile the model by torch.compile. Needs a C++ compiler, and the first step takes minutes."""
-    kernel: Literal["auto", "torch", "triton"] = "auto"
-    """Implementation of linear attention over many tokens. auto is native code on a CPU, compiled at its first use if
-    there is a C++ compiler, and torch elsewhere. The Triton kernels, for an NVIDIA GPU, give the same numbers in
-    Triton's interpreter and have not been measured on a GPU."""
+    kernel: Literal["auto", "torch", "triton", "fla"] = "auto"
+    """Implementation of recurrent attention over many tokens. auto is native code on a CPU, compiled at its first use
+    if there is a C++ compiler. On a GPU, auto tries the kernels that can compute each kind of attention: it compares
+    their results with torch, times them, and takes the fastest that agrees. triton and fla (flash-linear-attention)
+    need an NVIDIA GPU; torch computes attentions without the named kernel."""
     segment: Annotated[int | None, Field(ge=16, le=bounds.TOKENS), LENGTH] = None
     """Tokens whose activations are held at once. The others are recomputed from the states between segments, so a
     sequence of any length takes the memory of one segment and has the same gradient."""

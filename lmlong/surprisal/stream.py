@@ -12,7 +12,7 @@ from lmlong.errors import UsageError
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.session import Session
 from lmlong.io.incoming_bytes import CHUNK
-from lmlong.model.precision import Precision, evaluation_precision
+from lmlong.model.precision import Precision
 from lmlong.surprisal.token_bits import TextReader
 from lmlong.surprisal.units import Surprise, Totals, Unit, Units
 
@@ -125,8 +125,7 @@ def score(
     """
     if by not in ("token", "byte", "line", "position"):
         raise UsageError(f"by: {by!r} is not a unit. Choose token, byte, line or position.")
-    chosen = evaluation_precision(precision, model.recipe.training.precision, model.device)
-    scores = TextScore(model, by, session=state, precision=chosen)
+    scores = TextScore(model, by, session=state, precision=model.set_up_evaluation(precision))
     for piece in _pieces(text):
         yield from scores.read(piece.encode("utf-8", "surrogatepass") if isinstance(piece, str) else piece)
     yield from scores.finish()

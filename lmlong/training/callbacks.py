@@ -19,6 +19,7 @@ from lmlong.model.metrics import METRICS, LossTotals, batch_tensors, loss_totals
 from lmlong.recipe import file as recipe_file
 from lmlong.training.checkpoint_store import CheckpointStore
 from lmlong.training.distributed import all_reduce_sum, is_main_process
+from lmlong.training.figures import FetchedFigures, StepFigures, fetch
 from lmlong.training.metrics_log import METRICS_FILE, MetricsLog
 from lmlong.training.module import TrainingModule
 from lmlong.training.prepare import PreparedRun
@@ -34,7 +35,11 @@ SPIKE = 1.5
 
 
 class TrainingCallback(Callback):
-    """The callback at the end of each optimizer step, the only point where a run may be saved or stopped."""
+    """The callback at the end of each optimizer step, the only point where a run may be saved or stopped.
+
+    Where reading a value waits for a GPU, the figures of steps are fetched only every `training.log_every` steps and
+    before each validation and checkpoint, and only then several processes agree on their time and signals.
+    """
 
     def __init__(self, folder: Path, prepared: PreparedRun, signals: StopOnSignal):
         self.folder, self.prepared, self.signals = folder, prepared, signals
@@ -46,6 +51,9 @@ class TrainingCallback(Callback):
         self.metrics_log = MetricsLog(folder / METRICS_FILE, silent=not is_main_process())
         self.checkpoints = CheckpointStore(folder / "checkpoints", options.keep_last, options.keep_every)
         self.progress: Progress | None = None
+        self.pending: list[StepFigures] = []  # of steps since the last fetch
+        self.fetched: list[FetchedFigures] = []  # of steps that are not logged yet
+        self.unlogged_seconds = 0.0  # of these steps
         self.final: LossTotals | None = None
         self.sampled = False  # whether `final` is of a sample of the validation text
 
@@ -63,18 +71,25 @@ class TrainingCallback(Callback):
         if (batch_idx + 1) % options.accumulate:
             return
         step, clock = pl_module.step, pl_module.clock
-        taken = clock.step(trainer)
+        validates, saves = step % options.validate_every == 0, step % options.checkpoint_every == 0
+        is_due = validates or saves or pl_module.policy.reads_values or step % options.log_every == 0
+        self.pending.append(pl_module.take_figures())
+        if is_due:
+            self._fetch(pl_module)
+        self.unlogged_seconds += clock.step(trainer, is_due)
         last = clock.ends_at(step)
-        self._log_step(pl_module, taken)
+        if is_due or last:
+            self._log_steps(pl_module, last)
         with clock.pause():
             validated = None
-            if last or step % options.validate_every == 0:
+            if last or validates:
                 validated = self._validate(pl_module)
                 self.final = self._final(pl_module, validated) if last else None
                 if options.sample_tokens:
                     self._sample(pl_module, options.sample_tokens)
-            stop = self.signals.agree(trainer)
-            if last or stop or step % options.checkpoint_every == 0:
+            stop = (is_due or last or trainer.world_size == 1) and self.signals.agree(trainer)
+            if last or stop or saves:
+                self._log_steps(pl_module, last)
                 with self.signals.saving():
                     self._save(pl_module, validated)
                 stop = stop or self.signals.agree(trainer)  # a signal during the save needs no further step
@@ -93,45 +108,62 @@ class TrainingCallback(Callback):
             module.step,
             self.metric.of(validated) if validated else None,
             self.tokens_at(module.step),
+            module.kernels and module.kernels._asdict(),
         )
         if strategy.is_global_zero:
             self.checkpoints.save(contents)
         strategy.barrier()
 
-    def _log_step(self, module: TrainingModule, taken: float) -> None:
-        """Show the step, and log it every `log_every` steps."""
+    def _fetch(self, module: TrainingModule) -> None:
+        """Fetch the figures of the steps since the last fetch; all ranks call this together."""
+        if self.pending:
+            fetched, self.pending = fetch(self.pending), []
+            totals = all_reduce_sum(module.trainer, [figures.totals for figures in fetched])
+            self.fetched += [figures._replace(totals=total) for figures, total in zip(fetched, totals, strict=True)]
+
+    def _log_steps(self, module: TrainingModule, last: bool) -> None:
+        """Show and log all steps since the last call; `last` if the run ends after them."""
+        self._fetch(module)
+        if self.fetched:
+            taken = self.unlogged_seconds / len(self.fetched)
+            steps, self.fetched, self.unlogged_seconds = self.fetched, [], 0.0
+            for figures in steps:
+                module.check(figures)
+                self._log_step(module, figures, taken, last and figures is steps[-1])
+
+    def _log_step(self, module: TrainingModule, figures: FetchedFigures, taken: float, last: bool) -> None:
+        """Show a step, and log it every `log_every` steps."""
         assert self.progress is not None
-        totals, module.step_totals = all_reduce_sum(module.trainer, module.step_totals), LossTotals()
-        step, learning_rate = module.step, module.learning_rate
-        speed = self.progress.step(step, totals, learning_rate, taken)
-        self._log_event(module, totals.nats_per_token)
-        if step % module.recipe.training.log_every == 0 or module.clock.ends_at(step):
+        step, totals = figures.step, figures.totals
+        speed = self.progress.step(step, totals, figures.learning_rate, taken, last)
+        self._log_event(module, figures)
+        if step % module.recipe.training.log_every == 0 or last:
             check_exists(self.folder)
             metrics = {
                 "loss": totals.nats_per_token,
                 **({self.training_metric.name: self.training_metric.of(totals)} if self.training_metric else {}),
-                "learning_rate": learning_rate,
-                "gradient_norm": module.gradient_norm,
+                "learning_rate": figures.learning_rate,
+                "gradient_norm": figures.gradient_norm,
                 "tokens_per_second": round(speed, 1),
             }
             self.metrics_log.write(step=step, **metrics)
             for logger in module.trainer.loggers:
                 logger.log_metrics(metrics, step)
 
-    def _log_event(self, module: TrainingModule, loss: float) -> None:
+    def _log_event(self, module: TrainingModule, figures: FetchedFigures) -> None:
         """Log a skipped step, or a loss far above the recent losses."""
-        median = statistics.median(module.recent) if module.recent else math.inf
+        loss, median = figures.totals.nats_per_token, statistics.median(module.recent) if module.recent else math.inf
         event = ""
-        if module.skipped:
-            event = f"skipped, its gradient was not finite ({module.skipped} in a row)"
+        if figures.skipped:
+            event = f"skipped, its gradient was not finite ({figures.skipped} in a row)"
         elif loss > SPIKE * median:
             event = f"the loss is {loss:.3f} after a median of {median:.3f}"
         if math.isfinite(loss):
             module.recent.append(loss)
         if event:
             assert self.progress is not None
-            self.progress.say(f"{self.progress.name(module.step)}: {event}")
-            self.metrics_log.write(step=module.step, event=event)
+            self.progress.say(f"{self.progress.name(figures.step)}: {event}")
+            self.metrics_log.write(step=figures.step, event=event)
 
     def _final(self, module: TrainingModule, sample: LossTotals) -> LossTotals:
         """Return the loss after the last step: the even sample's, unless the recipe asks for more of the text."""
@@ -160,7 +192,7 @@ class TrainingCallback(Callback):
         batches = (batch_tensors(batch, module.device) for batch in share)
         with evaluating(module):
             own = loss_totals(module.model, batches, module.token_bytes, carry_state)
-        return all_reduce_sum(trainer, own)
+        return all_reduce_sum(trainer, [own])[0]
 
     def _log_validation(self, module: TrainingModule, name: str, totals: LossTotals, **more: Any) -> None:
         assert self.progress is not None

@@ -215,8 +215,10 @@ class DeepSpeedAutocast(DeepSpeedPrecision):
         engine = model.trainer.model
         done = engine.is_gradient_accumulation_boundary()
         engine.step()
-        if done:  # clipped by DeepSpeed, which skips the update if the norm is not finite
-            model.accept(float(engine.get_global_grad_norm()))
+        if done:  # clipped by DeepSpeed, which has read whether the norm is finite, and skipped the update if not
+            norm = engine.get_global_grad_norm()
+            # stays on the device; a number is filled in there, since copying it would wait
+            model.accept(norm if isinstance(norm, Tensor) else torch.full((), norm, device=model.device))
 
 
 def _prepare_for_cpu() -> None:

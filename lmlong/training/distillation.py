@@ -16,7 +16,7 @@ from lmlong.data.tokenizers.base import Tokenizer
 from lmlong.errors import UsageError
 from lmlong.model.base import TextModel
 from lmlong.model.build import build
-from lmlong.model.language_model import PIECE, LanguageModel
+from lmlong.model.language_model import LanguageModel
 from lmlong.model.loss import IGNORED, Softening, TeacherOutput
 
 ERROR_EPSILON = 1e-4
@@ -38,9 +38,9 @@ class Teacher(NamedTuple):
     @torch.no_grad()
     def hidden_states(self, tokens: Tensor, document_starts: Tensor | None = None) -> Tensor:
         """Return the last hidden states (B, T, width), read piece by piece from an empty state."""
-        state, pieces = self.model.init_state(len(tokens)), []
-        for begin in range(0, tokens.shape[1], PIECE):
-            piece = slice(begin, begin + PIECE)
+        state, pieces, size = self.model.init_state(len(tokens)), [], self.model.piece(len(tokens))
+        for begin in range(0, tokens.shape[1], size):
+            piece = slice(begin, begin + size)
             starts = None if document_starts is None else document_starts[:, piece]
             hidden, state = self.model.hidden_states(tokens[:, piece], state, starts)
             pieces.append(hidden)

@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 
 import torch
 from lightning.pytorch import Trainer
@@ -87,13 +88,13 @@ def lost_rank(trainer: Trainer, error: RuntimeError) -> str | None:
     return None
 
 
-def all_reduce_sum(trainer: Trainer, totals: LossTotals) -> LossTotals:
-    """Return the totals of all ranks together; all ranks call this."""
+def all_reduce_sum(trainer: Trainer, totals: Sequence[LossTotals]) -> list[LossTotals]:
+    """Return each of the totals, summed over all ranks; all ranks call this."""
     if trainer.world_size == 1:
-        return totals
-    numbers = torch.tensor([totals.nats, totals.tokens, totals.bytes], dtype=torch.float64)
-    nats, tokens, size = trainer.strategy.reduce(numbers.to(trainer.strategy.root_device), reduce_op="sum").tolist()
-    return LossTotals(nats, round(tokens), round(size))
+        return list(totals)
+    numbers = torch.tensor([[part.nats, part.tokens, part.bytes] for part in totals], dtype=torch.float64)
+    sums = trainer.strategy.reduce(numbers.to(trainer.strategy.root_device), reduce_op="sum").tolist()
+    return [LossTotals(nats, round(tokens), round(size)) for nats, tokens, size in sums]
 
 
 def all_reduce_max(trainer: Trainer, number: int) -> int:

@@ -12,6 +12,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
+from torch.optim.sgd import sgd
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Coefficients of x, x³ and x⁵, from Jordan: five steps map singular values between 0.001 and 1 to values between 0.7
@@ -31,15 +32,26 @@ same, so a step changes a layer's output by the same amount."""
 class Muon(torch.optim.Optimizer):
     """Muon for groups with `stacks`, the heights of the matrices stacked in each weight; AdamW for other groups.
 
-    Each group has its own learning rate. Matrix products use `dtype`; bfloat16 is precise enough.
+    Each group has its own learning rate. Matrix products use `dtype`; bfloat16 is precise enough. With `fused`, torch's
+    fused kernels update all weights of a group at once.
     """
 
     partition: Any = None
     """A strategy that divides weights among devices, so that a parameter is a flat part of many: it has the methods
     `gather` and `part_of` of `DeepSpeedTraining`."""
 
-    def __init__(self, groups: Iterable[dict[str, Any]], betas: tuple[float, float], dtype: torch.dtype):
-        super().__init__(groups, {"betas": betas, "eps": 1e-8, "weight_decay": 0.0, "momentum": 0.95})
+    found_inf: Tensor | None = None
+    """With `fused`: a number on the device. If it is 1, a step changes neither weights nor moments."""
+
+    def __init__(
+        self,
+        groups: Iterable[dict[str, Any]],
+        betas: tuple[float, float],
+        dtype: torch.dtype,
+        fused: bool = False,
+    ):
+        defaults = {"betas": betas, "eps": 1e-8, "weight_decay": 0.0, "momentum": 0.95, "fused": fused}
+        super().__init__(groups, defaults)
         self.dtype = dtype
 
     @overload
@@ -61,17 +73,46 @@ class Muon(torch.optim.Optimizer):
 
     def _muon_step(self, group: dict[str, Any]) -> None:
         weights = [weight for weight in group["params"] if weight.grad is not None]
-        updates = [self._momentum(weight, weight.grad, group["momentum"]) for weight in weights]
-        for weight, step in zip(weights, self._steps(group, weights, updates), strict=True):
-            weight.mul_(1 - group["lr"] * group["weight_decay"]).add_(step, alpha=-group["lr"])
+        updates = self._updates(weights, group)
+        steps, rate, decay = self._steps(group, weights, updates), group["lr"], group["weight_decay"]
+        if group["fused"]:
+            self._fused_update(weights, steps, rate, decay)
+            return
+        for weight, step in zip(weights, steps, strict=True):
+            weight.mul_(1 - rate * decay).add_(step, alpha=-rate)
 
-    def _momentum(self, weight: Tensor, gradient: Tensor, momentum: float) -> Tensor:
-        """Return the running mean of the gradients, one step ahead (Nesterov)."""
-        state = self.state[weight]
-        if not state:
-            state["momentum"] = torch.zeros_like(weight)
-        mean = state["momentum"].lerp_(gradient, 1 - momentum)
-        return gradient.lerp(mean, momentum)
+    def _updates(self, weights: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
+        """Return the running means of the gradients, one step ahead (Nesterov)."""
+        for weight in weights:
+            if not self.state[weight]:
+                self.state[weight]["momentum"] = torch.zeros_like(weight)
+        momentum, means = group["momentum"], [self.state[weight]["momentum"] for weight in weights]
+        gradients: list[Any] = [weight.grad for weight in weights]
+        if group["fused"]:  # mean + (1 - momentum) * (gradient - mean)
+            self._fused_update(means, gradients, 1 - momentum, 1.0, maximize=True)
+            return list(torch._foreach_lerp(gradients, means, momentum))
+        return [
+            gradient.lerp(mean.lerp_(gradient, 1 - momentum), momentum)
+            for gradient, mean in zip(gradients, means, strict=True)
+        ]
+
+    def _fused_update(
+        self, tensors: list[Tensor], gradients: list[Any], rate: float, decay: float, maximize: bool = False
+    ) -> None:
+        """Subtract rate * (gradient + decay * tensor), or with `maximize` rate * (decay * tensor - gradient)."""
+        sgd(
+            tensors,
+            gradients,
+            [None] * len(tensors),
+            fused=True,
+            found_inf=self.found_inf,
+            weight_decay=decay,
+            momentum=0.0,
+            lr=rate,
+            dampening=0.0,
+            nesterov=False,
+            maximize=maximize,
+        )
 
     def _steps(self, group: dict[str, Any], weights: list[Tensor], updates: list[Tensor]) -> list[Tensor]:
         """Return the steps of weights, or of parts of weights, at learning rate 1."""
@@ -89,7 +130,9 @@ class Muon(torch.optim.Optimizer):
         for weight in weights:
             if not self.state[weight]:
                 means = {name: torch.zeros_like(weight) for name in ("exp_avg", "exp_avg_sq")}
-                self.state[weight] = {"step": torch.tensor(0.0), **means}
+                # a fused kernel counts on the device, where it may be that a step is not made
+                step = torch.zeros((), device=weight.device) if group["fused"] else torch.tensor(0.0)
+                self.state[weight] = {"step": step, **means}
         states = [self.state[weight] for weight in weights]
         adamw(
             weights,
@@ -98,6 +141,8 @@ class Muon(torch.optim.Optimizer):
             [state["exp_avg_sq"] for state in states],
             [],
             [state["step"] for state in states],
+            fused=group["fused"] or None,
+            found_inf=self.found_inf,
             amsgrad=False,
             beta1=group["betas"][0],
             beta2=group["betas"][1],

@@ -9,6 +9,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from lmlong import recipe
+from lmlong.attention.device_policy import CPU_POLICY, DevicePolicy
 from lmlong.attention.inputs import GateProjection
 from lmlong.model.base import TextModel
 from lmlong.training.muon import BASE_WIDTH, Muon
@@ -41,12 +42,25 @@ def parameter_groups(model: TextModel, options: recipe.Training) -> list[dict[st
     return [group | {"lr": options.learning_rate * group["lr_scale"]} for group in groups if group["params"]]
 
 
-def make_optimizer(model: TextModel, options: recipe.Training) -> torch.optim.Optimizer:
+def make_optimizer(
+    model: TextModel, options: recipe.Training, policy: DevicePolicy = CPU_POLICY
+) -> torch.optim.Optimizer:
     """Return the optimizer of a recipe."""
     groups, betas = parameter_groups(model, options), (options.beta1, options.beta2)
+    fused = masks_updates(options, policy)
     if options.optimizer != "adamw":
-        return Muon(groups, betas, torch.bfloat16 if options.precision == "bf16" else torch.float32)
-    return torch.optim.AdamW(groups, betas=betas)
+        return Muon(groups, betas, torch.bfloat16 if options.precision == "bf16" else torch.float32, fused)
+    return torch.optim.AdamW(groups, betas=betas, fused=fused or None)
+
+
+def masks_updates(options: recipe.Training, policy: DevicePolicy) -> bool:
+    """Return whether the optimizer skips an update by itself where its tensor `found_inf` is 1, as torch's fused
+    kernels do, without a wait.
+
+    On a CPU the gradients are left out instead. DeepSpeed and the gradient scaler of float16 skip updates by
+    themselves.
+    """
+    return not policy.reads_values and options.strategy != "deepspeed" and options.precision != "16"
 
 
 def moments_of(group: Mapping[str, Any]) -> tuple[str, ...]:

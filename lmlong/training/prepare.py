@@ -5,14 +5,15 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from lmlong.attention.linear import triton
 from lmlong.checkpoint import read
 from lmlong.data.data_module import DATA_MODULES, DataModule
 from lmlong.data.token_dataset import TokenDataset, prepare
 from lmlong.errors import UsageError
 from lmlong.model.base import TextModel
-from lmlong.model.build import build
+from lmlong.model.build import build, without_memory
 from lmlong.model.device import pick_device
+from lmlong.model.kernel_choice import KernelChoice
+from lmlong.model.kernel_trial import Work
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.memory import check_memory
 from lmlong.model.precision import Precision, computes_in_bf16
@@ -33,6 +34,7 @@ class PreparedRun(NamedTuple):
     state: dict[str, Any] | None = None  # the training state to resume from
     weights_hash: str = ""  # of the weights to resume from
     tokens_before: int = 0  # trained on before, by the run that this one began from
+    kernels: KernelChoice | None = None  # of the checkpoint to resume from
 
     @property
     def steps(self) -> int:
@@ -42,6 +44,12 @@ class PreparedRun(NamedTuple):
     def first_step(self) -> int:
         """The optimizer steps taken before this process began."""
         return self.state["step"] if self.state else 0
+
+    @property
+    def work(self) -> Work:
+        """What the model computes at a time."""
+        training, length = self.recipe.training, self.recipe.text.sequence_length
+        return Work(training.batch_size, min(training.segment or length, length), training.precision, trains=True)
 
     @property
     def data(self) -> DataModule:
@@ -103,20 +111,37 @@ def _resolve(recipe: Recipe) -> tuple[Recipe, torch.device]:
     device = pick_device(recipe.device)
     if device.type == "mps" and (recipe.processes > 1 or recipe.training.strategy == "deepspeed"):
         raise UsageError("device: mps supports only one process, without deepspeed. Use devices: 1, or device: cpu.")
-    check_kernel(recipe.training.kernel, device)
+    _check_kernel_of(recipe, device)
     optimizer = "muon" if recipe.training.optimizer == "auto" else recipe.training.optimizer
     resolved = {"precision": resolve(recipe.training.precision, device), "optimizer": optimizer}
     training = recipe.training.model_copy(update=resolved)
     return recipe.model_copy(update={"training": training, "device": device.type}), device
 
 
-KernelName = Literal["auto", "torch", "triton"]
+KernelName = Literal["auto", "torch", "triton", "fla"]
 
 
-def check_kernel(kernel: KernelName, device: torch.device) -> None:
-    """Refuse a kernel that cannot run on a device."""
-    if kernel == "triton" and (why := triton.unavailable_reason(device)):
-        raise UsageError(f"training.kernel: triton cannot be used here: {why}. Use torch or auto.")
+def check_kernel(kernel: KernelName, model: LanguageModel, device: torch.device) -> None:
+    """Refuse a kernel that cannot compute an attention of a model on a device. Torch computes attentions that have no
+    kernel of that name."""
+    for attentions in model.with_kernels.values():
+        if why := attentions[0].kernel_reasons(device).get(kernel):
+            raise UsageError(f"training.kernel: {kernel} cannot be used here: {why}. Use torch or auto.")
+
+
+def _check_kernel_of(recipe: Recipe, device: torch.device) -> None:
+    """Refuse the kernel of a recipe before any work if it cannot be used, or if no attention of the model has it."""
+    kernel = recipe.training.kernel
+    if kernel in ("auto", "torch") or recipe.objective == "masked":
+        return
+    with without_memory():
+        model = build(recipe, vocabulary=1)
+    assert isinstance(model, LanguageModel)
+    check_kernel(kernel, model, device)
+    have = {kind: attentions[0].kernels for kind, attentions in model.with_kernels.items()}
+    if not any(kernel in kernels for kernels in have.values()):
+        kinds = ", ".join(dict.fromkeys(model.kinds))
+        raise UsageError(f"training.kernel: no attention of the model ({kinds}) has a kernel {kernel}. Use auto.")
 
 
 def set_kernel(model: LanguageModel, kernel: KernelName) -> None:

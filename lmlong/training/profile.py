@@ -13,10 +13,13 @@ from typing import NamedTuple
 import torch
 
 from lmlong.attention.base import state_tensors
+from lmlong.attention.device_policy import policy_of
 from lmlong.attention.plugins import LOADED, load_plugin
 from lmlong.errors import LmlongError
 from lmlong.model.base import TextModel, count_parameters
 from lmlong.model.device import peak_memory, synchronize
+from lmlong.model.kernel_choice import choose_kernels
+from lmlong.model.language_model import LanguageModel
 from lmlong.recipe import Recipe
 from lmlong.recipe.file import recipe_class
 from lmlong.training.distillation import taught_loss
@@ -72,9 +75,13 @@ def _profile(recipe: Recipe, shape: BatchShape, timed: int) -> StepProfile:
     import_module("lightning.pytorch")  # a real run imports it too, and it takes memory
     prepared = prepare_run(recipe)
     model = prepared.model.to(prepared.device)
+    if isinstance(model, LanguageModel):
+        model.use_kernels(choose_kernels(model, prepared.work, prepared.device).choice.names)
+        if prepared.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()  # trials of kernels do not count
     if prepared.teacher:
         prepared.teacher.model.to(prepared.device)
-    optimizer = make_optimizer(model, prepared.recipe.training)
+    optimizer = make_optimizer(model, prepared.recipe.training, policy_of(prepared.device))
     works, updates = [], []
     for number in range(1 + timed):
         begun = time.perf_counter()

@@ -22,7 +22,7 @@ AVERAGED = 20
 
 class TrainingClock:
     """The seconds spent in training steps, including waits for batches; set-up, validation, samples and checkpoints do
-    not count. With `training.minutes`, the clock of the first rank decides for all.
+    not count. With `training.minutes`, the clock of the first rank decides for all, each time that they agree on it.
 
     A checkpoint stores the seconds, so a resumed run has the time left that it had when it was saved.
     """
@@ -31,20 +31,26 @@ class TrainingClock:
         self.steps = steps  # by training.steps and training.tokens
         self.budget = None if options.minutes is None else 60 * options.minutes
         self.seconds = seconds
+        self._since_agreed = 0.0  # seconds
+        self._steps_since_agreed = 0
         self._since = time.perf_counter()
 
     def start(self) -> None:
         """Begin the first step."""
         self._since = time.perf_counter()
 
-    def step(self, trainer: Trainer) -> float:
-        """Count the step that ends now, and return its seconds; all ranks call this together."""
+    def step(self, trainer: Trainer, agrees: bool = True) -> float:
+        """Count the step that ends now, and return its seconds. If it `agrees`, all ranks call this together."""
         now = time.perf_counter()
         taken, self._since = now - self._since, now
-        self.seconds += taken
-        if self.budget is not None:
-            own = round(self.seconds * MICROSECONDS) if trainer.is_global_zero else 0
-            self.seconds = all_reduce_max(trainer, own) / MICROSECONDS
+        self._since_agreed += taken
+        self._steps_since_agreed += 1
+        if agrees or trainer.world_size == 1:
+            self.seconds += self._since_agreed
+            self._since_agreed, self._steps_since_agreed = 0.0, 0
+            if self.budget is not None:
+                own = round(self.seconds * MICROSECONDS) if trainer.is_global_zero else 0
+                self.seconds = all_reduce_max(trainer, own) / MICROSECONDS
         return taken
 
     @contextmanager
@@ -72,7 +78,8 @@ class TrainingClock:
         share = self.seconds / self.budget if self.budget else 0.0
         if not share:
             return self.steps
-        return max(min(self.steps, math.ceil((step + 1) / share)), step + 1)
+        counted = step - self._steps_since_agreed
+        return max(min(self.steps, math.ceil((counted + 1) / share)), step + 1)
 
 
 class Progress:
@@ -93,8 +100,8 @@ class Progress:
         )
         self._recent: deque[tuple[LossTotals, float]] = deque(maxlen=AVERAGED)  # losses and seconds of steps
 
-    def step(self, step: int, totals: LossTotals, learning_rate: float, taken: float) -> float:
-        """Show a finished step, which took `taken` seconds, and return its tokens per second."""
+    def step(self, step: int, totals: LossTotals, learning_rate: float, taken: float, last: bool) -> float:
+        """Show a finished step, which took `taken` seconds, and return its tokens per second; `last` ends the run."""
         self._recent.append((totals, taken))
         lost = sum((part for part, _ in self._recent), LossTotals())
         seconds = sum(part for _, part in self._recent)
@@ -108,9 +115,9 @@ class Progress:
             self.bar.set_description_str(text.replace("tokens/s", "tok/s"), refresh=False)
             with suppress(OSError):  # a closed pipe must not end a run
                 self.bar.update(1)
-        elif tenth > self._tenth or self.clock.ends_at(step):
+        elif tenth > self._tenth or last:
             self._tenth = tenth
-            left = 0 if self.clock.ends_at(step) else (steps - step) * seconds / len(self._recent)
+            left = 0 if last else (steps - step) * seconds / len(self._recent)
             self.say(f"{self.name(step)}: {text} {tqdm.format_interval(left)} left")
         return totals.tokens * self.tokens_per_target / taken
 

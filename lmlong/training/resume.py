@@ -22,6 +22,7 @@ from lmlong.checkpoint import manifest, read, write
 from lmlong.checkpoint.location import checkpoints_in, step_of
 from lmlong.errors import CheckpointError, UsageError
 from lmlong.io.files import atomic_write
+from lmlong.model.kernel_choice import KernelChoice
 from lmlong.recipe import Recipe
 from lmlong.training.checkpoint_store import CheckpointStore
 from lmlong.training.distributed import is_main_process, print_once
@@ -90,7 +91,10 @@ def prepare_resumed_run(recipe: Recipe, checkpoint: Path) -> PreparedRun:
     about = manifest.read(checkpoint)
     before = 0 if about.trained_tokens is None else about.trained_tokens - state["step"] * old.tokens_per_step
     weights_hash = about.files[manifest.WEIGHTS]["sha256"]
-    return prepared._replace(start=checkpoint, state=state, weights_hash=weights_hash, tokens_before=before)
+    kernels = KernelChoice.read(about.kernels)
+    return prepared._replace(
+        start=checkpoint, state=state, weights_hash=weights_hash, tokens_before=before, kernels=kernels
+    )
 
 
 def resumed_recipe(old: Recipe, new: Recipe) -> Recipe:

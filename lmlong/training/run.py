@@ -15,9 +15,12 @@ from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.plugins.environments import SLURMEnvironment
-from lightning.pytorch.strategies import Strategy
+from lightning.pytorch.strategies import DDPStrategy, Strategy
 
+from lmlong import __version__
+from lmlong.attention.device_policy import DevicePolicy
 from lmlong.attention.plugins import LOADED
 from lmlong.checkpoint.manifest import RECIPE, TOKENIZER
 from lmlong.data import baselines
@@ -40,7 +43,7 @@ from lmlong.training.resume import make_newest, prepare_resumed_run, resume_poin
 from lmlong.training.run_folder import ENVIRONMENT, check_folder, clear, default_folder, locked
 from lmlong.training.signals import StopAtOnce, StopOnSignal
 
-PACKAGES = ("lmlong", "torch", "lightning", "sentencepiece", "safetensors", "numpy")
+PACKAGES = ("torch", "lightning", "sentencepiece", "safetensors", "numpy")
 
 PRECISIONS = {"32": "32-true", "bf16": "bf16-mixed", "16": "16-mixed"}
 """The number formats of recipes, by Lightning's names."""
@@ -101,9 +104,15 @@ def train(
     return result
 
 
-def run(recipe: Recipe, folder: Path, resume: str | Path | None = None, overwrite: bool = False) -> TrainingResult:
+def run(
+    recipe: Recipe,
+    folder: Path,
+    resume: str | Path | None = None,
+    overwrite: bool = False,
+    policy: DevicePolicy | None = None,
+) -> TrainingResult:
     """Train for the command `lmlong train`, which owns this process. The process is started again for each further
-    device, and the result reports the signal that stopped it."""
+    device, and the result reports the signal that stopped it. `policy` is the device's by default."""
     check_launch(recipe)
     check_loggers(recipe.training.loggers)
     resume = str(resume) if resume else None
@@ -114,7 +123,7 @@ def run(recipe: Recipe, folder: Path, resume: str | Path | None = None, overwrit
         if resume and not checkpoint and is_main_process():
             print(f"{folder}: no checkpoint yet, so a new run begins", file=sys.stderr)
         prepared = prepare_resumed_run(recipe, checkpoint) if checkpoint else prepare_new_run(recipe)
-        module = TrainingModule(prepared)
+        module = TrainingModule(prepared, policy)
         signals = StopOnSignal(recipe.processes)
         callback = TrainingCallback(folder, prepared, signals)
         if is_main_process():  # all checks have passed by now
@@ -165,7 +174,7 @@ def _record(callback: TrainingCallback) -> None:
         "command": sys.argv,
         "begun": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "python": platform.python_version(),
-        "packages": {name: version(name) for name in PACKAGES},
+        "packages": {"lmlong": __version__, **{name: version(name) for name in PACKAGES}},
         "plugins": {name: LOADED[name].sha256 for name in prepared.recipe.plugins},
         "machine": platform.platform(),
         "device": torch.cuda.get_device_name() if prepared.device.type == "cuda" else platform.processor(),
@@ -206,7 +215,9 @@ def _make_trainer(module: TrainingModule, callback: TrainingCallback, signals: S
         callbacks.append(ResampleFeatures(module.model, recipe.seed, every))
     # signals are handled here
     plugins: list[Any] = [SLURMEnvironment(auto_requeue=False)] if launcher() == "srun" else []
-    strategy: Strategy | str = "ddp" if training.strategy == "ddp" or recipe.processes > 1 else "auto"
+    strategy: Strategy | str = "auto"
+    if training.strategy == "ddp" or recipe.processes > 1:
+        strategy = DDPStrategy(broadcast_buffers=False)  # which are functions of the recipe, the same in all ranks
     precision: Any = PRECISIONS[training.precision]
     if training.strategy == "deepspeed":
         if find_spec("deepspeed") is None:
@@ -214,7 +225,7 @@ def _make_trainer(module: TrainingModule, callback: TrainingCallback, signals: S
         from lmlong.training.deepspeed_strategy import DeepSpeedTraining
 
         strategy, precision = DeepSpeedTraining(training, prepared.device), None
-    return Trainer(
+    trainer = Trainer(
         accelerator={"cuda": "gpu"}.get(prepared.device.type, prepared.device.type),
         devices=recipe.devices,
         num_nodes=recipe.nodes,
@@ -233,3 +244,13 @@ def _make_trainer(module: TrainingModule, callback: TrainingCallback, signals: S
         enable_progress_bar=False,
         enable_model_summary=False,
     )
+    trainer.fit_loop.epoch_loop = _EpochLoop(trainer, max_steps=module.remaining_steps)
+    return trainer
+
+
+class _EpochLoop(_TrainingEpochLoop):
+    """Lightning's loop over the batches, without an exchange of signals before each batch, for which a GPU would be
+    waited for: `StopOnSignal` handles signals."""
+
+    def _broadcast_sigterm_tensor(self) -> None:
+        pass

@@ -14,7 +14,7 @@ from torch import Tensor
 from lmlong.attention.linear.layer import LinearAttention
 from lmlong.attention.recurrence import Recurrence
 from lmlong.model.base import TextModel
-from lmlong.model.device import as_float64
+from lmlong.model.device import as_float64, float64_device
 from lmlong.model.language_model import LanguageModel
 from lmlong.training.distributed import all_gather
 
@@ -68,12 +68,13 @@ class StateHealth:
             q, *_, inputs = arguments
             if not q.shape[2]:
                 return
-            log_decay, held = attention.token_log_decay(q, inputs), self.heads[layer]
+            log_decay = attention.token_log_decay(q, inputs)
+            held = self.heads[layer] = self.heads[layer].to(float64_device(q.device))
             if log_decay is not None:
-                held[0] += as_float64(log_decay).sum(dim=(0, 2)).view_as(held[0]).cpu()
+                held[0] += as_float64(log_decay).sum(dim=(0, 2)).view_as(held[0])
             held[1] += q.shape[0] * q.shape[2]
             if isinstance(attention, LinearAttention):
-                smallest = as_float64(attention.denominators(*arguments)).amin(dim=(0, 2)).cpu()
+                smallest = as_float64(attention.denominators(*arguments)).amin(dim=(0, 2))
                 held[2] = torch.minimum(held[2], smallest[:, None])
 
         return count

@@ -26,7 +26,7 @@ from lmlong.model.base import TextModel
 from lmlong.model.state import rebuild_state
 from lmlong.training.distributed import all_gather, all_reduce_max, print_once, rank_slice
 from lmlong.training.module import TrainingModule
-from lmlong.training.optimizer import make_optimizer, moments_of, parameter_groups
+from lmlong.training.optimizer import moments_of, parameter_groups
 
 LARGEST_GPU_RANDOM_STATE = 1 << 12
 """Bytes. A CUDA generator's state takes 16; torch checks the exact size if there is a GPU."""
@@ -49,7 +49,7 @@ def training_state(module: TrainingModule) -> dict[str, Any]:
         "step": module.step,
         "optimizer": trainer.strategy.optimizer_state(trainer.optimizers[0])["state"],
         "scaler": trainer.precision_plugin.state_dict() or None,  # of float16
-        "skipped": module.skipped,
+        "skipped": int(module.skipped),
         "carried": [all_gather(trainer, tensor) for tensor in state_tensors(module.carried)],
         "seconds": module.clock.seconds,
         "recent": list(module.recent),
@@ -66,12 +66,12 @@ def restore(module: TrainingModule, state: dict[str, Any]) -> None:
     trainer = module.trainer
     _check_same_checkpoint(module)
     # checkpoints store only moments; a second optimizer provides the group options of the current recipe
-    options = make_optimizer(module.model, module.recipe.training).state_dict()["param_groups"]
+    options = module.configure_optimizers().state_dict()["param_groups"]
     moments = {"state": state.pop("optimizer"), "param_groups": options}
     trainer.strategy.load_optimizer_state_dict({"optimizer_states": [moments]})
     if state["scaler"] is not None:
         trainer.precision_plugin.load_state_dict(state["scaler"])
-    module.skipped = state["skipped"]
+    module.skipped.fill_(min(state["skipped"], module.skips_allowed))
     module.carried = _carried_state(module, [rank_slice(trainer, tensor) for tensor in state["carried"]])
     module.recent.extend(state["recent"])
     restore_random_states(state["random"])

@@ -8,8 +8,9 @@ from torch import nn
 
 from lmlong import recipe
 from lmlong.attention.base import CausalAttention
+from lmlong.attention.feature_map_registry import FEATURE_MAPS
 from lmlong.attention.ngram.layer import NgramAttention
-from lmlong.attention.registry import CAUSAL, FEATURE_MAPS
+from lmlong.attention.registry import CAUSAL
 from lmlong.recipe.kinds import FEATURE_MAP_KINDS
 
 HEADS, HEAD_DIM, VALUE_DIM = 3, 8, 5

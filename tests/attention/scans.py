@@ -35,7 +35,11 @@ def in_dtype(x: ScanInputs, dtype: torch.dtype) -> ScanInputs:
 
 
 def scan_inputs(
-    time: int, starts: Sequence[int] | None = None, decay: tuple[int, ...] | None = (), width: int = WIDTH
+    time: int,
+    starts: Sequence[int] | None = None,
+    decay: tuple[int, ...] | None = (),
+    width: int = WIDTH,
+    values: int = VALUES,
 ) -> ScanInputs:
     """Draw inputs in float64, the same for the same length. Documents start at `starts`, in the first row only. `decay`
     is the shape of a token's log decay."""
@@ -49,7 +53,7 @@ def scan_inputs(
         document_starts = torch.zeros(2, time, dtype=torch.bool)
         document_starts[0, [start for start in starts if start < time]] = True
     log_decay = None if decay is None else -(normal(*decay) ** 2) / 10
-    return ScanInputs(normal(width), normal(width), normal(VALUES), document_starts, log_decay, normal().sigmoid())
+    return ScanInputs(normal(width), normal(width), normal(values), document_starts, log_decay, normal().sigmoid())
 
 
 def delta_scan(

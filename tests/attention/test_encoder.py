@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from lmlong import recipe
 from lmlong.attention.encoder.base import EncoderAttention
 from lmlong.attention.encoder.linformer import PROJECTIONS
-from lmlong.attention.registry import CAUSAL, ENCODER, FEATURE_MAPS
+from lmlong.attention.feature_map_registry import FEATURE_MAPS
+from lmlong.attention.registry import CAUSAL, ENCODER
 from lmlong.errors import UsageError
 from lmlong.recipe.kinds import ATTENTION_KINDS, FEATURE_MAP_KINDS
 

@@ -7,8 +7,8 @@ from grids import thinned
 from torch import Tensor
 
 from lmlong import recipe
+from lmlong.attention.feature_map_registry import FEATURE_MAPS
 from lmlong.attention.feature_maps import Cosine, FeatureMap, Relu, Softmax, Taylor
-from lmlong.attention.registry import FEATURE_MAPS
 from lmlong.recipe.kinds import FEATURE_MAP_KINDS
 
 

@@ -10,13 +10,15 @@ import torch
 import lmlong
 from lmlong import recipe
 from lmlong.attention.base import CausalAttention
+from lmlong.attention.feature_map_registry import FEATURE_MAPS
 from lmlong.attention.plugins import LOADED, load_plugin, unload_plugin
-from lmlong.attention.registry import CAUSAL, FEATURE_MAPS
+from lmlong.attention.registry import CAUSAL
 from lmlong.errors import RecipeError, UsageError
 from lmlong.model.encoder import Encoder
 from lmlong.model.language_model import LanguageModel
 from lmlong.recipe import file as recipe_file
 from lmlong.recipe.file import recipe_class
+from lmlong.recipe.kinds import ATTENTION_KINDS
 from lmlong.recipe.parsed import MissingPlugin
 from lmlong.recipe.reference import reference
 from lmlong.testing import BrokenLaw, check_attention, check_feature_map
@@ -99,8 +101,7 @@ model:
     with pytest.raises(RecipeError) as refused:
         load(text.replace("memory: 50", "memory: 0, memroy: 1").replace("linear]", "two_gats]"), tmp_path)
     assert [mistake.removeprefix(f"{tmp_path}/mine.yaml") for mistake in refused.value.mistakes] == [
-        ":5: model.attention.kind.1: 'two_gats' is not one of linear, delta, window, softmax, ngram, full, linformer, "
-        "efficient, two_gates. Did you mean 'two_gates'?",
+        f":5: model.attention.kind.1: 'two_gats' is not one of {', '.join(ATTENTION_KINDS)}. Did you mean 'two_gates'?",
         ":6: model.attention.two_gates.memory: expected a number, above 1, got 0.",
         ":6: model.attention.two_gates.memroy: unknown key. Did you mean 'memory'?",
     ]

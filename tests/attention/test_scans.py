@@ -18,7 +18,7 @@ from attention.scans import (
     scan_inputs,
 )
 from grids import thinned
-from machine import needs_compiler, needs_triton
+from machine import needs_compiler
 from torch import Tensor
 
 from lmlong import recipe
@@ -29,7 +29,6 @@ from lmlong.attention.delta.features import Silu, UnitFeatures
 from lmlong.attention.delta.layer import DeltaAttention
 from lmlong.attention.delta.naive import DeltaState, recurrent
 from lmlong.attention.delta.native import NativeDelta
-from lmlong.attention.delta.triton import TritonDelta
 from lmlong.attention.device_policy import GPU_POLICY
 from lmlong.attention.feature_maps import Cosine, Elu, FeatureMap, Relu
 from lmlong.attention.inputs import MIN_LOG_DECAY
@@ -221,24 +220,6 @@ def test_long_memories_are_exact(engine: str, channels: tuple[int, ...]) -> None
     x = scan_inputs(6000)._replace(log_decay=torch.full((2, HEADS, 6000, *channels), -1 / 8192, dtype=torch.float64))
     (_, *state), (_, *exact) = results(x, torch.float32, engine), results(x, torch.float64, engine)
     assert max(map(laws.error, state, exact)) < 2e-6
-
-
-@needs_triton
-@thinned(
-    pytest.mark.parametrize("time", [2, 64, 150]),
-    pytest.mark.parametrize("starts", [None, [0, 70]], ids=str),
-    pytest.mark.parametrize("decay", [None, ()], ids=["kept", "decaying"]),
-)
-def test_the_triton_kernel_of_the_delta_rule_equals_torch(
-    short_spans: None, time: int, starts: list[int] | None, decay: tuple[int, ...] | None
-) -> None:
-    x = scan_inputs(time, starts, decay)
-    triton, by_torch = (
-        outputs_and_gradients(partial(delta_scan, kernel), DELTA.features, x, DELTA.state(), torch.float32)
-        for kernel in (TritonDelta(), DeltaChunks())
-    )
-    for name in triton:
-        assert laws.error(triton[name], by_torch[name]) < 1e-6, name
 
 
 @pytest.mark.parametrize(("gates", "starts"), [(torch.float64, torch.bool), (torch.bfloat16, torch.long)])

@@ -35,6 +35,9 @@ def told(*words: object) -> str:
 def test_a_run_is_described(run: Path) -> None:
     (run / "metrics.jsonl").write_text(METRICS)
     facts = json.loads(told(run, "--json"))
+    here, unusable = facts.pop("kernels here"), facts.pop("kernels not usable here", {})
+    assert here == {"linear": "native" if find_compiler() else "torch"}
+    assert not unusable.keys() & {"linear by torch", f"linear by {here['linear']}"}
     assert facts == {
         "name": "run",
         "objective": "causal",

@@ -17,6 +17,7 @@ from lmlong.evaluation.perplexity_report import table
 from lmlong.evaluation.recurrence import KINDS, buckets
 from lmlong.evaluation.spans import GOLDEN, Targets, choose_blocks, documents_of
 from lmlong.inference.loading import TrainedLanguageModel
+from lmlong.model import language_model
 
 
 @torch.no_grad()
@@ -36,7 +37,7 @@ def nats(loaded: TrainedLanguageModel, text: np.ndarray, begin: int, first: int,
 def in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several batches, some of several rows, and spans of several pieces."""
     monkeypatch.setattr(scored, "TOKENS_AT_ONCE", 200)
-    monkeypatch.setattr(scored, "PIECE", 48)
+    monkeypatch.setattr(language_model, "PIECE", 48)
 
 
 @pytest.mark.usefixtures("in_pieces")

@@ -14,10 +14,10 @@ from evaluation.texts import VALIDATION_TEXTS
 from lmlong.cli.probe import probe as command
 from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.errors import UsageError
-from lmlong.evaluation import probe_accuracy as recalls
 from lmlong.evaluation.probe_accuracy import ProbeResult, ProbeScore, answered, chance_of, figure, table
 from lmlong.evaluation.probes import NEEDLES, PAIRS, PROBES, ProbeText, Trial
 from lmlong.inference.loading import TrainedLanguageModel
+from lmlong.model import language_model
 from lmlong.report.figure import Panel
 
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "theta", "iota"]
@@ -77,7 +77,7 @@ def test_an_answer_is_right_if_it_is_the_likeliest_token(
     expected = [(likeliest(trial) == trial.tokens[trial.asked]).tolist() for trial in trials]
     assert all(row[-1] for row in expected) and not all(map(all, expected))
     for piece in (7, 4096):
-        monkeypatch.setattr(recalls, "PIECE", piece)
+        monkeypatch.setattr(language_model, "PIECE", piece)
         assert [row.tolist() for row in answered(loaded.model, trials, 256)] == expected
 
 

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from lmlong.attention.feature_maps import ELU_FLOOR
-from lmlong.evaluation import state_health as healths
 from lmlong.evaluation.state_health import health
 from lmlong.inference.loading import TrainedLanguageModel
+from lmlong.model import language_model
 from lmlong.model.language_model import LanguageModel
 from lmlong.recipe import Attention, Model
 
@@ -28,7 +28,7 @@ def test_keys_that_are_all_alike_use_all_features_and_make_denominators_grow() -
 def test_how_a_text_is_cut_makes_no_difference(loaded: TrainedLanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     text = np.arange(150) % 250
     whole = health(loaded.model, text)
-    monkeypatch.setattr(healths, "PIECE", 7)
+    monkeypatch.setattr(language_model, "PIECE", 7)
     for one, other in zip(whole, health(loaded.model, text), strict=True):
         assert one == pytest.approx(other, rel=1e-3)
     assert whole[-1].norm != pytest.approx(whole[0].norm, rel=0.1)

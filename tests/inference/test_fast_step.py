@@ -4,23 +4,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from click.testing import CliRunner
 from machine import needs_compiler
-from models import stirred
 from torch import Tensor
 from torch.testing import assert_close
 
-from lmlong.attention.base import state_tensors
 from lmlong.cli.generate import generate
 from lmlong.errors import UsageError
 from lmlong.inference.loading import Weights, load
 from lmlong.inference.session import next_logits
 from lmlong.model import native_step as step
-from lmlong.model.fast_step import cuda_graph, why_no_fast_step
+from lmlong.model.fast_step import why_no_fast_step
 from lmlong.model.language_model import LanguageModel
-from lmlong.model.state import concat_states
-from lmlong.recipe import Attention, Downsample, Model
+from lmlong.recipe import Attention, Model
 
 
 @needs_compiler
@@ -33,42 +29,6 @@ def test_a_compiled_step_writes_the_same(run: Path, weights: Weights) -> None:
     loaded.use_fast_step()
     assert_close(next_logits(loaded.model, session)[0], expected, rtol=1e-5, atol=1e-5)
     assert "".join(loaded.stream("to be", max_tokens=40, temperature=0)) == text
-
-
-@pytest.mark.slow
-@needs_compiler
-@torch.inference_mode()
-def test_one_graph_of_a_model_that_reads_blocks_is_the_step() -> None:
-    """One while no block is full, one where a block of all rows is, and one where only some rows have one."""
-    options = Model(width=16, layers=3, heads=2, downsample=Downsample(factor=3), attention=Attention(kind="linear"))
-    model = stirred(LanguageModel(options, 30)).eval()
-    graph = cuda_graph(model.decode_step)
-    for rows in ([5, 5], [1, 6]):  # tokens that were read before
-        state = concat_states([model(torch.arange(count)[None])[1] for count in rows])
-        for token in torch.arange(24).view(12, 2):
-            model.fast_step = None
-            expected, _ = model.step(token, state)
-            model.fast_step = graph
-            before = [x.clone() for x in state_tensors(state)]
-            logits, after = model.step(token, state)
-            assert_close(logits, expected, rtol=1e-4, atol=1e-4)
-            assert all(map(torch.equal, state_tensors(state), before))
-            state = after
-
-
-@pytest.mark.gpu
-@torch.inference_mode()
-def test_a_recorded_step_keeps_what_it_gave_before() -> None:
-    model = stirred(LanguageModel(Model(width=64, layers=2, heads=2), 30)).eval().cuda()
-    by_torch, graph = model.decode_step, cuda_graph(model.decode_step)
-    state = expected_state = model(torch.arange(9, device="cuda")[None])[1]
-    given = []
-    for token in torch.arange(12, device="cuda").view(12, 1):
-        expected, expected_state = by_torch(token, expected_state, None)
-        logits, state = graph(token, state, None)
-        given.append((logits, expected))
-    for logits, expected in given:
-        assert_close(logits, expected, rtol=1e-3, atol=1e-3)
 
 
 @needs_compiler

@@ -7,9 +7,9 @@ import torch
 from click.testing import CliRunner
 from torch.testing import assert_close
 
+from lmlong.attention.feature_map_registry import FEATURE_MAPS
 from lmlong.attention.linear.layer import LinearAttention
 from lmlong.attention.linear.naive import LinearState
-from lmlong.attention.registry import FEATURE_MAPS
 from lmlong.cli.generate import generate
 from lmlong.inference.loading import load
 from lmlong.inference.session import next_logits

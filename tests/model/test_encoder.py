@@ -13,7 +13,8 @@ from torch.testing import assert_close
 
 from lmlong import recipe
 from lmlong.attention.encoder.linformer import PROJECTIONS, Linformer
-from lmlong.attention.registry import ENCODER, FEATURE_MAPS
+from lmlong.attention.feature_map_registry import FEATURE_MAPS
+from lmlong.attention.registry import ENCODER
 from lmlong.checkpoint import read, write
 from lmlong.model.base import count_parameters
 from lmlong.model.encoder import Encoder

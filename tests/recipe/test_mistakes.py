@@ -7,12 +7,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lmlong.errors import RecipeError
-from lmlong.recipe import Attention, Model, Recipe, Training
+from lmlong.recipe import ATTENTION_KINDS, Attention, Model, Recipe, Training
 from lmlong.recipe.file import load, recipe_class
 from lmlong.recipe.reference import reference
 
 ENOUGH = "training: {steps: 1}\n"
-KINDS = "linear, delta, window, softmax, ngram, full, linformer, efficient"
+KINDS = ", ".join(ATTENTION_KINDS)
 
 
 def complaints(file: Path, text: str, *overrides: str) -> list[str]:

@@ -1,12 +1,14 @@
 """Muon against singular value decompositions, torch's own Muon and AdamW."""
 
 import math
+from typing import Any, Literal
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from lmlong import recipe
+from lmlong.attention.device_policy import CPU_POLICY, GPU_POLICY
 from lmlong.model.language_model import LanguageModel
 from lmlong.training.muon import Muon, orthogonal, step_size
 from lmlong.training.optimizer import make_optimizer, parameter_groups
@@ -96,6 +98,38 @@ def test_all_other_weights_take_the_steps_of_adamw() -> None:
     matrices = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)}
     for weight, other in zip(model.parameters(), twin.parameters(), strict=True):
         assert torch.equal(weight, other) == (id(weight) not in matrices)
+
+
+@pytest.mark.parametrize("name", ["muon", "adamw"])
+def test_fused_kernels_take_the_same_steps_or_none(name: Literal["muon", "adamw"]) -> None:
+    """As on a GPU: a step is left out where `found_inf` is 1, also the first one."""
+    options = recipe.Training(steps=1, optimizer=name)
+    shape = recipe.Model(width=32, layers=1, heads=4, attention=recipe.Attention(kind="linear"))
+    models = [LanguageModel(shape, 50) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    plain, fused = (make_optimizer(m, options, p) for m, p in zip(models, (CPU_POLICY, GPU_POLICY), strict=True))
+    masked: Any = fused
+    weights = list(models[1].parameters())
+    for step in range(3):
+        before = [tensor.clone() for tensor in (*weights, *moments(fused))]
+        for weight in weights:
+            weight.grad = torch.full_like(weight, math.nan)
+        masked.found_inf = torch.tensor(1.0)
+        fused.step()
+        after = [*weights, *moments(fused)]
+        kept = all(torch.equal(*pair) for pair in zip(before, after, strict=step > 0))
+        assert kept and all(bool(tensor.isfinite().all()) for tensor in after)
+        masked.found_inf = torch.tensor(0.0)
+        take_steps(plain, list(models[0].parameters()), 1)
+        take_steps(fused, weights, 1)
+    for expected, tensor in zip(models[0].parameters(), weights, strict=True):
+        torch.testing.assert_close(tensor, expected)
+    for expected, tensor in zip(moments(plain), moments(fused), strict=True):
+        torch.testing.assert_close(tensor, expected)
+
+
+def moments(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [moment for of_weight in optimizer.state.values() for moment in of_weight.values()]
 
 
 def test_a_weight_without_a_gradient_is_left_alone() -> None:

@@ -12,7 +12,7 @@ from lmlong.errors import RecipeError
 from lmlong.model.loss import IGNORED
 from lmlong.model.metrics import batch_tensors
 from lmlong.model.state import detach_state, where_state
-from lmlong.training.module import PASSED
+from lmlong.training.loader import PASSED
 from lmlong.training.prepare import prepare_run
 from lmlong.training.run import train
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from baseline_parts.digests import Case
 from baseline_parts.model_step import gradients
-from baseline_parts.variants import DETAILS, ENCODERS, KINDS, LINEAR, attention, linear, model
+from baseline_parts.variants import DETAILS, ENCODERS, KINDS, LINEAR, linear, model
 from baseline_parts.workspace import Options, Workspace
 
 LENGTH = 144
@@ -17,9 +17,7 @@ SMALL = model(width=16, layers=1, heads=1) | {"text.sequence_length": 24}
 TRITON: dict[str, dict[str, Any]] = {
     "linear elu": linear(),
     "linear elu none": linear(decay="none"),
-    "linear elu channel": linear(decay="channel"),
     "linear favor": linear("favor"),
-    "delta": attention("delta"),
 }
 
 

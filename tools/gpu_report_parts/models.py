@@ -1,117 +1,171 @@
-"""The speed of whole models: a training step by each kernel, and decoding with and without a fast step."""
+"""Whole models: training steps, decoding, and the losses of a run on a GPU beside those on a CPU."""
 
-from collections.abc import Callable
-from functools import partial
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import nn
 
-from gpu_report_parts.kernels import WrongError
-from gpu_report_parts.part import Job, LeftOutError, figures, lines, measure
-from lmlong import recipe
+from gpu_report_parts.measure import LeftOutError, Sizes, Work
 from lmlong.attention import laws
-from lmlong.bench.candidates import GENERATED, GenerationCandidates, training_candidate
-from lmlong.bench.speed import Candidate, Result
+from lmlong.bench.candidates import GENERATED, GenerationCandidates, build_model, training_candidate
+from lmlong.bench.timer import peak_bytes, quartiles, time_rounds
 from lmlong.inference.session import append_token, next_logits, prefill
 from lmlong.model.fast_step import why_no_fast_step
 from lmlong.model.language_model import LanguageModel
+from lmlong.recipe import Recipe
 from lmlong.recipe import file as recipe_file
+from lmlong.recipe.lengths import name_length
 
-LINEAR = "elu-learned"
-"""The recipes' own attention."""
+ROOT = Path(__file__).resolve().parents[2]
+
+PEAKS = {"H100": 989.0, "H200": 989.0, "A100": 312.0, "L40S": 362.0, "4090": 165.0}
+"""TFLOP/s in bf16 with float32 sums, without sparsity, by part of a GPU's name, as NVIDIA states them."""
+
+STEPS = (
+    ("elu-learned", "auto"),
+    ("elu-learned", "triton"),
+    ("elu-learned", "torch"),
+    ("softmax", "auto"),
+    ("delta", "auto"),
+    ("delta", "torch"),
+)
+"""Attentions and kernels of the training steps."""
 
 AGREES = 3e-2
-"""How far losses, norms of gradients and logits may be from those of torch's operations in the same format."""
-
-COMPARED = 4
-"""Tokens whose logits are compared."""
+"""Relative error of logits, and of the mean loss of the last steps, that bf16 and another order of sums explain."""
 
 
-def load(job: Job, *overrides: str) -> recipe.Recipe:
-    return recipe_file.load(job.sizes.recipe, [*job.sizes.overrides, *overrides])
+def load(sizes: Sizes, *overrides: str) -> Recipe:
+    return recipe_file.load(sizes.recipe, [*sizes.overrides, *overrides])
 
 
-def name_model(job: Job) -> str:
-    options = load(job)
-    size = f"{options.model.layers} layers of width {options.model.width}"
-    return f"the recipe `{job.sizes.recipe}` ({size}, vocabulary {options.text.tokenizer.vocabulary:,})"
+def training(sizes: Sizes, device: torch.device) -> Iterator[Work]:
+    """Measure a matrix product, then training steps."""
+    yield Work("a product of 8,192 x 8,192 matrices", "", partial(product, device))
+    for length in sizes.train_lengths:
+        for name, kernel in STEPS:
+            row = f"{name}, kernel {kernel}, {name_length(length)} tokens"
+            yield Work(row, "", partial(step, name, kernel, length, sizes, device))
 
 
-def training(job: Job) -> None:
-    """Measure training steps on one row of text."""
-    results: list[Result] = []
-    for length in job.sizes.train_lengths:
-        results += measure(job, "a training step", length, training_steps(job, length), results)
-        job.found.lines = [
-            f"A whole step of {name_model(job)}, on one row of random",
-            "tokens in bfloat16: forward and backward pass, clipping, AdamW. MB are those held beside weights and",
-            "AdamW's moments.",
-            "",
-            *lines(results),
-        ]
-        job.found.figures = figures(results)
-        job.found.save()
+def product(device: torch.device) -> dict[str, float]:
+    a, b = (torch.randn(2, 8192 if device.type == "cuda" else 256, 8192, device=device)).bfloat16()
+    seconds = quartiles(time_rounds({"": lambda: a @ b.mT}, device, 0.0)[""])[1]
+    return speed_of(2 * a.numel() * len(b), seconds, device)
 
 
-def training_steps(job: Job, length: int) -> dict[str, Callable[[], Candidate]]:
-    """Return how each step is made ready; one whose numbers are not those by torch's operations is refused."""
-    by_torch: list[Tensor] = []
-
-    def step(name: str, kernel: str) -> Candidate:
-        one = training_candidate(name, "bf16", length, load(job, f"training.kernel={kernel}"), job.device)
-        loss_and_norm = one.call()
-        assert isinstance(loss_and_norm, Tensor)
-        if kernel == "torch":
-            by_torch.append(loss_and_norm)
-        if kernel == "triton":
-            if not by_torch:
-                raise LeftOutError("there is no step by torch's operations to compare its numbers with")
-            if not (off := float((loss_and_norm / by_torch[0] - 1).abs().max())) <= AGREES:
-                raise WrongError(f"loss or gradient are {off:.1e} from those by torch's operations")
-        return one
-
-    linear = {f"{LINEAR} by {kernel}": partial(step, LINEAR, kernel) for kernel in ("torch", "triton")}
-    return {"softmax": partial(step, "softmax", "auto"), **linear}
+def step(name: str, kernel: str, length: int, sizes: Sizes, device: torch.device) -> dict[str, Any]:
+    """Return the speed of a training step. Its arithmetic is 6 operations for each weight of a matrix and token; what
+    attention adds, and what checkpointing repeats, is not counted."""
+    recipe = load(sizes, f"training.kernel={kernel}")
+    matrices = weights_of_matrices(name, sizes)
+    candidate = training_candidate(name, "bf16", length, recipe, device)
+    candidate.call()
+    peak = peak_bytes(candidate.call, device)
+    seconds = quartiles(time_rounds({"": candidate.call}, device, sizes.seconds)[""])[1]
+    cells = {"tokens/s": length / seconds, "ms": 1e3 * seconds, **speed_of(6.0 * matrices * length, seconds, device)}
+    return {**cells, "GB beside weights": peak / 1e9}
 
 
-def decode(job: Job) -> None:
-    """Measure how fast one text is continued, by torch's operations and by the fast step."""
-    fast = "CUDA graph" if job.device.type == "cuda" else "native code"
-    makers = {
-        "softmax": partial(generation, job, "softmax", False),
-        LINEAR: partial(generation, job, LINEAR, False),
-        f"{LINEAR}, {fast}": partial(generation, job, LINEAR, True),
-    }
-    results = measure(job, "decoding", job.sizes.prompt, makers, [])
-    instead = "" if fast == "CUDA graph" else ", for there is no CUDA graph on a CPU"
-    job.found.lines = [
-        f"{GENERATED} tokens of one text after {job.sizes.prompt:,}, by {name_model(job)}, weights in bfloat16:",
-        f"by torch's operations one by one, and by {fast} a token at a time{instead}.",
-        "MB are those of the state and of what is made on the way.",
-        "",
-        *lines(results),
-    ]
-    job.found.figures = figures(results)
+@cache
+def weights_of_matrices(name: str, sizes: Sizes) -> int:
+    """Return the number of weights that each token is multiplied by."""
+    model = build_model(name, load(sizes, "training.kernel=torch"), torch.device("cpu"))
+    linear = sum(module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear))
+    return linear + model.lm_head.weight.numel()
 
 
-def generation(job: Job, name: str, fast: bool) -> Candidate:
-    """Return the generation of some tokens; a fast step whose logits are not those by torch is refused."""
-    made = GenerationCandidates(load(job), job.device, fast)
+def speed_of(operations: float, seconds: float, device: torch.device) -> dict[str, float]:
+    """Return TFLOP/s, and the share of the GPU's peak if that is known."""
+    rate = operations / seconds / 1e12
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    known = [peak for gpu, peak in PEAKS.items() if gpu in name]
+    return {"TFLOP/s": rate, **({"share of peak": rate / known[0]} if known else {})}
+
+
+def decoding(sizes: Sizes, device: torch.device) -> Iterator[Work]:
+    """Measure how fast one text is continued, by torch's operations and by one operation a token."""
+    fast = "CUDA graph" if device.type == "cuda" else "native code"
+    for name in ("elu-learned", "delta", "softmax"):
+        for how in (fast, "torch's operations"):
+            yield Work(f"{name} by {how}", "", partial(decode, name, how == fast, sizes, device))
+
+
+def decode(name: str, fast: bool, sizes: Sizes, device: torch.device) -> dict[str, float]:
+    """Return the speed of generation; a fast step whose logits are not those by torch is refused."""
+    made = GenerationCandidates(load(sizes), device, fast)
     model = made.model(name, "bf16")
     if fast and (why := why_no_fast_step(model)):
         raise LeftOutError(why)
-    if fast and not (off := logits_error(model, job.sizes.prompt)) <= AGREES:
-        raise WrongError(f"the logits are {off:.1e} from those by torch's operations")
-    return made.candidate(name, "bf16", job.sizes.prompt)
+    if fast and not (error := logits_error(model, sizes.prompt)) <= AGREES:
+        raise ArithmeticError(f"the logits are {error:.1e} from those by torch's operations")
+    call = made.candidate(name, "bf16", sizes.prompt).call
+    seconds = quartiles(time_rounds({"": call}, device, sizes.seconds)[""])[1] / GENERATED
+    return {"tokens/s": 1 / seconds, "ms a token": 1e3 * seconds}
 
 
 @torch.inference_mode()
-def logits_error(model: LanguageModel, prompt: int) -> float:
+def logits_error(model: LanguageModel, prompt: int, tokens: int = 4) -> float:
     """Return how far the logits of the first tokens by the fast step are from those by torch."""
     session, worst = prefill(model, [list(range(prompt))]), 0.0
-    for _ in range(COMPARED):
-        usual, _ = model.decode_step(session.last, session.state, None)
+    for _ in range(tokens):
+        usual, _ = model.decode_step(session.last, session.state, model.block_phase(session.state, None, 1))
         logits, state = next_logits(model, session)
         worst = max(worst, laws.error(logits, usual))
         session = append_token(session, state, usual.argmax(-1))
     return worst
+
+
+RECIPE = """
+format: 1
+text:
+  sources: [{kind: files, paths: [%s]}]
+  tokenizer: {kind: bytes}
+  sequence_length: 512
+  validation: {fraction: 0.3}
+model: {width: 128, layers: 4, heads: 2, attention: {kind: [linear, delta]}}
+training: {steps: %d, batch_size: 4, precision: "32", log_every: 1, validation_tokens: 1000}
+"""
+
+
+def losses(sizes: Sizes, device: torch.device) -> Iterator[Work]:
+    yield Work("linear and delta layers", "", partial(compare_losses, sizes, device))
+
+
+def compare_losses(sizes: Sizes, device: torch.device) -> dict[str, float]:
+    """Train the same model on both devices at once, and return its losses."""
+    with tempfile.TemporaryDirectory() as folder:
+        recipe = Path(folder) / "recipe.yaml"
+        recipe.write_text(RECIPE % (ROOT / "lmlong" / "model", sizes.steps))
+        runs = {"GPU" if device.type == "cuda" else "CPU again": device.type, "CPU": "cpu"}
+        processes = {
+            name: subprocess.Popen(
+                [sys.executable, "-m", "lmlong", "train", str(recipe), f"device={kind}", "--out", f"{folder}/{name}"],
+                stdout=subprocess.DEVNULL,
+                cwd=folder,
+            )
+            for name, kind in runs.items()
+        }
+        if failed := [name for name, process in processes.items() if process.wait()]:
+            raise RuntimeError(f"the run on the {failed[0]} failed; see the log")
+        found = {name: read_losses(Path(folder) / name / "metrics.jsonl") for name in runs}
+    mine, usual = found.values()
+    if not len(mine) == len(usual) == sizes.steps:
+        raise RuntimeError(f"{len(mine)} and {len(usual)} steps of {sizes.steps}")
+    cells = {f"{name}, step {n}": of[n - 1] for n in (1, len(usual) // 2, len(usual)) for name, of in found.items()}
+    cells["largest difference"] = max(abs(a - b) for a, b in zip(mine, usual, strict=True))
+    last = max(1, sizes.steps // 10)
+    if not abs(sum(mine[-last:]) / sum(usual[-last:]) - 1) <= AGREES:
+        raise ArithmeticError(f"the losses differ by up to {cells['largest difference']:.3f}")
+    return cells
+
+
+def read_losses(metrics: Path) -> list[float]:
+    return [line["loss"] for line in map(json.loads, metrics.read_text().splitlines()) if "loss" in line]

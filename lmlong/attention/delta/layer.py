@@ -12,13 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lmlong import recipe
+from lmlong.attention.base import CausalAttention
 from lmlong.attention.delta.chunk import ChunkKernel
-from lmlong.attention.delta.features import TINY, UnitFeatures
+from lmlong.attention.delta.features import INNER, TINY, UnitFeatures
+from lmlong.attention.delta.fla import FlaDelta
 from lmlong.attention.delta.naive import DeltaState, recurrent
 from lmlong.attention.delta.native import NativeDelta
-from lmlong.attention.delta.triton import TritonDelta
 from lmlong.attention.feature_maps import FeatureMap
 from lmlong.attention.inputs import NOTHING, Gate, Inputs
+from lmlong.attention.parallel_window.layer import with_window
 from lmlong.attention.recurrence import Recurrence
 from lmlong.native.decode.kind import DecodeKind, Packer
 from lmlong.native.decode.structures import FeatureMapWeights, Forgetting, ints, pointers, structure
@@ -61,7 +64,12 @@ class DeltaAttention(Recurrence[DeltaState]):
 
     starts_with_recall = True
     native_decode = DeltaDecode()
-    kernels = MappingProxyType({"native": NativeDelta, "torch": ChunkKernel, "triton": TritonDelta})
+    kernels = MappingProxyType({"native": NativeDelta, "torch": ChunkKernel, "fla": FlaDelta})
+
+    @classmethod
+    def from_options(cls, heads: int, head_dim: int, value_dim: int, options: recipe.Attention) -> CausalAttention[Any]:
+        feature_map = INNER[options.delta.feature_map](head_dim)
+        return with_window(cls(heads, head_dim, value_dim, feature_map, options.decay, options.longest_memory), options)
 
     def features_of(self, feature_map: FeatureMap) -> FeatureMap:
         return UnitFeatures(feature_map)

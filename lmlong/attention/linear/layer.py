@@ -12,11 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lmlong import recipe
+from lmlong.attention.base import CausalAttention
+from lmlong.attention.feature_map_registry import FEATURE_MAPS
 from lmlong.attention.inputs import NOTHING, Inputs
 from lmlong.attention.linear.chunk import ChunkKernel
+from lmlong.attention.linear.fla import FlaLinear
 from lmlong.attention.linear.naive import MIN_DENOMINATOR, LinearState, quadratic, recurrent_step
 from lmlong.attention.linear.native import NativeLinear
 from lmlong.attention.linear.triton import TritonLinear
+from lmlong.attention.parallel_window.layer import with_window
 from lmlong.attention.recurrence import Recurrence
 from lmlong.attention.scan import Scan, ScanInputs
 from lmlong.native.decode.kind import DecodeKind, Packer
@@ -50,7 +55,12 @@ class LinearAttention(Recurrence[LinearState]):
 
     takes_channel_decay = True
     native_decode = LinearDecode()
-    kernels = MappingProxyType({"native": NativeLinear, "torch": ChunkKernel, "triton": TritonLinear})
+    kernels = MappingProxyType({"native": NativeLinear, "torch": ChunkKernel, "triton": TritonLinear, "fla": FlaLinear})
+
+    @classmethod
+    def from_options(cls, heads: int, head_dim: int, value_dim: int, options: recipe.Attention) -> CausalAttention[Any]:
+        feature_map = FEATURE_MAPS[options.feature_map](heads, head_dim, options)
+        return with_window(cls(heads, head_dim, value_dim, feature_map, options.decay, options.longest_memory), options)
 
     def init_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> LinearState:
         shape = (batch, self.heads, self.feature_map.features)

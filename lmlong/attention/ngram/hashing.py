@@ -24,11 +24,18 @@ NO_NGRAM = -1
 
 def ngram_hashes(tokens: Tensor, sizes: Sequence[int]) -> Tensor:
     """Return hashes (B, H, T, 2) for heads with these n-gram sizes: the hash of the n tokens before the current token,
-    and the hash of the last n tokens including it.
+    and the hash of the last n tokens including it. A hash is a polynomial in MULTIPLIER of the tokens plus 1.
 
     `tokens` (B, T, P) are the last P tokens at each token, -1 for tokens of another document; P exceeds all sizes.
     """
-    of_size = {n: torch.stack([_hash(tokens[..., -n - 1 : -1]), _hash(tokens[..., -n:])], -1) for n in set(sizes)}
+    end, power, of_size = tokens.shape[-1], 1, {}
+    hashed = tokens.new_zeros(*tokens.shape[:-1], 2)  # of the tokens before the current one, and including it
+    for n in range(1, max(sizes) + 1):
+        oldest = tokens[..., end - n - 1 : end - n + 1] + 1
+        hashed = hashed.add(oldest, alpha=power)
+        power = _as_int64(power * MULTIPLIER)
+        if n in sizes:
+            of_size[n] = torch.where(oldest > 0, (hashed & MAX_HASH) * GOLDEN & MAX_HASH, NO_NGRAM)
     # the value at a document's first token belongs to no n-gram
     return torch.stack([of_size[n] for n in sizes], dim=1)
 
@@ -38,9 +45,6 @@ def row_of(hashes: Tensor, buckets: int) -> Tensor:
     return (hashes >> (BITS // 2)) * buckets >> (BITS // 2)
 
 
-def _hash(ngrams: Tensor) -> Tensor:
-    """Return a hash (B, T) of each of (B, T, n) tokens."""
-    hashed = torch.zeros_like(ngrams[..., 0])
-    for tokens in ngrams.unbind(-1):
-        hashed = (hashed * MULTIPLIER + tokens + 1) & MAX_HASH
-    return torch.where((ngrams >= 0).all(-1), hashed * GOLDEN & MAX_HASH, NO_NGRAM)
+def _as_int64(number: int) -> int:
+    """Return the number modulo 2^64 as a signed integer, as products of int64 tensors are."""
+    return (number + (1 << 63)) % (1 << 64) - (1 << 63)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lmlong import recipe
 from lmlong.attention.base import CausalAttention, at_least_float32
 from lmlong.attention.inputs import NOTHING, Gate, Inputs, LastTokens
 from lmlong.attention.ngram.hashing import ngram_hashes
@@ -20,7 +21,7 @@ from lmlong.attention.ngram.naive import quadratic
 from lmlong.attention.ngram.native.kernel import INTEGERS, NativeNgram
 from lmlong.attention.ngram.onnx import ngram_graph
 from lmlong.attention.ngram.sort import SortKernel
-from lmlong.attention.ngram.state import RECENT, WAITING, NgramState, empty_state
+from lmlong.attention.ngram.state import RECENT, WAITING, NgramState, OwnedNgramState, empty_state
 from lmlong.attention.ngram.step import make_room, settle, step
 from lmlong.attention.scan import without_autocast
 from lmlong.native.decode.kind import DecodeKind, Packer
@@ -29,7 +30,6 @@ from lmlong.native.decode.structures import ints, pointers, structure
 from lmlong.native.onnx.graph import Value
 from lmlong.native.onnx.layer import GraphReader, LayerInputs
 from lmlong.native.spec import NativeSpec
-from lmlong.recipe import MAX_NGRAM
 from lmlong.recipe.kinds import ATTENTION_KINDS
 
 
@@ -44,7 +44,7 @@ class NgramDecode(DecodeKind[NgramState]):
         *pointers("number_weight", "raw_smoothing"),
     )
     state = structure("NgramAttention::State", *pointers(*NgramState._fields))
-    constants = MappingProxyType({**INTEGERS, "RECENT": RECENT, "WAITING": WAITING, "MAX_NGRAM": MAX_NGRAM})
+    constants = MappingProxyType({**INTEGERS, "RECENT": RECENT, "WAITING": WAITING, "MAX_NGRAM": recipe.MAX_NGRAM})
 
     def pack(self, packer: Packer, attention: Any, gates: Mapping[str, nn.Module]) -> ctypes.Structure:
         spec = packer.open(attention, "ngram")
@@ -86,6 +86,10 @@ class NgramAttention(CausalAttention[NgramState]):
         self.number_weight = nn.Parameter(torch.zeros(heads, heads))
         self.raw_smoothing = nn.Parameter(torch.zeros(heads))
 
+    @classmethod
+    def from_options(cls, heads: int, head_dim: int, value_dim: int, options: recipe.Attention) -> "NgramAttention":
+        return cls(heads, head_dim, value_dim, options.ngram.sizes, options.ngram.buckets)
+
     def init_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> NgramState:
         return empty_state((batch, self.heads, self.buckets), self.value_dim, device, at_least_float32(dtype))
 
@@ -101,14 +105,19 @@ class NgramAttention(CausalAttention[NgramState]):
         hashes = inputs["ngram"]
         if v.shape[2] == 0:
             return v, state
+        policy = self.policy_for(v)
         if v.shape[2] == 1 and document_starts is None and not torch.is_grad_enabled():
-            sums, numbers, state = step(v, hashes, state)
+            sums, numbers, state = step(v, hashes, state, policy)
         else:
-            sums, numbers, state = self.untraced(self.kernel.read, v, hashes, document_starts, settle(state))
+            state = settle(state, policy)
+            sums, numbers, state = self.untraced(self.kernel.read, v, hashes, document_starts, state, policy)
         return self._gated(sums, numbers, inputs["read_gate"]).to(v.dtype), state
 
     def settle(self, state: NgramState) -> NgramState:
-        return settle(state)
+        return settle(state, self.policy_for(state.S))
+
+    def owned(self, state: NgramState) -> NgramState:
+        return OwnedNgramState(*state)
 
     def reference(
         self, q: Tensor, k: Tensor, v: Tensor, document_starts: Tensor | None = None, inputs: Inputs = NOTHING

@@ -6,10 +6,11 @@ B batch, H heads, T time, V value dim, R rows.
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
+from lmlong.attention.device_policy import DevicePolicy
 from lmlong.attention.ngram.hashing import NO_NGRAM, row_of
 from lmlong.attention.ngram.state import NgramState, rows_at
 
@@ -33,8 +34,13 @@ class SortKernel:
 
     name = "torch"
 
+    @classmethod
+    def unavailable_reason(cls, attention: nn.Module, device: torch.device) -> str | None:
+        """Return why the kernel cannot compute an attention on a device, or None."""
+        return None
+
     def read(
-        self, v: Tensor, hashes: Tensor, document_starts: Tensor | None, state: NgramState
+        self, v: Tensor, hashes: Tensor, document_starts: Tensor | None, state: NgramState, policy: DevicePolicy
     ) -> tuple[Tensor, Tensor, NgramState]:
         """Return the sum (B, H, T, V) and the number (B, H, T) of the values in the row that each token reads, and the
         state after. The lists of the state must be empty.
@@ -48,8 +54,8 @@ class SortKernel:
         follows = torch.cat([v.to(state.S.dtype), v.new_ones(v.shape[:3], dtype=state.S.dtype)[..., None]], dim=-1)
         follows = follows.masked_fill((written == NO_NGRAM)[..., None], 0)
         follows = pad(follows, (0, 0, 0, 1)).gather(2, rows_at(runs.order, follows))
-        carried = torch.cat([state.S, state.number[..., None].to(state.S.dtype)], dim=-1)
-        carried = carried.gather(2, rows_at(runs.row, follows))
+        sums, numbers = state.S.gather(2, rows_at(runs.row, state.S)), state.number.gather(2, runs.row)
+        carried = torch.cat([sums, numbers[..., None].to(sums.dtype)], dim=-1)
         is_carried = runs.first & (state.ngram.gather(2, runs.row) == ngrams)
         carried = carried.masked_fill(~is_carried[..., None], 0)
         before = torch.where(runs.begins[..., None], carried, follows.roll(1, dims=2))
@@ -57,7 +63,8 @@ class SortKernel:
         after = before + follows
         in_time = runs.order.argsort(dim=-1)[..., 1:]
         read = before.gather(2, rows_at(in_time, before)).masked_fill((hashes[..., 1] == NO_NGRAM)[..., None], 0)
-        return read[..., :-1], read[..., -1], _state_after(state, runs, ngrams, after)
+        state_after = _state_after if policy.reads_values else _scattered_state
+        return read[..., :-1], read[..., -1], state_after(state, runs, ngrams, after)
 
 
 def _sorted(hashes: Tensor, document_starts: Tensor | None, buckets: int) -> tuple[_Runs, Tensor]:
@@ -99,6 +106,25 @@ def _state_after(state: NgramState, runs: _Runs, ngrams: Tensor, after: Tensor) 
         S=state.S.masked_fill(begun[..., None], 0).index_put(at, sums[:, :-1]),
         number=state.number.masked_fill(begun, 0).index_put(at, sums[:, -1].detach().to(state.number.dtype)),
         ngram=state.ngram.masked_fill(begun, NO_NGRAM).index_put(at, ngrams[batch, head, position]),
+    )
+
+
+def _scattered_state(state: NgramState, runs: _Runs, ngrams: Tensor, after: Tensor) -> NgramState:
+    """Compute `_state_after` without waiting for the number of written rows, in one copy of the table.
+
+    Rows that are written are cleared first. Each position then adds its value if it is the last of its row, and else 0,
+    which changes nothing: the result does not depend on the order of the additions.
+    """
+    numbers = after[..., -1].detach().to(state.number.dtype)
+    begun, other = runs.begun[:, None, None], ~runs.last
+    written = torch.zeros_like(state.number).scatter_add_(2, runs.row, runs.last.to(state.number.dtype)) > 0
+    cleared = written | begun
+    S = state.S.masked_fill(cleared[..., None], 0)
+    ngram = state.ngram.masked_fill(begun, NO_NGRAM).masked_fill(written, 0)
+    return state._replace(
+        S=S.scatter_add_(2, rows_at(runs.row, S), after[..., :-1].masked_fill(other[..., None], 0)),
+        number=state.number.masked_fill(cleared, 0).scatter_add_(2, runs.row, numbers.masked_fill(other, 0)),
+        ngram=ngram.scatter_add_(2, runs.row, ngrams.masked_fill(other, 0)),
     )
 
 

@@ -1,8 +1,9 @@
 """The state of n-gram attention: a table with a row for each n-gram, and the last values, which are not in it yet.
 
-A step writes to only one row of a large table. To avoid copying the table, the value is appended to a short list, the
-recent values. A full list is moved to a longer list, the waiting values. When that is full too, all values are written
-to a copy of the table.
+A step writes to only one row of a large table. To avoid copying the table, on a CPU the value is appended to a short
+list, the recent values. A full list is moved to a longer list, the waiting values. When that is full too, all values
+are written to a copy of the table. On a GPU no value is read, so nothing knows when a list is full: there a step writes
+to the table, and the lists stay empty.
 
 B batch, H heads, V value dim, R rows, L most recent values, W waiting values.
 """
@@ -42,6 +43,12 @@ class NgramState(NamedTuple):
         rows = torch.arange(self.ngram.shape[-1], device=used.device)
         if bool((used & (row_of(self.ngram, len(rows)) != rows)).any()):
             raise StateError("ngram has an n-gram in a row that does not match its hash")
+
+
+class OwnedNgramState(NgramState):
+    """A state that belongs to a decode engine alone. A step writes to its table in place."""
+
+    __slots__ = ()
 
 
 def empty_state(shape: Sequence[int], value_dim: int, device: torch.device, dtype: torch.dtype) -> NgramState:

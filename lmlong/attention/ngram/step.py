@@ -7,18 +7,19 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from lmlong.attention.device_policy import CPU_POLICY, DevicePolicy
 from lmlong.attention.ngram.hashing import NO_NGRAM, row_of
 from lmlong.attention.ngram.native.kernel import NativeNgram
-from lmlong.attention.ngram.state import RECENT, NgramState, rows_at, without_lists
+from lmlong.attention.ngram.state import RECENT, NgramState, OwnedNgramState, rows_at, without_lists
 
 
-def step(v: Tensor, hashes: Tensor, state: NgramState) -> tuple[Tensor, Tensor, NgramState]:
+def step(v: Tensor, hashes: Tensor, state: NgramState, policy: DevicePolicy) -> tuple[Tensor, Tensor, NgramState]:
     """Return the sum (B, H, 1, V) and the number (B, H, 1) of the values in the row that a token reads, and the state
     after."""
-    if v.device.type != "cpu":
-        return _in_table(v, hashes, state)
-    sums, numbers, state = _with_lists(v, hashes, state)
-    return sums, numbers, make_room(state)
+    if policy.reads_values and not isinstance(state, OwnedNgramState):
+        sums, numbers, state = _with_lists(v, hashes, state)
+        return sums, numbers, make_room(state)
+    return _in_table(v, hashes, state)
 
 
 def make_room(state: NgramState) -> NgramState:
@@ -26,7 +27,7 @@ def make_room(state: NgramState) -> NgramState:
     if not bool((state.recent_ngram[..., 0] != NO_NGRAM).any()):
         return state
     if bool((state.waiting_ngram[..., :RECENT] != NO_NGRAM).any()):
-        return settle(state)
+        return settle(state, CPU_POLICY)
     return state._replace(
         waiting_ngram=torch.cat([state.waiting_ngram[:, :, RECENT:], state.recent_ngram], dim=2),
         waiting_v=torch.cat([state.waiting_v[:, :, RECENT:], state.recent_v], dim=2),
@@ -35,14 +36,16 @@ def make_room(state: NgramState) -> NgramState:
     )
 
 
-def settle(state: NgramState) -> NgramState:
+def settle(state: NgramState, policy: DevicePolicy) -> NgramState:
     """Return the state with all values in its table."""
-    empty = (bool((ngrams == NO_NGRAM).all()) for ngrams in (state.recent_ngram, state.waiting_ngram))
-    if state.S.device.type != "cpu" or all(empty):
+    if not policy.reads_values or isinstance(state, OwnedNgramState):
+        return state
+    if all(bool((ngrams == NO_NGRAM).all()) for ngrams in (state.recent_ngram, state.waiting_ngram)):
         return state
     ngrams, values = _listed(state)
     followed = pad(ngrams[..., 1:], (0, 1), value=NO_NGRAM)
-    return without_lists(NativeNgram().read(values, torch.stack([ngrams, followed], dim=-1), None, state)[2])
+    hashes = torch.stack([ngrams, followed], dim=-1)
+    return without_lists(NativeNgram().read(values, hashes, None, state, policy)[2])
 
 
 def _listed(state: NgramState) -> tuple[Tensor, Tensor]:
@@ -54,16 +57,18 @@ def _listed(state: NgramState) -> tuple[Tensor, Tensor]:
 
 
 def _in_table(v: Tensor, hashes: Tensor, state: NgramState) -> tuple[Tensor, Tensor, NgramState]:
-    """Write to a copy of the table. It never synchronizes with the device, so it can be part of a CUDA graph."""
+    """Write to a copy of the table, or to the table of a state that an engine owns. No value is read, so that it can be
+    part of a CUDA graph."""
+    scatter = Tensor.scatter_ if isinstance(state, OwnedNgramState) else Tensor.scatter
     written, read = hashes.unbind(-1)  # (B, H, 1)
     row = row_of(written.clamp_min(0), state.number.shape[-1])
     S, number, ngram = _at(row, state)
     writes, keeps = written != NO_NGRAM, ngram == written
     new_S = S.masked_fill(~keeps[..., None], 0) + v.to(S.dtype)
     state = state._replace(
-        S=state.S.scatter(2, rows_at(row, v), torch.where(writes[..., None], new_S, S)),
-        number=state.number.scatter(2, row, torch.where(writes, number * keeps + 1, number)),
-        ngram=state.ngram.scatter(2, row, torch.where(writes, written, ngram)),
+        S=scatter(state.S, 2, rows_at(row, v), torch.where(writes[..., None], new_S, S)),
+        number=scatter(state.number, 2, row, torch.where(writes, number * keeps + 1, number)),
+        ngram=scatter(state.ngram, 2, row, torch.where(writes, written, ngram)),
     )
     S, number, ngram = _at(row_of(read.clamp_min(0), state.number.shape[-1]), state)
     matches = (ngram == read) & (read != NO_NGRAM)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from lmlong import recipe
 from lmlong.attention.base import CausalAttention
 from lmlong.attention.inputs import NOTHING, Gate, Inputs, Rotated
 from lmlong.attention.recurrence import Recurrence
@@ -134,6 +135,12 @@ class ParallelWindow(CausalAttention[ParallelState]):
         near = reader.build(parts["window"], x._replace(qk=x.rotated))
         share = x.gates["window_share"].unsqueeze(3)
         return share * near + (-share + 1.0) * far
+
+
+def with_window(recurrence: Recurrence[Any], options: recipe.Attention) -> CausalAttention[Any]:
+    """Return a recurrence, with a parallel window if the options set one."""
+    window = options.parallel_window
+    return recurrence if window is None else ParallelWindow(recurrence, window)
 
 
 def _rotated(q: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:

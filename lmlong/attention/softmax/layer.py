@@ -10,7 +10,10 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from lmlong.attention.base import CausalAttention, causal_mask
+from lmlong.attention.block_sparse import attend
+from lmlong.attention.device_policy import DevicePolicy
 from lmlong.attention.inputs import NOTHING, Inputs
+from lmlong.attention.key_blocks import visible_keys
 from lmlong.attention.softmax.decode import SoftmaxDecode
 from lmlong.attention.softmax.state import (
     KeyValues,
@@ -70,25 +73,35 @@ class SoftmaxAttention(CausalAttention[KVCache]):
             return v.new_zeros(*q.shape[:3], self.value_dim), state
         if k.shape[2] == 1 and document_starts is None:
             return self._decode(q, k, v, state)
-        cache = concat(state.settled, state.recent)
+        policy, cache = self.policy_for(q), concat(state.settled, state.recent)
         if cache.k.shape[2] == 0 and document_starts is None:
-            y = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.grouped)
-            return y, append(state, KeyValues(k, v, _ones(k)))
+            return self._causal(q, k, v, policy), append(state, KeyValues(k, v, _ones(k)))
 
-        document_starts = ~_ones(k) if document_starts is None else document_starts
-        document = document_starts.cumsum(1)  # 0 is the document of the state
-        mask = torch.cat(
-            [
-                cache.current[:, None, :] & (document == 0)[:, :, None],
-                causal_mask(k.shape[2], k.device, document_starts)[:, 0],
-            ],
-            dim=2,
-        )
-        seen = concat(cache, KeyValues(k, v, document == document[:, -1:]))
-        y = scaled_dot_product_attention(q, seen.k, seen.v, attn_mask=mask[:, None], enable_gqa=self.grouped)
+        document = (~_ones(k) if document_starts is None else document_starts).cumsum(1)  # 0 is that of the state
+        new = KeyValues(k, v, document == document[:, -1:])
+        seen, visible = concat(cache, new), visible_keys(cache.current, document_starts, k.shape[2])
+        if policy.block_sparse and k.shape[2] > 1:
+            y = attend(q, seen.k, seen.v, visible)
+        else:
+            mask = visible.mask()[:, None]
+            y = scaled_dot_product_attention(q, seen.k, seen.v, attn_mask=mask, enable_gqa=self.grouped)
         continues = document[:, -1:] == 0
         past = KVCache(*(part._replace(current=part.current & continues) for part in state))
-        return y, append(past, KeyValues(k, v, document == document[:, -1:]))
+        return y, append(past, new)
+
+    def _causal(self, q: Tensor, k: Tensor, v: Tensor, policy: DevicePolicy) -> Tensor:
+        """Return the outputs if all tokens belong to one document and none came before."""
+        half = q.dtype in (torch.float16, torch.bfloat16)
+        if not policy.reads_values and not (half and self.head_dim == self.value_dim <= 256):
+            # of a GPU's kernels, only flash attention takes grouped heads; others would have a matrix of all pairs
+            k, v = self._ungrouped(k, v)
+        return scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+
+    def _ungrouped(self, *keys_or_values: Tensor) -> tuple[Tensor, ...]:
+        """Return keys or values repeated for each query head."""
+        if not self.grouped:
+            return keys_or_values
+        return tuple(x.repeat_interleave(self.queries_per_key, dim=1) for x in keys_or_values)
 
     def _decode(self, q: Tensor, k: Tensor, v: Tensor, state: KVCache) -> tuple[Tensor, KVCache]:
         """Return the output of one token and the state after it; the settled tokens are not copied."""
@@ -104,7 +117,7 @@ class SoftmaxAttention(CausalAttention[KVCache]):
     def reference(
         self, q: Tensor, k: Tensor, v: Tensor, document_starts: Tensor | None = None, inputs: Inputs = NOTHING
     ) -> Tensor:
-        k, v = (x.repeat_interleave(self.queries_per_key, dim=1) for x in (k, v))
+        k, v = self._ungrouped(k, v)
         return softmax_reference(q, k, v, causal_mask(q.shape[2], q.device, document_starts))
 
     def state_numbers(self, tokens: int) -> int:

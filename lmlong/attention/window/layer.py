@@ -12,8 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad, scaled_dot_product_attention
 
+from lmlong import recipe
 from lmlong.attention.base import CausalAttention, causal_mask
+from lmlong.attention.block_sparse import attend
 from lmlong.attention.inputs import NOTHING, Inputs
+from lmlong.attention.key_blocks import visible_keys
 from lmlong.attention.softmax.layer import softmax_graph, softmax_reference
 from lmlong.native.decode.kind import DecodeKind, Packer
 from lmlong.native.decode.structures import ints, pointers, structure
@@ -50,6 +53,10 @@ class WindowAttention(CausalAttention[WindowState]):
         super().__init__()
         self.heads, self.head_dim, self.value_dim, self.window = heads, head_dim, value_dim, window
 
+    @classmethod
+    def from_options(cls, heads: int, head_dim: int, value_dim: int, options: recipe.Attention) -> "WindowAttention":
+        return cls(heads, head_dim, value_dim, options.window)
+
     def init_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> WindowState:
         k, v = (
             torch.zeros(batch, self.heads, self.window - 1, size, device=device, dtype=dtype)
@@ -66,13 +73,22 @@ class WindowAttention(CausalAttention[WindowState]):
         document_starts: Tensor | None = None,
         inputs: Inputs = NOTHING,
     ) -> tuple[Tensor, WindowState]:
-        """Return outputs and the state after. Each block of up to W queries attends to its own keys and the W - 1
-        before it."""
-        time, past = k.shape[2], self.window - 1
+        time = k.shape[2]
         if not time or not len(v):
             return v, state
         keys, values = torch.cat([state.k.to(k.dtype), k], dim=2), torch.cat([state.v.to(v.dtype), v], dim=2)
         document = _documents(state.current, document_starts, time)  # (B, W - 1 + T)
+        if self.policy_for(q).block_sparse and time > 1:
+            y = attend(q, keys, values, visible_keys(state.current, document_starts, time, self.window))
+        else:
+            y = self._attend(q, keys, values, document)
+        current = document[:, time:] == document[:, -1:]
+        # cloned: a view would keep all keys and values alive
+        return y, WindowState(keys[:, :, time:].clone(), values[:, :, time:].clone(), current)
+
+    def _attend(self, q: Tensor, keys: Tensor, values: Tensor, document: Tensor) -> Tensor:
+        """Return the outputs. Each block of up to W queries attends to its own keys and the W - 1 before it."""
+        time, past = q.shape[2], self.window - 1
         block = min(self.window, time)
         missing = -time % block
         q_blocks = pad(q, (0, 0, 0, missing)).unflatten(2, (-1, block))  # (B, H, N, C, K)
@@ -80,10 +96,7 @@ class WindowAttention(CausalAttention[WindowState]):
         mask = self._mask(pad(document, (0, missing)), block)
         rows = (x.transpose(1, 2).flatten(0, 1) for x in (q_blocks, k_blocks, v_blocks))  # each (B N, H, ...)
         y = scaled_dot_product_attention(next(rows), next(rows), next(rows), mask[:, None])
-        y = y.unflatten(0, (len(q), -1)).transpose(1, 2).flatten(2, 3)[:, :, :time]
-        current = document[:, time:] == document[:, -1:]
-        # cloned: a view would keep all keys and values alive
-        return y, WindowState(keys[:, :, time:].clone(), values[:, :, time:].clone(), current)
+        return y.unflatten(0, (len(q), -1)).transpose(1, 2).flatten(2, 3)[:, :, :time]
 
     def reference(
         self, q: Tensor, k: Tensor, v: Tensor, document_starts: Tensor | None = None, inputs: Inputs = NOTHING

@@ -9,15 +9,15 @@ from models import stirred
 from torch import Tensor
 
 from lmlong import recipe
+from lmlong.attention import laws
+from lmlong.attention.device_policy import CPU_POLICY, GPU_POLICY
 from lmlong.attention.inputs import last_tokens
 from lmlong.attention.ngram import naive
 from lmlong.attention.ngram.hashing import GOLDEN, NO_NGRAM, ngram_hashes, row_of
 from lmlong.attention.ngram.native.kernel import NativeNgram
 from lmlong.attention.ngram.sort import SortKernel
-from lmlong.attention.ngram.state import RECENT, WAITING, empty_state
-from lmlong.attention.ngram.step import _in_table as in_table
-from lmlong.attention.ngram.step import settle
-from lmlong.attention.ngram.step import step as with_lists
+from lmlong.attention.ngram.state import RECENT, WAITING, NgramState, OwnedNgramState, empty_state
+from lmlong.attention.ngram.step import settle, step
 from lmlong.model.fast_step import make_fast_step
 from lmlong.model.language_model import LanguageModel
 
@@ -69,10 +69,10 @@ def test_ngrams_that_share_a_row_replace_each_other() -> None:
 def test_the_order_of_sums_depends_on_nothing_but_the_row(rows: int) -> None:
     """Native code adds one value after another, however a text is cut: the same to the last bit."""
     v, hashes = drawn(300, 4, [1, 2, 3], torch.float32)
-    whole, _, end = NativeNgram().read(v, hashes, None, empty_state((1, 3, rows), 4, v.device, v.dtype))
+    whole, _, end = NativeNgram().read(v, hashes, None, empty_state((1, 3, rows), 4, v.device, v.dtype), CPU_POLICY)
     state, parts = empty_state((1, 3, rows), 4, v.device, v.dtype), []
     for cut in (slice(0, 1), slice(1, 130), slice(130, 131), slice(131, 300)):
-        sums, _, state = NativeNgram().read(v[:, :, cut], hashes[:, :, cut], None, state)
+        sums, _, state = NativeNgram().read(v[:, :, cut], hashes[:, :, cut], None, state, CPU_POLICY)
         parts.append(sums)
     assert torch.equal(torch.cat(parts, dim=2), whole)
     assert all(map(torch.equal, state, end))
@@ -86,21 +86,55 @@ def drawn(time: int, vocabulary: int, sizes: list[int], dtype: torch.dtype) -> t
 
 
 @pytest.mark.parametrize("rows", [5, 500])
-@pytest.mark.parametrize("step", [with_lists, in_table], ids=["lists", "table"])
-def test_more_tokens_than_both_lists_hold_by_steps(step: Any, rows: int) -> None:
-    """With lists of recent values as on a CPU, and in the table alone as on a GPU."""
+@pytest.mark.parametrize("form", ["lists", "table", "in place"])
+def test_more_tokens_than_both_lists_hold_by_steps(form: str, rows: int) -> None:
+    """With lists of recent values as on a CPU, in the table alone as on a GPU, and in a table that an engine owns."""
+    policy, lists = (CPU_POLICY if form == "lists" else GPU_POLICY), form == "lists"
     v, hashes = drawn(WAITING + 2 * RECENT + 30, 3, [2, 3], torch.float64)
     state = empty_state((1, 2, rows), 4, v.device, v.dtype)
-    truth, count, end = SortKernel().read(v, hashes, None, state)
+    truth, count, end = SortKernel().read(v, hashes, None, state, CPU_POLICY)
+    if form == "in place":
+        state = OwnedNgramState(*state)
+    table = [x.data_ptr() for x in state[:3]]
     for t in range(v.shape[2]):
-        sums, numbers, state = step(v[:, :, t : t + 1], hashes[:, :, t : t + 1], state)
+        sums, numbers, state = step(v[:, :, t : t + 1], hashes[:, :, t : t + 1], state, policy)
         assert torch.allclose(sums, truth[:, :, t : t + 1], atol=1e-10) and torch.equal(numbers, count[:, :, t : t + 1])
         assert (state.recent_ngram[..., 0] == NO_NGRAM).all()
-    settled = settle(state)
-    assert (state.recent_ngram[..., -1] != NO_NGRAM).all() == (step is with_lists) and (state.number > 0).any()
+    settled = settle(state, policy)
+    assert (state.recent_ngram[..., -1] != NO_NGRAM).all() == lists and (state.number > 0).any()
+    assert form != "in place" or [x.data_ptr() for x in state[:3]] == table
     assert (settled.recent_ngram == NO_NGRAM).all() and (settled.waiting_ngram == NO_NGRAM).all()
     assert torch.allclose(settled.S, end.S, atol=1e-10)
     assert torch.equal(settled.number, end.number) and torch.equal(settled.ngram, end.ngram)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 500])
+@pytest.mark.parametrize("starts", [None, [0, 40, 41], [57], [69]], ids=str)
+def test_the_state_is_the_same_without_waiting_for_the_number_of_written_rows(
+    rows: int, starts: list[int] | None
+) -> None:
+    """Values, states and gradients, to the bit, from a state whose rows are kept, replaced or forgotten."""
+    v, hashes = drawn(140, 7, [1, 2], torch.float64)
+    v, hashes = torch.stack([v[0, :, :70], v[0, :, 70:]]), torch.stack([hashes[0, :, :70], hashes[0, :, 70:]])
+    document_starts = None
+    if starts is not None:
+        document_starts = torch.zeros(2, 70, dtype=torch.bool)
+        document_starts[0, starts] = True
+        hashes[0, :, starts, 0] = NO_NGRAM
+    empty = empty_state((2, 2, rows), 4, v.device, v.dtype)
+    before = SortKernel().read(v.flip(0), hashes.flip(0), None, empty, CPU_POLICY)[2]
+
+    def read(policy: Any) -> tuple[list[Tensor], NgramState]:
+        given = v.clone().requires_grad_(), before.S.clone().requires_grad_()
+        state = before._replace(S=given[1])
+        sums, numbers, state = SortKernel().read(given[0], hashes, document_starts, state, policy)
+        slopes = (torch.linspace(1, 2, x.numel(), dtype=x.dtype).view(x.shape) for x in (sums, state.S))
+        dv, dS = torch.autograd.grad([sums, state.S], given, list(slopes))
+        return [sums, numbers, dv, dS], state
+
+    (expected, after), (got, other) = read(CPU_POLICY), read(GPU_POLICY)
+    assert all(map(torch.equal, after, other)) and all(map(torch.equal, expected[:2], got[:2]))
+    assert all(laws.error(*pair) < 1e-14 for pair in zip(got[2:], expected[2:], strict=True))
 
 
 def test_nan_and_inf_stay_in_their_row_and_document() -> None:
@@ -108,8 +142,9 @@ def test_nan_and_inf_stay_in_their_row_and_document() -> None:
     v[:, :, 0], v[:, :, 5] = torch.nan, torch.inf  # of token 0, which nothing precedes, and what followed 0
     starts = torch.zeros(1, 40, dtype=torch.bool).index_fill(1, torch.tensor([20]), True)
     hashes[:, :, 20, 0] = NO_NGRAM
-    for scan in (NativeNgram().read, SortKernel().read):
-        sums, _, _ = scan(v, hashes, starts, empty_state((1, 1, 8), 2, v.device, v.dtype))
+    ways = (NativeNgram().read, CPU_POLICY), (SortKernel().read, CPU_POLICY), (SortKernel().read, GPU_POLICY)
+    for scan, policy in ways:
+        sums, _, _ = scan(v, hashes, starts, empty_state((1, 1, 8), 2, v.device, v.dtype), policy)
         infinite = ~sums.isfinite().all(-1)[0, 0]
         assert infinite.nonzero().flatten().tolist() == [*range(6, 20, 2)] and not sums.isnan().any()
 

@@ -1,101 +1,79 @@
-"""The backward pass of the causal scan: first the gradients of the states, then the gradients of the inputs.
+"""The gradients of the causal scan, from the states before each tile and the gradients of the states after each tile.
 
-States are computed from the first tile to the last, their gradients from the last to the first. The gradients of
-queries need the states; the gradients of keys and values need the states' gradients. Each has its own kernel. Features
-and weights are recomputed.
-
-dx is the gradient of x; n are the numerators and m the denominators of the outputs. Other letters are those of
-`tiles.py`.
+Features and weights are recomputed. dx is the gradient of x; n are the numerators and m the denominators of the
+outputs. Other letters are those of `tiles.py`.
 """
 
 import triton
 import triton.language as tl
 
-from lmlong.attention.linear.triton.forward import MIN_DENOMINATOR, update_state
+from lmlong.attention.linear.triton.forward import MIN_DENOMINATOR
 from lmlong.attention.linear.triton.tiles import (
+    LENGTHS,
     TILE,
+    add_matmul,
     cumulative_decay,
     decay_from_state,
     decay_mask,
     decay_to_end,
-    feature_columns,
     feature_map,
     feature_map_backward,
+    load_features,
+    load_numerator_grads,
     load_state,
+    load_state_sum,
     load_tile,
-    matmul,
-    store_state,
     store_tile,
+    tile_tokens,
 )
 
 
-@triton.jit
-def output_grads(dy, y, denominators, dy_stride, token, head, value_columns, valid, H, V):
-    """Return dn (TILE, BLOCK_V), in the dtype of dy, and dm (TILE,), in float32."""
-    denominator = tl.load(denominators + token * H + head, mask=valid, other=1.0)
-    dy_tile = load_tile(dy, dy_stride, token, head, value_columns, valid, V)
-    dn = dy_tile.to(tl.float32) / denominator[:, None]
-    dn_y = tl.sum(dn * load_tile(y, H * V, token, head, value_columns, valid, V).to(tl.float32), 1)
-    return dn.to(dy_tile.dtype), tl.where(denominator > MIN_DENOMINATOR, -dn_y, 0.0)
-
-
-@triton.jit
-def update_dstate(dS, dz, fq, dn, dm, total, document, tile_total, tile_document):
-    """Return the gradient of the state before a tile."""
-    decayed = fq.to(tl.float32) * decay_from_state(total, document)[:, None]
-    decay = decay_from_state(tile_total, tile_document)
-    return decay * dS + matmul(tl.trans(decayed.to(dn.dtype)), dn), decay * dz + tl.sum(decayed * dm[:, None], 0)
-
-
-@triton.jit
-def segment_dstates(
-    q,
-    document_starts,
-    log_decay,
+@triton.jit(do_not_specialize=LENGTHS)
+def denominator_grads(
     y,
     denominators,
     dy,
-    dstates,
-    q_stride,
+    dm,
     dy_stride,
     T,
     H,
-    K,
-    F,
-    V,
-    G,
-    tiles,
+    N,
+    F: tl.constexpr,
+    V: tl.constexpr,
     FEATURE_MAP: tl.constexpr,
     BLOCK_F: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ):
-    """Store the contribution of each segment to the gradient of the state before it."""
-    line, segment = tl.program_id(0).to(tl.int64) // G, tl.program_id(0) % G
-    row, head = line // H, line % H
-    columns, value_columns = feature_columns(BLOCK_F, FEATURE_MAP), tl.arange(0, BLOCK_V)
-    dS, dz = tl.zeros((BLOCK_F, BLOCK_V), tl.float32), tl.zeros((BLOCK_F,), tl.float32)
-    for tile in range(tiles):
-        time = (segment * tiles + tiles - 1 - tile) * TILE + tl.arange(0, TILE)
-        token, valid = row * T + time, time < T
-        fq = feature_map(load_tile(q, q_stride, token, head, columns, valid, K), columns, valid, K, FEATURE_MAP)
-        dn, dm = output_grads(dy, y, denominators, dy_stride, token, head, value_columns, valid, H, V)
-        total, document, tile_total, tile_document = cumulative_decay(document_starts, log_decay, token, head, valid, H)
-        dS, dz = update_dstate(dS, dz, fq, dn, dm, total, document, tile_total, tile_document)
-    store_state(dstates, dS, dz, line, segment, G + 1, F, V, BLOCK_F, BLOCK_V)
+    """Store dm (B, T, H); 0 if m was clamped."""
+    batch_head, tile = tl.program_id(0).to(tl.int64) // N, tl.program_id(0) % N
+    row, head = batch_head // H, batch_head % H
+    token, valid = tile_tokens(tile, row, T)
+    products = tl.zeros((TILE, BLOCK_V), tl.float32)
+    for begin in range(0, V, BLOCK_V):
+        values = begin + tl.arange(0, BLOCK_V)
+        y_tile = load_tile(y, H * V, token, head, values, valid, V).to(tl.float32)
+        products += y_tile * load_tile(dy, dy_stride, token, head, values, valid, V).to(tl.float32)
+    denominator = tl.load(denominators + token * H + head, mask=valid, other=1.0)
+    grad = tl.where(denominator > MIN_DENOMINATOR, -tl.sum(products, 1) / denominator, 0.0)
+    tl.store(dm + token * H + head, grad, mask=valid)
 
 
-@triton.jit
-def backward_q(
+@triton.jit(do_not_specialize=LENGTHS)
+def backward_qk(
     q,
     k,
     v,
     document_starts,
     log_decay,
-    states,
-    y,
+    S_tiles,
+    z_tiles,
+    dS_tiles,
+    dz_tiles,
     denominators,
+    dm,
     dy,
     dq,
+    dk,
     pairs,
     q_stride,
     k_stride,
@@ -103,95 +81,115 @@ def backward_q(
     dy_stride,
     T,
     H,
-    K,
-    F,
-    V,
-    G,
-    tiles,
+    N,
+    F: tl.constexpr,
+    V: tl.constexpr,
     FEATURE_MAP: tl.constexpr,
     BLOCK_F: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ):
-    """Store dq and, if `pairs` is given, fq . dfq for the gradient of the log decays."""
-    line, segment = tl.program_id(0).to(tl.int64) // G, tl.program_id(0) % G
-    row, head = line // H, line % H
-    columns, value_columns = feature_columns(BLOCK_F, FEATURE_MAP), tl.arange(0, BLOCK_V)
-    S, z = load_state(states, line, segment, G + 1, F, V, BLOCK_F, BLOCK_V)
-    for tile in range(tiles):
-        time = (segment * tiles + tile) * TILE + tl.arange(0, TILE)
-        token, valid = row * T + time, time < T
-        q_tile = load_tile(q, q_stride, token, head, columns, valid, K)
-        fk = feature_map(load_tile(k, k_stride, token, head, columns, valid, K), columns, valid, K, FEATURE_MAP)
-        v_tile = load_tile(v, v_stride, token, head, value_columns, valid, V)
-        dn, dm = output_grads(dy, y, denominators, dy_stride, token, head, value_columns, valid, H, V)
-        total, document, tile_total, tile_document = cumulative_decay(document_starts, log_decay, token, head, valid, H)
-        A = (matmul(dn, tl.trans(v_tile)) + dm[:, None]) * decay_mask(total, document, document_starts, log_decay)
-        state_grad = matmul(dn, tl.trans(S).to(v_tile.dtype)) + dm[:, None] * z[None, :]
-        dfq = matmul(A.to(v_tile.dtype), fk) + decay_from_state(total, document)[:, None] * state_grad
-        store_tile(dq, feature_map_backward(q_tile, dfq, FEATURE_MAP), H * K, token, head, columns, valid, K)
-        if pairs is not None:
-            fq = feature_map(q_tile, columns, valid, K, FEATURE_MAP)
-            tl.store(pairs + token * H + head, tl.sum(fq.to(tl.float32) * dfq, 1), mask=valid)
-        S, z = update_state(S, z, fk, v_tile, total, document, tile_total, tile_document)
+    """Store a block of dq and dk of a tile. If `pairs` is given, store there the sum of fq . dfq - fk . dfk over the
+    block, for the gradient of the log decays."""
+    BLOCKS_F: tl.constexpr = (F + BLOCK_F - 1) // BLOCK_F
+    block, program = tl.program_id(0) % BLOCKS_F, tl.program_id(0) // BLOCKS_F
+    batch_head, tile = program.to(tl.int64) // N, program % N
+    row, head = batch_head // H, batch_head % H
+    features = block * BLOCK_F + tl.arange(0, BLOCK_F)
+    token, valid = tile_tokens(tile, row, T)
+    A = tl.zeros((TILE, TILE), tl.float32)
+    dfq, dfk = tl.zeros((TILE, BLOCK_F), tl.float32), tl.zeros((TILE, BLOCK_F), tl.float32)
+    for begin in range(0, V, BLOCK_V):
+        values = begin + tl.arange(0, BLOCK_V)
+        v_tile = load_tile(v, v_stride, token, head, values, valid, V)
+        dn = load_numerator_grads(dy, denominators, dy_stride, token, head, values, valid, H, V)
+        S = load_state(S_tiles, batch_head * N + tile, features, values, F, V)
+        dS = load_state(dS_tiles, batch_head * N + tile, features, values, F, V)
+        A = add_matmul(A, dn, tl.trans(v_tile))
+        dfq = add_matmul(dfq, dn, tl.trans(S))
+        dfk = add_matmul(dfk, v_tile, tl.trans(dS))
+    z = load_state_sum(z_tiles, batch_head * N + tile, features, F)
+    dz = load_state_sum(dz_tiles, batch_head * N + tile, features, F)
+    dm_tile = tl.load(dm + token * H + head, mask=valid, other=0.0)
+    total, document, tile_total, tile_document = cumulative_decay(document_starts, log_decay, token, head, valid, H)
+    from_state = decay_from_state(total, document, document_starts, log_decay)
+    to_end = decay_to_end(total, document, tile_total, tile_document, document_starts, log_decay)
+    q_tile = load_tile(q, q_stride, token, head, features, valid, F)
+    k_tile = load_tile(k, k_stride, token, head, features, valid, F)
+    fq = feature_map(q_tile, features, valid, F, FEATURE_MAP)
+    fk = feature_map(k_tile, features, valid, F, FEATURE_MAP)
+    A = (A + dm_tile[:, None]) * decay_mask(total, document, document_starts, log_decay)
+    A_rounded = A.to(q_tile.dtype)
+    dfq = add_matmul((dfq + dm_tile[:, None] * z[None, :]) * from_state[:, None], A_rounded, fk)
+    store_tile(dq, feature_map_backward(q_tile, dfq, FEATURE_MAP), H * F, token, head, features, valid, F)
+    dfk = add_matmul((dfk + dz[None, :]) * to_end[:, None], tl.trans(A_rounded), fq)
+    store_tile(dk, feature_map_backward(k_tile, dfk, FEATURE_MAP), H * F, token, head, features, valid, F)
+    if pairs is not None:
+        pair = tl.sum(fq.to(tl.float32) * dfq - fk.to(tl.float32) * dfk, 1)
+        tl.store(pairs + (token * H + head) * BLOCKS_F + block, pair, mask=valid)
 
 
-@triton.jit
-def backward_kv(
+@triton.jit(do_not_specialize=LENGTHS)
+def backward_v(
     q,
     k,
-    v,
     document_starts,
     log_decay,
-    states,
-    dstates,
-    y,
+    dS_tiles,
     denominators,
     dy,
-    dk,
     dv,
-    pairs,
     q_stride,
     k_stride,
-    v_stride,
     dy_stride,
     T,
     H,
-    K,
-    F,
-    V,
-    G,
-    tiles,
+    N,
+    F: tl.constexpr,
+    V: tl.constexpr,
     FEATURE_MAP: tl.constexpr,
     BLOCK_F: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ):
-    """Store dk and dv, and turn the `pairs` of `backward_q` into the gradient of the log decays."""
-    line, segment = tl.program_id(0).to(tl.int64) // G, tl.program_id(0) % G
-    row, head = line // H, line % H
-    columns, value_columns = feature_columns(BLOCK_F, FEATURE_MAP), tl.arange(0, BLOCK_V)
-    dS, dz = load_state(dstates, line, segment + 1, G + 1, F, V, BLOCK_F, BLOCK_V)
-    S, z = load_state(states, line, segment + 1, G + 1, F, V, BLOCK_F, BLOCK_V)
-    later = tl.sum(S * dS) + tl.sum(z * dz)  # the gradient of log decays after the tile
-    for tile in range(tiles):
-        time = (segment * tiles + tiles - 1 - tile) * TILE + tl.arange(0, TILE)
-        token, valid = row * T + time, time < T
-        k_tile = load_tile(k, k_stride, token, head, columns, valid, K)
-        fk = feature_map(k_tile, columns, valid, K, FEATURE_MAP)
-        fq = feature_map(load_tile(q, q_stride, token, head, columns, valid, K), columns, valid, K, FEATURE_MAP)
-        v_tile = load_tile(v, v_stride, token, head, value_columns, valid, V)
-        dn, dm = output_grads(dy, y, denominators, dy_stride, token, head, value_columns, valid, H, V)
-        total, document, tile_total, tile_document = cumulative_decay(document_starts, log_decay, token, head, valid, H)
-        mask = decay_mask(total, document, document_starts, log_decay)
-        to_end = decay_to_end(total, document, tile_total, tile_document)[:, None]
-        A = (matmul(dn, tl.trans(v_tile)) + dm[:, None]) * mask
-        weights = matmul(fq, tl.trans(fk)) * mask
-        state_grad = matmul(v_tile, tl.trans(dS).to(v_tile.dtype)) + dz[None, :]
-        dfk = matmul(tl.trans(A).to(v_tile.dtype), fq) + to_end * state_grad
-        dv_tile = matmul(tl.trans(weights).to(v_tile.dtype), dn) + to_end * matmul(fk, dS.to(v_tile.dtype))
-        store_tile(dk, feature_map_backward(k_tile, dfk, FEATURE_MAP), H * K, token, head, columns, valid, K)
-        store_tile(dv, dv_tile, H * V, token, head, value_columns, valid, V)
-        if pairs is not None:
-            pair = tl.load(pairs + token * H + head, mask=valid, other=0.0) - tl.sum(fk.to(tl.float32) * dfk, 1)
-            tl.store(pairs + token * H + head, later + tl.cumsum(pair, 0, reverse=True), mask=valid)
-            later += tl.sum(pair, 0)
-        dS, dz = update_dstate(dS, dz, fq, dn, dm, total, document, tile_total, tile_document)
+    """Store a block of dv of a tile."""
+    BLOCKS_V: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
+    block, program = tl.program_id(0) % BLOCKS_V, tl.program_id(0) // BLOCKS_V
+    batch_head, tile = program.to(tl.int64) // N, program % N
+    row, head = batch_head // H, batch_head % H
+    values = block * BLOCK_V + tl.arange(0, BLOCK_V)
+    token, valid = tile_tokens(tile, row, T)
+    weights, dv_tile = tl.zeros((TILE, TILE), tl.float32), tl.zeros((TILE, BLOCK_V), tl.float32)
+    for begin in range(0, F, BLOCK_F):
+        features = begin + tl.arange(0, BLOCK_F)
+        fq = load_features(q, q_stride, token, head, features, valid, F, FEATURE_MAP)
+        fk = load_features(k, k_stride, token, head, features, valid, F, FEATURE_MAP)
+        dS = load_state(dS_tiles, batch_head * N + tile, features, values, F, V)
+        weights = add_matmul(weights, fk, tl.trans(fq))
+        dv_tile = add_matmul(dv_tile, fk, dS)
+    total, document, tile_total, tile_document = cumulative_decay(document_starts, log_decay, token, head, valid, H)
+    weights *= decay_mask(total, document, document_starts, log_decay, TRANSPOSED=True)
+    dn = load_numerator_grads(dy, denominators, dy_stride, token, head, values, valid, H, V)
+    to_end = decay_to_end(total, document, tile_total, tile_document, document_starts, log_decay)
+    dv_tile = add_matmul(dv_tile * to_end[:, None], weights.to(dn.dtype), dn)
+    store_tile(dv, dv_tile, H * V, token, head, values, valid, V)
+
+
+@triton.jit(do_not_specialize=LENGTHS)
+def decay_grads(pairs, borders, dborders, grads, T, H, N, G, tiles, size, BLOCKS: tl.constexpr, BLOCK: tl.constexpr):
+    """Store the gradients (B, T, H) of the log decays of a segment."""
+    batch_head, segment = tl.program_id(0).to(tl.int64) // G, tl.program_id(0) % G
+    row, head = batch_head // H, batch_head % H
+    border = (batch_head * (G + 1) + segment + 1) * size
+    products = tl.zeros((BLOCK,), tl.float32)
+    for begin in range(0, size, BLOCK):
+        element = begin + tl.arange(0, BLOCK)
+        state = tl.load(borders + border + element, mask=element < size, other=0.0)
+        products += state * tl.load(dborders + border + element, mask=element < size, other=0.0)
+    later = tl.sum(products, 0)  # the gradient of log decays after the tile
+    count = tl.minimum(tiles, N - segment * tiles)
+    for step in range(count):
+        token, valid = tile_tokens(segment * tiles + count - 1 - step, row, T)
+        pair = tl.zeros((TILE,), tl.float32)
+        for block in range(BLOCKS):
+            pair += tl.load(pairs + (token * H + head) * BLOCKS + block, mask=valid, other=0.0)
+        tl.store(grads + token * H + head, later + tl.cumsum(pair, 0, reverse=True), mask=valid)
+        later += tl.sum(pair, 0)

@@ -1,0 +1,125 @@
+"""Softmax attention in which each query sees an interval of keys, block by block: no mask of all pairs exists.
+
+On a GPU, flex_attention computes only the blocks that are listed, and evaluates the mask only in those that are not
+seen whole. (`varlen_attn` computes no float32, knows no unused keys inside a document, and takes document borders as a
+list, whose length would have to be read from the GPU.)
+
+B batch, H query heads, G key/value heads, each shared by H / G neighbouring query heads, T queries, S keys, K key dim,
+V value dim.
+"""
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from lmlong.attention.key_blocks import BLOCK, VisibleKeys, block_lists
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, visible: VisibleKeys) -> Tensor:
+    """Return softmax(q K^T / sqrt(K)) V (B, H, T, V) of q (B, H, T, K), k (B, G, S, K) and v (B, G, S, V), over the
+    keys that each query sees, of which there must be one."""
+    if q.device.type == "cpu":
+        from lmlong.attention.block_sparse_cpu import read_blocks
+
+        lists = [tensor for part in block_lists(visible) for tensor in part]
+        return read_blocks(q, k, v, list(visible), lists)
+
+    from lmlong.attention.untraced import untraced
+
+    # the same kernel whether or not torch.compile runs the model
+    return untraced(by_flex_attention, q, k, v, visible)
+
+
+def by_flex_attention(q: Tensor, k: Tensor, v: Tensor, visible: VisibleKeys) -> Tensor:
+    """Compute `attend` on a GPU."""
+    from torch.nn.attention.flex_attention import BlockMask
+
+    first, last, in_use = visible
+
+    def sees(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (first[row, query] <= key) & (key <= last[query]) & in_use[row, key]
+
+    partial, full, partial_by_key, full_by_key = block_lists(visible)
+    mask = BlockMask(
+        seq_lengths=(q.shape[2], k.shape[2]),
+        kv_num_blocks=partial.length,
+        kv_indices=partial.columns,
+        full_kv_num_blocks=full.length,
+        full_kv_indices=full.columns,
+        q_num_blocks=partial_by_key.length,
+        q_indices=partial_by_key.columns,
+        full_q_num_blocks=full_by_key.length,
+        full_q_indices=full_by_key.columns,
+        BLOCK_SIZE=(BLOCK, BLOCK),
+        mask_mod=sees,
+    )
+    options, scale = kernel_options(q.dtype, max(q.shape[3], v.shape[3])), q.shape[3] ** -0.5
+    values, grouped = v.shape[3], q.shape[1] != k.shape[1]
+    q, k, v = (x if x.shape[3] >= NARROWEST else pad(x, (0, NARROWEST - x.shape[3])) for x in (q, k, v))
+    y = compiled_flex_attention()(q, k, v, block_mask=mask, scale=scale, enable_gqa=grouped, kernel_options=options)
+    return y[..., :values]
+
+
+NARROWEST = 16
+"""Width of the narrowest heads that the kernels multiply."""
+
+
+class Tiles(NamedTuple):
+    """The sizes of a kernel of flex_attention."""
+
+    owned: int
+    """Queries of a program, or keys where it computes dk and dv."""
+    step: int
+    """Keys, or queries, that it reads at once."""
+    warps: int
+    stages: int
+
+
+TILES: dict[int, dict[int, tuple[Tiles, Tiles]]] = {
+    2: {
+        32: (Tiles(64, 64, 4, 2), Tiles(64, 64, 4, 2)),
+        64: (Tiles(128, 64, 8, 3), Tiles(64, 32, 4, 2)),
+        128: (Tiles(128, 64, 8, 2), Tiles(64, 64, 8, 1)),
+        256: (Tiles(64, 32, 8, 2), Tiles(32, 32, 8, 1)),
+    },
+    4: {
+        32: (Tiles(64, 32, 4, 2), Tiles(16, 16, 4, 1)),
+        64: (Tiles(64, 32, 8, 2), Tiles(32, 32, 8, 1)),
+        128: (Tiles(32, 32, 8, 1), Tiles(16, 16, 4, 1)),
+        256: (Tiles(16, 16, 4, 1), Tiles(16, 16, 8, 1)),
+    },
+}
+"""Tiles of the forward and the backward pass, by the bytes of a number and the widest head. Compiled for sm_80 to
+sm_100, they need at most 99 KiB of shared memory, an RTX 4090's, and spill up to 256 bytes a thread (784 for float32
+heads of 256), where torch's own spill up to 16 KB or do not fit: see tools/gpu_ready."""
+
+
+def kernel_options(dtype: torch.dtype, width: int) -> dict[str, Any]:
+    """Return the options of flex_attention for heads up to `width` wide."""
+    # the same kernel for any number of queries: below 128, torch would compile another
+    options: dict[str, Any] = {"FORCE_USE_FLEX_ATTENTION": True}
+    tiles = TILES.get(dtype.itemsize, {})
+    known = [size for size in tiles if width <= size]
+    if torch.version.hip is not None or not known:
+        return options
+    forward, backward = tiles[known[0]]
+    if dtype == torch.float32:
+        options["FLOAT32_PRECISION"] = "'tf32x3'"  # three products on tensor cores, as exact as float32
+    for name, each in (("fwd", forward), ("bwd", backward)):
+        options |= {f"{name}_num_warps": each.warps, f"{name}_num_stages": each.stages}
+    owned, step = backward.owned, backward.step
+    options |= {"fwd_BLOCK_M": forward.owned, "fwd_BLOCK_N": forward.step}
+    return options | {"bwd_BLOCK_M1": step, "bwd_BLOCK_N1": owned, "bwd_BLOCK_M2": owned, "bwd_BLOCK_N2": step}
+
+
+@cache
+def compiled_flex_attention() -> Any:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    # a kernel for each dtype, shape of heads and set of equal sizes, with and without gradients; not for each length
+    torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
+    # uncompiled, flex_attention computes all pairs: beyond the limit, with `fullgraph` it raises instead
+    return torch.compile(flex_attention, dynamic=True, fullgraph=True)

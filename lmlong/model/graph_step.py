@@ -1,0 +1,171 @@
+"""The decode step as a graph: its operations are recorded once, and replayed for each token in the same memory.
+
+On a GPU, launching the operations of a step takes longer than computing them. A CUDA graph launches all of them at
+once, but always on the same addresses, so the engine has tensors of its own for the token and the state.
+
+B rows, V vocabulary.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from threading import Lock
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lmlong.model.hourglass import BlockPhase, any_phase
+from lmlong.model.language_model import LanguageModel, ModelState
+from lmlong.model.state import rebuild_state
+from lmlong.native.state import map_state, state_tensors
+
+MAX_BATCHES = 8
+"""Maximum number of batch sizes whose state and graphs are in memory."""
+
+WARM_UP = 2
+"""Steps before the recording, in which libraries load kernels and allocate memory that no graph may contain."""
+
+Run = Callable[[], Tensor]
+"""A step between fixed tensors, which returns logits (B, V)."""
+
+
+def cuda_graph(run: Run) -> Run:
+    """Return a function that replays the operations of `run`. Its result is overwritten by the next replay."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(WARM_UP):
+            run()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads may go on allocating memory
+        logits = run()
+
+    def replay() -> Tensor:
+        graph.replay()
+        return logits
+
+    return replay
+
+
+Recorder = Callable[[Run], Run]
+"""Returns a function that repeats the operations of a call, on the same tensors."""
+
+
+class GraphStep:
+    """`LanguageModel.decode_step` of a model whose weights are final and whose state has a constant size.
+
+    The engine writes only to its own tensors. It copies in a state that it is given, unless it is the state that it
+    returned last, and returns a copy: whoever keeps a state keeps it unchanged.
+    """
+
+    def __init__(self, model: LanguageModel, record: Recorder = cuda_graph):
+        self._batches, self._lock = GraphBatches(model, record), Lock()
+
+    def __call__(self, token: Tensor, state: ModelState, phase: BlockPhase | None) -> tuple[Tensor, ModelState]:
+        with self._lock:
+            batch = self._batches.of(state)
+            if batch.returned is not state:
+                batch.load(state)
+            logits, batch.returned = batch.step(token, phase), batch.copy()
+            return logits, batch.returned
+
+
+class GraphBatches:
+    """The batches of an engine, one of each size."""
+
+    def __init__(self, model: LanguageModel, record: Recorder):
+        assert model.constant_state
+        self._model, self._record = model, record
+        self._batches: dict[int, GraphBatch] = {}  # by rows, the most recently used last
+
+    def of(self, state: ModelState) -> "GraphBatch":
+        """Return the batch for a state of this size."""
+        rows, batches = len(state.position), self._batches
+        batches[rows] = batches.pop(rows) if rows in batches else GraphBatch(self._model, state, self._record)
+        if len(batches) > MAX_BATCHES:
+            batches.pop(next(iter(batches)))
+        return batches[rows]
+
+
+class GraphBatch:
+    """The tensors of a state of B rows, and the graphs that step it, one for each block phase."""
+
+    returned: ModelState | None = None
+    """The copy of the state that the engine returned last, if the state is still that one."""
+
+    @torch.inference_mode()
+    def __init__(self, model: LanguageModel, like: ModelState, record: Recorder):
+        self._model, self._record = model, record
+        self._graphs: dict[BlockPhase | None, Run] = {}
+        self._token = torch.zeros_like(like.position)
+        # a state may come in other dtypes than those in which steps keep it
+        _, after = model.decode_step(
+            self._token, model.settle(like), any_phase(model.hourglass.factor, 1) if model.hourglass else None
+        )
+        self._form = map_state(lambda x: x.to("meta"), after)
+        self._memory = _Memory.empty(list(state_tensors(self._form)), self._token.device)
+        self._tensors = list(self._memory.tensors())
+        self.state: ModelState = rebuild_state(self._form, iter(self._tensors))  # the next step overwrites it
+        blocks = zip(model.attentions, self.state.blocks, strict=True)
+        owned = (block._replace(attention=attention.owned(block.attention)) for attention, block in blocks)
+        self._owned = self.state._replace(blocks=tuple(owned))
+
+    @torch.inference_mode()
+    def load(self, state: ModelState) -> None:
+        for tensor, given in zip(self._tensors, state_tensors(self._model.settle(state)), strict=True):
+            tensor.copy_(given)
+
+    @torch.inference_mode()
+    def step(self, token: Tensor, phase: BlockPhase | None) -> Tensor:
+        """Return logits (B, V) after one more token of each row (B,)."""
+        self.returned = None
+        self._token.copy_(token)
+        if phase not in self._graphs:
+            before = self._memory.clone()
+            try:
+                self._graphs[phase] = self._record(partial(self._run, phase))
+            finally:
+                self._memory.copy_(before)
+        return self._graphs[phase]().clone()
+
+    def copy(self) -> ModelState:
+        """Return a copy of the state."""
+        return rebuild_state(self._form, self._memory.clone().tensors())
+
+    def _run(self, phase: BlockPhase | None) -> Tensor:
+        logits, after = self._model.decode_step(self._token, self._owned, phase)
+        for tensor, new in zip(self._tensors, state_tensors(after), strict=True):
+            if new is not tensor:  # else it is written in place, or stays the same
+                tensor.copy_(new)
+        return logits
+
+
+class _Memory(NamedTuple):
+    """Tensors in one block of memory for each dtype, so that a few operations copy them all."""
+
+    form: Sequence[Tensor]  # tensors of the same shapes and dtypes
+    blocks: dict[torch.dtype, Tensor]
+
+    @classmethod
+    def empty(cls, form: Sequence[Tensor], device: torch.device) -> "_Memory":
+        numbers: Counter[torch.dtype] = Counter()
+        for x in form:
+            numbers[x.dtype] += x.numel()
+        blocks = {dtype: torch.empty(count, dtype=dtype, device=device) for dtype, count in numbers.items()}
+        return cls(form, blocks)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Yield the tensors in order."""
+        sizes = {dtype: [x.numel() for x in self.form if x.dtype == dtype] for dtype in self.blocks}
+        parts = {dtype: iter(block.split(sizes[dtype])) for dtype, block in self.blocks.items()}
+        for x in self.form:
+            yield next(parts[x.dtype]).view(x.shape)
+
+    def clone(self) -> "_Memory":
+        return _Memory(self.form, {dtype: block.clone() for dtype, block in self.blocks.items()})
+
+    def copy_(self, other: "_Memory") -> None:
+        for dtype, block in self.blocks.items():
+            block.copy_(other.blocks[dtype])

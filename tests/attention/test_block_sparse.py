@@ -1,0 +1,299 @@
+"""Softmax attention and windows as a GPU computes them: by lists of blocks, which a stand-in reads on a CPU."""
+
+from collections import Counter
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import torch
+from attention.cases import build
+from attention.test_laws import ROUNDING, assert_exact
+from grids import thinned
+from machine import needs_compiler
+from torch import Tensor
+from torch._dynamo.testing import CompileCounter
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention.flex_attention import flex_attention
+from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lmlong import recipe
+from lmlong.attention import block_sparse, laws
+from lmlong.attention.base import CausalAttention
+from lmlong.attention.block_sparse import by_flex_attention
+from lmlong.attention.device_policy import CPU_POLICY, GPU_POLICY, policy_of, use_policy
+from lmlong.attention.key_blocks import BLOCK, BlockList, VisibleKeys, block_lists, visible_keys
+from lmlong.attention.softmax.layer import SoftmaxAttention
+from lmlong.attention.softmax.state import KeyValues, KVCache
+from lmlong.attention.window.layer import WindowAttention, WindowState
+from lmlong.testing import check_attention, random_text
+
+FORMS = {
+    "softmax": recipe.Attention(kind="softmax"),
+    "window of 1": recipe.Attention(kind="window", window=1),
+    "window": recipe.Attention(kind="window", window=130),
+    "window of all": recipe.Attention(kind="window", window=1000),
+    "beside": recipe.Attention(kind="linear", parallel_window=70),
+}
+each_form = pytest.mark.parametrize("form", FORMS)
+each_dtype = pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+
+LENGTHS = [2, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, 401]
+HEADS, HEAD_DIM, VALUE_DIM = 4, 16, 24
+
+
+@each_form
+def test_the_laws_hold(form: str) -> None:
+    attention = build(FORMS[form])
+    use_policy(attention, GPU_POLICY)
+    assert check_attention(attention).kept
+
+
+@thinned(each_form, pytest.mark.parametrize("time", LENGTHS), each_dtype)
+def test_values_and_gradients_match_the_definition(form: str, time: int, dtype: torch.dtype) -> None:
+    attention = build(FORMS[form])
+    use_policy(attention, GPU_POLICY)
+    assert_exact(attention, random_text(attention, time, torch.float64), dtype, ROUNDING[dtype])
+
+
+def past(attention: CausalAttention, tokens: int, unused: Sequence[slice]) -> Any:
+    """Return the state of two rows after `tokens` tokens, some of which no token attends to any more."""
+    draw = torch.Generator().manual_seed(1)
+    k = torch.randn(2, attention.kv_heads, tokens, HEAD_DIM, generator=draw, dtype=torch.float64, requires_grad=True)
+    v = torch.randn(2, attention.kv_heads, tokens, VALUE_DIM, generator=draw, dtype=torch.float64, requires_grad=True)
+    current = torch.ones(2, tokens, dtype=torch.bool)
+    for row, part in enumerate(unused):
+        current[row, part] = False
+    if isinstance(attention, WindowAttention):
+        return WindowState(k, v, current)
+    settled = tokens // BLOCK * BLOCK
+    parts = (slice(0, settled), slice(settled, tokens))
+    return KVCache(*(KeyValues(k[:, :, part], v[:, :, part], current[:, part]) for part in parts))
+
+
+def computed(attention: CausalAttention, time: int, starts: Tensor | None, state: Any) -> list[Tensor]:
+    """Return the outputs, the state after, and the gradients of the inputs and of the state."""
+    draw = torch.Generator().manual_seed(0)
+    shapes = ((HEADS, HEAD_DIM), (attention.kv_heads, HEAD_DIM), (attention.kv_heads, VALUE_DIM))
+    x = [torch.randn(2, heads, time, dim, generator=draw, dtype=torch.float64) for heads, dim in shapes]
+    leaves = [t.requires_grad_() for t in x] + [t for t in laws.state_tensors(state) if t.requires_grad and t.numel()]
+    y, after = attention(*x, state, starts)
+    outputs = [y, *(t for t in laws.state_tensors(after) if t.is_floating_point())]
+    upstream = [torch.randn(t.shape, generator=draw, dtype=torch.float64) for t in outputs]
+    grads = torch.autograd.grad(outputs, leaves, upstream, allow_unused=True)
+    return [*outputs, *(torch.zeros(0) if grad is None else grad for grad in grads)]
+
+
+def softmax(kv_heads: int = HEADS) -> SoftmaxAttention:
+    attention = SoftmaxAttention(HEADS, HEAD_DIM, VALUE_DIM)
+    attention.group_heads(kv_heads)
+    return attention
+
+
+@thinned(
+    pytest.mark.parametrize(
+        ("attention", "tokens"),
+        [
+            (softmax(), 0),
+            (softmax(2), 1),
+            (softmax(1), 3 * BLOCK),
+            (softmax(), 3 * BLOCK),
+            (softmax(2), 3 * BLOCK + 9),
+            (WindowAttention(HEADS, HEAD_DIM, VALUE_DIM, 2 * BLOCK + 40), 2 * BLOCK + 39),
+        ],
+        ids=["none", "one", "blocks, one key head", "blocks", "393, grouped", "window"],
+    ),
+    pytest.mark.parametrize("starts", [[], [1, 100, BLOCK - 1, 2 * BLOCK, 300], [BLOCK], [0], None], ids=str),
+)
+def test_both_policies_agree_after_unused_tokens(
+    attention: CausalAttention, tokens: int, starts: list[int] | None
+) -> None:
+    marks = None if starts is None else torch.zeros(2, 333, dtype=torch.bool)
+    if marks is not None:
+        marks[0, starts] = True  # the second row continues its document
+    unused = [slice(0, tokens, 5), slice(0, 2 * BLOCK)]  # single tokens; whole blocks
+    results = []
+    for policy in (CPU_POLICY, GPU_POLICY):
+        use_policy(attention, policy)
+        results.append(computed(attention, 333, marks, past(attention, tokens, unused)))
+    for mine, truth in zip(*results, strict=True):
+        assert laws.error(mine, truth) < 1e-12
+
+
+def dense(blocks: BlockList, columns: int) -> Tensor:
+    """Return (B, M, N), true for the blocks in the list."""
+    length, listed = blocks.length[:, 0], blocks.columns[:, 0]
+    result = torch.zeros(*listed.shape[:2], columns, dtype=torch.bool)
+    for row in range(len(length)):
+        for block, size in enumerate(length[row].tolist()):
+            result[row, block, listed[row, block, :size].long()] = True
+    return result
+
+
+@pytest.mark.parametrize("window", [None, 1, 100, BLOCK, 300])
+@pytest.mark.parametrize(("time", "tokens"), [(2, 0), (BLOCK, BLOCK), (700, 0), (555, 333), (129, 777)])
+def test_lists_name_each_block_that_is_seen(time: int, tokens: int, window: int | None) -> None:
+    draw = torch.Generator().manual_seed(0)
+    current = torch.rand(3, tokens, generator=draw) < torch.tensor([[0.5], [1.0], [0.0]])
+    starts = torch.rand(3, time, generator=draw) < torch.tensor([[1 / 100], [0], [1 / 300]])
+    visible = visible_keys(current, starts, time, window)
+    mask = visible.mask()
+    rows, columns = (-(-size // BLOCK) for size in mask.shape[1:])
+    partial, full, partial_by_key, full_by_key = block_lists(visible)
+    for name, by_query, by_key in (("partial", partial, partial_by_key), ("full", full, full_by_key)):
+        assert torch.equal(dense(by_query, columns), dense(by_key, rows).mT), name
+    for row in range(3):
+        for m in range(rows):
+            for n in range(columns):
+                block = mask[row, m * BLOCK : (m + 1) * BLOCK, n * BLOCK : (n + 1) * BLOCK]
+                is_partial, is_full = (bool(dense(x, columns)[row, m, n]) for x in (partial, full))
+                assert is_full == (bool(block.all()) and block.shape[1] == BLOCK)
+                assert is_partial >= (bool(block.any()) and not is_full) and not (is_partial and is_full)
+                if row == 1:  # without unused keys, no block is listed in vain
+                    assert (is_partial or is_full) == bool(block.any())
+
+
+class Largest(TorchDispatchMode):
+    """Counts operations, and notes the bytes of the largest tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: Counter[str] = Counter()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        self.operations[str(function)] += 1
+        for x in result if isinstance(result, (tuple, list)) else [result]:
+            if isinstance(x, Tensor):
+                self.bytes = max(self.bytes, x.numel() * x.element_size())
+        return result
+
+
+@pytest.mark.parametrize("with_starts", [False, True])
+@pytest.mark.parametrize(
+    "attention",
+    [SoftmaxAttention(12, 64, 64), WindowAttention(12, 64, 64, 1024)],
+    ids=["softmax", "window"],
+)
+def test_operations_do_not_grow_and_memory_is_linear(attention: CausalAttention, with_starts: bool) -> None:
+    """No value is read either, which a tensor without values would refuse."""
+    attention.group_heads(4)
+    use_policy(attention, GPU_POLICY)
+    counts = {}
+    for time in (4096, 65536):
+        with FakeTensorMode():
+            q, k, v = (
+                torch.zeros(1, heads, time, 64, requires_grad=True)
+                for heads in (12, attention.kv_heads, attention.kv_heads)
+            )
+            state = attention.init_state(1, q.device, q.dtype)
+            starts = torch.zeros(1, time, dtype=torch.bool) if with_starts else None
+            with Largest() as seen:
+                y, _ = attention(q, k, v, state, starts)
+                y.sum().backward()
+        counts[time] = seen.operations
+        assert seen.bytes <= 4 * 12 * 64 * (time + 1023)
+    assert counts[4096] == counts[65536]
+
+
+def test_only_flash_attention_gets_grouped_heads() -> None:
+    """A GPU's other kernels would compute a matrix of all pairs for them."""
+
+    class Heads(TorchFunctionMode):
+        seen: tuple[int, int] = (0, 0)
+
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if function is scaled_dot_product_attention:
+                self.seen = (args[0].shape[1], args[1].shape[1])
+            return function(*args, **(kwargs or {}))
+
+    def heads(policy: Any, dtype: torch.dtype, value_dim: int = HEAD_DIM) -> tuple[int, int]:
+        attention = SoftmaxAttention(HEADS, HEAD_DIM, value_dim)
+        attention.group_heads(2)
+        use_policy(attention, policy)
+        q, k, v = (torch.randn(1, n, 9, dim, dtype=dtype) for n, dim in ((4, 16), (2, 16), (2, value_dim)))
+        with Heads() as mode:
+            y, _ = attention(q, k, v, attention.init_state(1, q.device, dtype))
+        assert laws.error(y, attention.reference(q, k, v)) < 0.01
+        return mode.seen
+
+    assert heads(GPU_POLICY, torch.bfloat16) == (4, 2)
+    assert heads(GPU_POLICY, torch.bfloat16, value_dim=24) == (4, 4)
+    assert heads(GPU_POLICY, torch.float32) == (4, 4)
+    assert heads(CPU_POLICY, torch.float32) == (4, 2)
+
+
+def text_for_flex(
+    time: int, tokens: int, window: int | None = None, widths: tuple[int, int] = (32, 32)
+) -> tuple[Tensor, Tensor, Tensor, VisibleKeys]:
+    draw = torch.Generator().manual_seed(time)
+    q, k, v = (
+        torch.randn(2, heads, size, width, generator=draw)
+        for heads, size, width in ((4, time, widths[0]), (2, tokens + time, widths[0]), (2, tokens + time, widths[1]))
+    )
+    current = torch.rand(2, tokens, generator=draw) < 0.8
+    starts = torch.rand(2, time, generator=draw) < 0.01
+    return q, k, v, visible_keys(current, starts, time, window)
+
+
+def by_mask(q: Tensor, k: Tensor, v: Tensor, visible: VisibleKeys) -> Tensor:
+    return scaled_dot_product_attention(q, k, v, visible.mask()[:, None], enable_gqa=True)
+
+
+@torch.no_grad()
+def test_flex_attention_has_one_kernel_for_all_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    counter = CompileCounter()
+    torch._dynamo.reset()
+    function = torch.compile(flex_attention, dynamic=True, fullgraph=True, backend=counter)
+    monkeypatch.setattr(block_sparse, "compiled_flex_attention", lambda: function)
+    for time, tokens in ((600, 0), (410, 0), (1000, 0)):
+        x = text_for_flex(time, tokens)
+        assert laws.error(by_flex_attention(*x), by_mask(*x)) < 1e-6
+    assert counter.frame_count == 1
+
+
+@torch.no_grad()
+def test_heads_narrower_than_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    widths = []
+
+    def function(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+        widths.append((q.shape[3], k.shape[3], v.shape[3]))
+        return compiled(q, k, v, **options)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(flex_attention, fullgraph=True, backend="eager")
+    monkeypatch.setattr(block_sparse, "compiled_flex_attention", lambda: function)
+    x = text_for_flex(30, 0, widths=(8, 24))
+    assert laws.error(by_flex_attention(*x), by_mask(*x)) < 1e-6
+    assert widths == [(16, 16, 24)]
+
+
+def test_only_nvidia_and_amd_have_the_kernels() -> None:
+    assert policy_of(torch.device("cuda")).block_sparse == (find_spec("triton") is not None)
+    assert not policy_of(torch.device("mps")).block_sparse and not policy_of(torch.device("cpu")).block_sparse
+
+
+@pytest.mark.slow
+@needs_compiler
+@torch.no_grad()
+@pytest.mark.parametrize(("time", "tokens", "window"), [(600, 0, None), (600, 777, None), (600, 199, 200)])
+def test_the_compiled_kernel_reads_the_lists(
+    time: int, tokens: int, window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compiled for a CPU, flex_attention skips blocks too, but has no backward pass; it does not compile for lengths of
+    queries and keys that differ and are both dynamic (torch 2.13)."""
+    torch._dynamo.reset()
+    function = torch.compile(flex_attention, dynamic=False, fullgraph=True)
+    monkeypatch.setattr(block_sparse, "compiled_flex_attention", lambda: function)
+    x = text_for_flex(time, tokens, window)
+    assert laws.error(by_flex_attention(*x), by_mask(*x)) < 1e-6
+
+    def without_last(visible: VisibleKeys) -> Any:
+        partial, *rest = block_lists(visible)
+        return type(block_lists(visible))(partial._replace(length=(partial.length - 1).clamp(min=0)), *rest)
+
+    monkeypatch.setattr(block_sparse, "block_lists", without_last)
+    assert laws.error(by_flex_attention(*x), by_mask(*x)) > 0.1

@@ -1,0 +1,196 @@
+"""A decode step whose operations are recorded once gives what the model's step gives, and changes no other state."""
+
+from typing import Any
+
+import pytest
+import torch
+from model.test_device_policy import KINDS
+from models import stirred
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from lmlong.attention import laws
+from lmlong.attention.base import state_tensors
+from lmlong.model import graph_step
+from lmlong.model.graph_step import GraphStep, Recorder, Run, cuda_graph
+from lmlong.model.language_model import LanguageModel, ModelState
+from lmlong.model.row_step import GraphRowStep
+from lmlong.model.state import concat_states, state_row
+from lmlong.recipe import Attention, Downsample, Model
+
+VOCABULARY, BUCKETS = 30, 3000
+CONSTANT = {name: options for name, options in KINDS.items() if name != "softmax"}
+
+
+class Tape(TorchDispatchMode):
+    """The operations of a call, which can be repeated on the same tensors without running any other Python, as by a
+    CUDA graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, Any, Any, Any]] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        done = function(*args, **(kwargs or {}))
+        self.calls.append((function, args, kwargs or {}, done))
+        return done
+
+    def repeat(self, result: Tensor) -> Tensor:
+        """Return what `result` is now."""
+        now: dict[int, Tensor] = {}
+        for function, args, kwargs, done in self.calls:
+            args, kwargs = tree_map_only(Tensor, lambda x: now.get(id(x), x), (args, kwargs))
+            outputs = zip(tree_leaves(done), tree_leaves(function(*args, **kwargs)), strict=True)
+            now.update({id(old): new for old, new in outputs if isinstance(old, Tensor)})
+        return now[id(result)]
+
+
+TAPES: list[Tape] = []
+
+
+def record(run: Run) -> Run:
+    with Tape() as tape:
+        result = run()
+    TAPES.append(tape)
+    return lambda: tape.repeat(result)
+
+
+def build(options: dict[str, Any], **shape: Any) -> LanguageModel:
+    attention = Attention(**{**options, "ngram": {"buckets": BUCKETS}})
+    model = LanguageModel(Model(width=16, layers=2, heads=2, attention=attention, **shape), VOCABULARY)
+    model.set_state_dtype(torch.float64)
+    return stirred(model, 0.3).double().eval()
+
+
+def text(rows: int, time: int) -> Tensor:
+    return torch.randint(VOCABULARY, (rows, time), generator=torch.Generator().manual_seed(0))
+
+
+class Checked:
+    """Steps by an engine, each compared with the model's own, and all states that went in or came out."""
+
+    def __init__(self, model: LanguageModel, step: GraphStep):
+        self.model, self.by_engine = model, step
+        self.kept: list[tuple[ModelState, list[Tensor]]] = []
+
+    def step(self, token: Tensor, state: ModelState) -> ModelState:
+        phase = self.model.block_phase(state, None, 1)
+        expected, expected_state = self.model.decode_step(token, state, phase)
+        logits, after = self.by_engine(token, state, phase)
+        assert laws.error(logits, expected) < 1e-10
+        settled = (state_tensors(self.model.settle(x)) for x in (after, expected_state))
+        for got, truth in zip(*settled, strict=True):
+            assert got.dtype == truth.dtype and laws.error(got, truth) < 1e-10
+        for one in (state, after):
+            self.kept.append((one, [x.clone() for x in state_tensors(one)]))
+        return after
+
+    def check_kept(self) -> None:
+        for state, before in self.kept:
+            assert all(map(torch.equal, state_tensors(state), before))
+
+
+@torch.inference_mode()
+def check_steps(model: LanguageModel, recorder: Recorder) -> None:
+    tokens = text(2, 60).to(model.embedding.weight.device)
+    checked = Checked(model, GraphStep(model, recorder))
+    states = [model(tokens[:, :20])[1]]
+    for token in tokens[:, 20:45].mT:
+        states.append(checked.step(token, states[-1]))
+    checked.step(tokens[:, 50], states[3])  # an earlier state, in two ways
+    fork = checked.step(tokens[:, 51], states[3])
+    one = state_row(fork, 1)  # a part of a batch, then the batch again
+    for token in tokens[1, 45:50]:
+        one = checked.step(token[None], one)
+    checked.step(tokens[:, 53], fork)
+    checked.step(tokens[:, 54], concat_states([one, state_row(states[-1], 0)]))
+    checked.check_kept()
+
+
+@pytest.mark.parametrize("kind", CONSTANT)
+def test_a_recorded_step_is_the_step_and_changes_no_other_state(kind: str) -> None:
+    check_steps(build(CONSTANT[kind]), record)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", CONSTANT)
+def test_a_cuda_graph_is_the_step_and_changes_no_other_state(kind: str) -> None:
+    check_steps(build(CONSTANT[kind]).cuda(), cuda_graph)
+
+
+@pytest.mark.parametrize("factor", [2, 3])
+@torch.inference_mode()
+def test_layers_that_read_blocks_have_a_graph_for_each_phase(factor: int) -> None:
+    model, tokens = build({"kind": "linear"}, downsample=Downsample(factor=factor, layers=1)), text(2, 60)
+    TAPES.clear()
+    checked = Checked(model, GraphStep(model, record))
+    for read in ([6, 6], [1, 6]):  # rows that complete blocks together, and apart
+        state = concat_states([model(row[None, :count])[1] for row, count in zip(tokens, read, strict=True)])
+        for token in tokens[:, 20:40].mT:
+            state = checked.step(token, state)
+    checked.check_kept()
+    assert len(TAPES) <= 4
+
+
+@torch.inference_mode()
+def test_a_table_is_written_where_it_is() -> None:
+    model, tokens = build({"kind": "ngram"}), text(1, 30)
+    TAPES.clear()
+    state, step = model.init_state(1), GraphStep(model, record)
+    for token in tokens[0]:
+        _, state = step(token[None], state, None)
+    (tape,) = TAPES
+    for _, args, _, done in tape.calls:
+        given, made = ([x for x in tree_leaves(part) if isinstance(x, Tensor)] for part in (args, done))
+        addresses = {x.untyped_storage().data_ptr() for x in given}
+        assert all(x.numel() < BUCKETS or x.untyped_storage().data_ptr() in addresses for x in made)
+    assert sum(int(x.any()) for x in state.blocks[0].attention[:3]) == 3
+
+
+@torch.inference_mode()
+def test_few_sizes_of_a_batch_are_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph_step, "MAX_BATCHES", 2)
+    model = build({"kind": "linear"})
+    checked, states = Checked(model, GraphStep(model, record)), {rows: model.init_state(rows) for rows in (1, 2, 3)}
+    TAPES.clear()
+    for rows in (1, 2, 1, 3, 1, 2):  # 2 is replaced by 3, since 1 was used later
+        states[rows] = checked.step(text(rows, 1)[:, 0], states[rows])
+    assert len(TAPES) == 4
+    checked.check_kept()
+
+
+@torch.inference_mode()
+def test_a_state_in_a_lower_precision_is_not_kept_in_it() -> None:
+    """A prompt may be read in bfloat16, while steps compute in float32."""
+    model = build({"kind": "window", "window": 5}).float()
+    tokens, given = text(1, 30), model.init_state(1)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        _, given = model(tokens[:, :9], given)
+    assert any(x.dtype == torch.bfloat16 for x in state_tensors(given))
+    checked, state = Checked(model, GraphStep(model, record)), given
+    for token in tokens[0, 9:]:
+        state = checked.step(token[None], state)
+    assert all(x.dtype != torch.bfloat16 for x in state_tensors(state))
+
+
+@pytest.mark.parametrize("form", ["delta", "ngram", "hourglass"])
+@torch.inference_mode()
+def test_rows_that_come_and_go_step_as_each_would_alone(form: str) -> None:
+    cut = {"downsample": Downsample(factor=3, layers=1)} if form == "hourglass" else {}
+    model, tokens = build({"kind": "linear" if cut else form}, **cut), text(4, 60)
+    steps, alone = GraphRowStep(model, record), [model(row[None, : 5 + n])[1] for n, row in enumerate(tokens)]
+    rows, kept = [steps.admit(state) for state in alone], [(x, x.clone()) for x in state_tensors(alone)]
+    for time in range(30):
+        together = [row for row in range(4) if (time // 3 + row) % 4][:: 1 - 2 * (time // 6 % 2)]
+        now = tokens[together, time + 12]
+        logits = steps([rows[row] for row in together], now)
+        for place, row in enumerate(together):
+            expected, alone[row] = model.step(now[place, None], alone[row])
+            assert laws.error(logits[place], expected[0]) < 1e-10
+        taken = rows[time % 4].state()
+        kept += [(x, x.clone()) for x in state_tensors(taken)]
+    assert all(torch.equal(*pair) for pair in kept)
+    for row, state in zip(rows, alone, strict=True):
+        settled = (state_tensors(model.settle(x)) for x in (row.state(), state))
+        assert all(laws.error(*pair) < 1e-10 for pair in zip(*settled, strict=True))

@@ -1,0 +1,215 @@
+"""Training as on a GPU, tested on a CPU: no step waits for a value, and what is fetched late is the same."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from lmlong.attention.device_policy import GPU_POLICY
+from lmlong.checkpoint import read
+from lmlong.errors import DivergedError
+from lmlong.recipe import Recipe
+from lmlong.training.callbacks import TrainingCallback
+from lmlong.training.module import TrainingModule
+from lmlong.training.prepare import prepare_new_run
+from lmlong.training.run import _fit, run, train
+from lmlong.training.signals import StopOnSignal
+
+from .conftest import Poison, Recipes, equal, logged_steps, losses, metrics, same_tensors, weights
+from .waits import count_waits
+
+LONG = ("training.schedule=constant", "training.validate_every=100", "training.checkpoint_every=100")
+ADAMW, SKIP = "training.optimizer=adamw", "training.on_nonfinite=skip"
+EVERY_FOUR = "training.log_every=4"
+CARRY = ("training.carry_state=true", "model.attention.kind=[delta, window]", "model.attention.window=20")
+
+
+def on_gpu(recipe: Recipe, folder: Path, resume: str | None = None) -> Path:
+    """Train as on a GPU."""
+    run(recipe, folder, resume, policy=GPU_POLICY)
+    return folder
+
+
+STEPS = {
+    "muon": [],
+    "adamw": [ADAMW, "training.precision=bf16", "text.rows=documents"],
+    "passed states": ["training.state_passing=0.5"],
+    "carried states": [
+        "training.carry_state=true",
+        "model.attention.kind=[delta, window]",
+        "model.attention.window=20",
+    ],
+    "accumulated": ["training.accumulate=2", "training.segment=16", "model.dropout=0.1"],
+    "encoder": ["objective=masked", "model.attention.kind=full"],
+}
+
+
+@pytest.mark.parametrize("options", STEPS.values(), ids=STEPS)
+def test_no_step_waits(recipe_of: Recipes, tmp_path: Path, options: list[str]) -> None:
+    with count_waits() as waits:
+        on_gpu(recipe_of(*LONG, EVERY_FOUR, "training.kernel=torch", "training.steps=8", *options), tmp_path / "run")
+    assert waits == {"fetch": 2}
+
+
+def test_a_cpu_reads_in_each_step(recipe_of: Recipes, tmp_path: Path) -> None:
+    """So the instrument is not blind."""
+    with count_waits() as waits:
+        run(recipe_of(*LONG, EVERY_FOUR, "training.kernel=torch", "training.steps=4"), tmp_path / "run")
+    assert waits.pop("fetch") == 4
+    assert any("module.py" in place for place in waits), "whether the gradient is finite"
+
+
+@pytest.mark.parametrize("options", [[], [ADAMW]], ids=["muon", "adamw"])
+def test_what_is_fetched_late_is_the_same(
+    recipe_of: Recipes, tmp_path: Path, poison: Poison, options: list[str]
+) -> None:
+    """Losses, a spike, a skipped step and validations; and about what a CPU computes."""
+    for name, policy, every in (("late", GPU_POLICY, 5), ("at once", GPU_POLICY, 1), ("cpu", None, 1)):
+        poison({2, 5, 8})
+        run(recipe_of(SKIP, *options, f"training.log_every={every}"), tmp_path / name, policy=policy)
+    late, at_once, cpu = (
+        [{k: v for k, v in line.items() if k != "tokens_per_second"} for line in metrics(tmp_path / name)]
+        for name in ("late", "at once", "cpu")
+    )
+    assert late == [line for line in at_once if "loss" not in line or line["step"] in (5, 10, 12)]
+    assert [line["step"] for line in late if "event" in line] == [3, 6, 9]
+    assert [list(line) for line in at_once] == [list(line) for line in cpu]
+    finite = [[line["loss"] for line in lines if line.get("loss")] for lines in (at_once, cpu)]
+    assert len(finite[0]) == 9 and finite[0] == pytest.approx(finite[1], rel=1e-4)
+    assert same_tensors(weights(tmp_path / "late"), weights(tmp_path / "at once"))
+
+
+@pytest.mark.parametrize("options", [[], [ADAMW]], ids=["muon", "adamw"])
+def test_a_masked_step_changes_no_weight_and_no_moment(
+    recipe_of: Recipes, tmp_path: Path, poison: Poison, options: list[str]
+) -> None:
+    """The first step, before there are moments, and the fifth, of which one of two batches is bad."""
+    each = ["training.accumulate=2", "training.checkpoint_every=1", "training.keep_last=20", "training.steps=6"]
+    poison({1, 9})
+    on_gpu(recipe_of(SKIP, *each, *options), tmp_path / "run")
+    folders = [tmp_path / "run" / "checkpoints" / f"step-{n:08d}" for n in (1, 4, 5, 6)]
+    first, *steps = map(read.read_weights, folders)
+    assert same_tensors(first, prepare_new_run(recipe_of()).model.state_dict())
+    assert same_tensors(steps[0], steps[1]) and not same_tensors(steps[1], steps[2])
+    nothing, *moments = (read.read_training(folder)["optimizer"] for folder in folders)
+    assert not any(moment.any() for of_weight in nothing.values() for moment in of_weight.values())
+    assert all(same_tensors(moments[0][number], moments[1][number]) for number in moments[0])
+    assert not any(same_tensors(moments[1][number], moments[2][number]) for number in moments[1])
+
+
+def test_a_carried_state_begins_anew_after_a_masked_step(recipe_of: Recipes, tmp_path: Path, poison: Poison) -> None:
+    poison({3})
+    on_gpu(recipe_of(SKIP, *CARRY, "training.steps=4", EVERY_FOUR), tmp_path / "run")
+    state = read.read_training(read.find(tmp_path / "run"))
+    empty = prepare_new_run(recipe_of(*CARRY)).model.init_state(4)
+    assert state["skipped"] == 1 and not any(tensor.any() for tensor in state["carried"])
+    assert empty.position.shape == state["carried"][-1].shape
+    assert math.isfinite(losses(on_gpu(recipe_of(SKIP, *CARRY, "training.steps=5"), tmp_path / "run", "auto"))[-1])
+
+
+@pytest.mark.parametrize(
+    ("options", "bad", "message"),
+    [
+        ([], {5}, r"step 6: the loss of batch 5 is nan\. The weights are those of step 5"),
+        (["training.on_nonfinite=skip", "training.skips=1"], {5, 6}, r"step 7: 2 steps in a row .* of step 6"),
+    ],
+    ids=["stop", "skip"],
+)
+def test_a_run_stops_late_with_the_weights_of_its_last_finite_step(
+    recipe_of: Recipes, tmp_path: Path, poison: Poison, options: list[str], bad: set[int], message: str
+) -> None:
+    """Steps after the first bad one are masked, though their gradients are finite."""
+    train_five = recipe_of(*LONG, *options, "training.steps=5")
+    expected = weights(on_gpu(train_five, tmp_path / "five"))
+    prepared = prepare_new_run(recipe_of(*LONG, *options, "training.log_every=9"))
+    module, signals = TrainingModule(prepared, GPU_POLICY), StopOnSignal()
+    callback = TrainingCallback(tmp_path / "run", prepared, signals)
+    (tmp_path / "run").mkdir()
+    poison(bad)
+    with pytest.raises(DivergedError, match=message):
+        _fit(module, callback, signals)
+    assert module.step == 9, "when it was noticed"
+    assert same_tensors(expected, module.model.state_dict())
+    assert not list(tmp_path.glob("run/checkpoints/step-*"))
+
+
+def test_no_checkpoint_is_saved_after_a_bad_step(recipe_of: Recipes, tmp_path: Path, poison: Poison) -> None:
+    poison({5})
+    with pytest.raises(DivergedError, match="step 6: "):
+        on_gpu(recipe_of("training.log_every=100", "training.validate_every=100"), tmp_path / "run")
+    assert read.find(tmp_path / "run").name == "step-00000004"
+
+
+@pytest.mark.parametrize("options", [[], [ADAMW, "training.state_passing=0.5"]], ids=["muon", "adamw"])
+def test_a_run_resumes_exactly(recipe_of: Recipes, tmp_path: Path, options: list[str]) -> None:
+    """Also from a checkpoint of a CPU, whose optimizer counts its steps elsewhere."""
+    options = [*options, "training.schedule=constant"]
+    whole = on_gpu(recipe_of(*options), tmp_path / "whole")
+    on_gpu(recipe_of("training.steps=5", *options), tmp_path / "parts")
+    assert equal(on_gpu(recipe_of(*options), tmp_path / "parts", "auto"), whole)
+    train(recipe_of("training.steps=5", *options), tmp_path / "cpu")
+    assert losses(on_gpu(recipe_of(*options), tmp_path / "cpu", "auto")) == pytest.approx(losses(whole), rel=1e-4)
+
+
+def test_a_signal_saves_the_step_with_its_figures(
+    recipe_of: Recipes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A single process has nobody to agree with, and stops at once."""
+    take = TrainingModule.take_figures
+
+    def take_with_signal(module: TrainingModule) -> object:
+        if module.step == 6:
+            signal.raise_signal(signal.SIGTERM)
+        return take(module)
+
+    monkeypatch.setattr(TrainingModule, "take_figures", take_with_signal)
+    assert run(recipe_of(*LONG, EVERY_FOUR), tmp_path / "run", policy=GPU_POLICY).signal == signal.SIGTERM
+    assert read.find(tmp_path / "run").name == "step-00000006"
+    assert len(read.read_training(read.find(tmp_path / "run"))["recent"]) == 6
+    assert logged_steps(tmp_path / "run") == [4]
+
+
+TWO = """
+import json, sys
+from pathlib import Path
+
+sys.path.insert(0, {tests!r})
+from waits import count_waits
+
+from lmlong.attention.device_policy import GPU_POLICY
+from lmlong.recipe import file as recipe_file
+from lmlong.training.run import run
+
+with count_waits() as waits:
+    result = run(recipe_file.load({recipe!r}, sys.argv[2:]), Path(sys.argv[1]), "auto", policy=GPU_POLICY)
+Path(sys.argv[1], f"waits-{{result.is_main_process}}").write_text(json.dumps(waits))
+sys.exit(128 + result.signal if result.signal else 0)
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_agree_only_where_they_wait_anyway(tiny: Path, tmp_path: Path, recipe_of: Recipes) -> None:
+    """A script of its own, since Lightning starts it again for the second process."""
+    script, one, two = tmp_path / "two.py", tmp_path / "one", tmp_path / "two"
+    script.write_text(TWO.format(tests=str(Path(__file__).parent), recipe=str(tiny)))
+    options = (*LONG, EVERY_FOUR, "training.kernel=torch", "training.steps=40")
+    command = [sys.executable, str(script), str(two), *options, "devices=2", "training.batch_size=2"]
+    child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    while not metrics(two) and child.poll() is None:
+        time.sleep(0.002)
+    os.killpg(child.pid, signal.SIGTERM)
+    assert child.wait(60) == 143, child.stderr and child.stderr.read()
+    step = int(read.find(two).name[5:])
+    assert step % 4 == 0 and 0 < step < 40
+    subprocess.run(command, check=True)
+    assert losses(two) == pytest.approx(losses(on_gpu(recipe_of(*options), one)), rel=1e-4)
+    assert logged_steps(two) == logged_steps(one) == list(range(4, 41, 4))
+    times = (40 - step) // 4
+    for rank in ("True", "False"):  # a fetch is that of the figures and that of their sums over the ranks
+        assert json.loads((two / f"waits-{rank}").read_text()) == {"fetch": 2 * times, "agree": times + 1}
