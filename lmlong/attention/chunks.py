@@ -124,8 +124,8 @@ def accumulate(states: Tensor, transitions: Tensor | None, policy: DevicePolicy,
 
 
 def accumulate_in_tree(states: Tensor, transitions: Tensor | None, backwards: bool = False) -> Tensor:
-    """Do the same as `accumulate` in 2 log2(N) steps, each for all blocks of `size` states at once. Transitions may also
-    be matrices (F, F). They are overwritten.
+    """Do the same as `accumulate` in 2 log2(N) steps, each for all blocks of `size` states at once. Transitions may
+    also be matrices (F, F). They are overwritten.
 
     Up the tree, the last state of each pair of blocks becomes the sum over the pair. Down the tree, the last state of
     the first block of each pair becomes the sum over everything up to it.
