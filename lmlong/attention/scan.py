@@ -199,7 +199,7 @@ class Scan(torch.autograd.Function):
                 for total, of_maps in zip(totals, zip(*grads, strict=True), strict=True):
                     used = [grad for grad in of_maps if grad is not None]
                     if used:
-                        total += sum(used)
+                        total += sum(used[1:], start=used[0])
         return None, None, None, None, dstate, *dx[:6], *dweights
 
 
