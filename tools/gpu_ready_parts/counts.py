@@ -37,7 +37,6 @@ class Kind(NamedTuple):
     options: dict[str, Any]
     kernel: str = "torch"
     limit: int | None = None  # operations of a training step: of one layer and of one piece of the loss
-    packed: bool = True  # whether it is computed with document starts too
 
 
 KINDS = {
@@ -51,8 +50,7 @@ KINDS = {
     "parallel window": Kind({"attention.kind": "linear", "attention.parallel_window": 64}),
     "softmax": Kind({"attention.kind": "softmax"}),
     "ngram": Kind({"attention.kind": "ngram"}),
-    # the middle one of three layers; with document starts, the alignment of the blocks is waited for once a pass
-    "downsampled": Kind({"attention.kind": "linear", "layers": 3, "downsample.factor": 4}, packed=False),
+    "downsampled": Kind({"attention.kind": "linear", "layers": 3, "downsample.factor": 4}),  # the middle layer
 }
 if find_spec("fla"):
     filterwarnings("ignore", "Triton is not supported on current platform")  # no GPU, when it is imported
@@ -88,7 +86,7 @@ def check(
     """Return the passes of some kinds, the passes of the loss alone, and what is not as it should be. `width` replaces
     that of the recipe."""
     loss = [loss_pass(length, width) for length in lengths]
-    rows = [row(kind, starts, lengths, width) for kind in kinds for starts in (False, True)[: 1 + KINDS[kind].packed]]
+    rows = [row(kind, starts, lengths, width) for kind in kinds for starts in (False, True)]
     return rows, loss, [failure for one in rows for failure in failures(one, loss[0], lengths)]
 
 
