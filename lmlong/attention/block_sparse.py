@@ -9,10 +9,11 @@ V value dim.
 """
 
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from lmlong.attention.key_blocks import BLOCK, VisibleKeys, block_lists
 
@@ -55,13 +56,63 @@ def by_flex_attention(q: Tensor, k: Tensor, v: Tensor, visible: VisibleKeys) -> 
         BLOCK_SIZE=(BLOCK, BLOCK),
         mask_mod=sees,
     )
-    return compiled_flex_attention()(
-        q, k, v, block_mask=mask, enable_gqa=q.shape[1] != k.shape[1], kernel_options=KERNEL_OPTIONS
-    )
+    options, scale = kernel_options(q.dtype, max(q.shape[3], v.shape[3])), q.shape[3] ** -0.5
+    values, grouped = v.shape[3], q.shape[1] != k.shape[1]
+    q, k, v = (x if x.shape[3] >= NARROWEST else pad(x, (0, NARROWEST - x.shape[3])) for x in (q, k, v))
+    y = compiled_flex_attention()(q, k, v, block_mask=mask, scale=scale, enable_gqa=grouped, kernel_options=options)
+    return y[..., :values]
 
 
-KERNEL_OPTIONS = {"FORCE_USE_FLEX_ATTENTION": True}
-"""The same kernel for any number of queries: below 128, torch would compile another."""
+NARROWEST = 16
+"""Width of the narrowest heads that the kernels multiply."""
+
+
+class Tiles(NamedTuple):
+    """The sizes of a kernel of flex_attention."""
+
+    owned: int
+    """Queries of a program, or keys where it computes dk and dv."""
+    step: int
+    """Keys, or queries, that it reads at once."""
+    warps: int
+    stages: int
+
+
+TILES: dict[int, dict[int, tuple[Tiles, Tiles]]] = {
+    2: {
+        32: (Tiles(64, 64, 4, 2), Tiles(64, 64, 4, 2)),
+        64: (Tiles(128, 64, 8, 3), Tiles(64, 32, 4, 2)),
+        128: (Tiles(128, 64, 8, 2), Tiles(64, 64, 8, 1)),
+        256: (Tiles(64, 32, 8, 2), Tiles(32, 32, 8, 1)),
+    },
+    4: {
+        32: (Tiles(64, 32, 4, 2), Tiles(16, 16, 4, 1)),
+        64: (Tiles(64, 32, 8, 2), Tiles(32, 32, 8, 1)),
+        128: (Tiles(32, 32, 8, 1), Tiles(16, 16, 4, 1)),
+        256: (Tiles(16, 16, 4, 1), Tiles(16, 16, 8, 1)),
+    },
+}
+"""Tiles of the forward and the backward pass, by the bytes of a number and the widest head. Compiled for sm_80 to
+sm_100, they need at most 99 KiB of shared memory, an RTX 4090's, and spill up to 256 bytes a thread (784 for float32
+heads of 256), where torch's own spill up to 16 KB or do not fit: see tools/gpu_ready."""
+
+
+def kernel_options(dtype: torch.dtype, width: int) -> dict[str, Any]:
+    """Return the options of flex_attention for heads up to `width` wide."""
+    # the same kernel for any number of queries: below 128, torch would compile another
+    options: dict[str, Any] = {"FORCE_USE_FLEX_ATTENTION": True}
+    tiles = TILES.get(dtype.itemsize, {})
+    known = [size for size in tiles if width <= size]
+    if torch.version.hip is not None or not known:
+        return options
+    forward, backward = tiles[known[0]]
+    if dtype == torch.float32:
+        options["FLOAT32_PRECISION"] = "'tf32x3'"  # three products on tensor cores, as exact as float32
+    for name, each in (("fwd", forward), ("bwd", backward)):
+        options |= {f"{name}_num_warps": each.warps, f"{name}_num_stages": each.stages}
+    owned, step = backward.owned, backward.step
+    options |= {"fwd_BLOCK_M": forward.owned, "fwd_BLOCK_N": forward.step}
+    return options | {"bwd_BLOCK_M1": step, "bwd_BLOCK_N1": owned, "bwd_BLOCK_M2": owned, "bwd_BLOCK_N2": step}
 
 
 @cache

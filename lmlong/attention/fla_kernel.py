@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lmlong.errors import install_command
+
 PACKAGE, OLDEST = "fla-core", (0, 6)
 """The package with the library's operations, without its models, and its oldest release that is supported."""
 
@@ -36,9 +38,9 @@ def unavailable_reason(attention: Any, device: torch.device) -> str | None:
     try:
         installed = version(PACKAGE)
     except PackageNotFoundError:
-        return "flash-linear-attention is not installed (pip install 'lmlong[gpu]')"
+        return f"flash-linear-attention is not installed ({install_command('gpu')})"
     if release(installed) < OLDEST:
-        return f"{PACKAGE} {installed} is too old (pip install 'lmlong[gpu]')"
+        return f"{PACKAGE} {installed} is too old ({install_command('gpu')})"
     if device.type != "cuda":
         return f"flash-linear-attention needs an NVIDIA GPU, and the device is {device.type}"
     for what, width in (("features", attention.feature_map.features), ("values", attention.value_dim)):

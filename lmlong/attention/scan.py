@@ -95,9 +95,12 @@ class Kernel(ABC):
         """Return the number of tokens in a span: SPAN, or as many as the memory for temporary tensors allows."""
         if policy.span_bytes is None:
             return SPAN
-        batch_heads, features, values = x.v.shape[0] * x.v.shape[1], state.shape[2], x.v.shape[3]
-        batch_heads * (12 * features + 8 * values + 4 * features * values // 64)
-        return 10**6
+        tokens = policy.span_bytes // (x.v.shape[0] * x.v.shape[1] * self.token_bytes(x, state))
+        return max(SPAN, tokens // SPAN * SPAN)
+
+    def token_bytes(self, x: Span, state: Tensor) -> int:
+        """Return an estimate of the memory of temporary tensors for each token of a head, in bytes."""
+        return state.shape[2] * (4 * x.q.element_size() + 8 * state.element_size())
 
     def arrange(self, x: Tensor) -> Tensor:
         """Return queries or keys in the layout of features that the kernel reads."""

@@ -9,7 +9,7 @@ import torch
 from attention.cases import HEADS
 from torch import Tensor
 
-from lmlong.attention.device_policy import policy_of
+from lmlong.attention.device_policy import CPU_POLICY, DevicePolicy
 from lmlong.attention.feature_maps import FeatureMap
 from lmlong.attention.scan import Kernel, Scan, ScanInputs
 
@@ -56,19 +56,21 @@ def scan_inputs(
     return ScanInputs(normal(width), normal(width), normal(values), document_starts, log_decay, normal().sigmoid())
 
 
-def delta_scan(kernel: Kernel, features: FeatureMap, x: ScanInputs, S: Tensor) -> tuple[Tensor, Tensor]:
+def delta_scan(
+    kernel: Kernel, features: FeatureMap, x: ScanInputs, S: Tensor, policy: DevicePolicy = CPU_POLICY
+) -> tuple[Tensor, Tensor]:
     """Return outputs and the state after."""
     if (done := kernel.operation(features, S, x)) is not None:
         return done
-    how = policy_of(S.device), torch.is_grad_enabled()
+    how = policy, torch.is_grad_enabled()
     return Scan.apply(kernel, features, *how, S, *x, *features.parameters())[:2]
 
 
 def linear_scan(
-    kernel: Kernel, features: FeatureMap, x: ScanInputs, S: Tensor, z: Tensor
+    kernel: Kernel, features: FeatureMap, x: ScanInputs, S: Tensor, z: Tensor, policy: DevicePolicy = CPU_POLICY
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return outputs, S and z."""
-    y, state = delta_scan(kernel, features, x._replace(beta=None), torch.cat([S, z[..., None]], dim=-1))
+    y, state = delta_scan(kernel, features, x._replace(beta=None), torch.cat([S, z[..., None]], dim=-1), policy)
     return y, state[..., :-1].contiguous(), state[..., -1].contiguous()
 
 

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from lmlong import recipe
 from lmlong.attention import block_sparse, laws
 from lmlong.attention.base import CausalAttention
 from lmlong.attention.block_sparse import by_flex_attention
-from lmlong.attention.device_policy import CPU_POLICY, GPU_POLICY, use_policy
+from lmlong.attention.device_policy import CPU_POLICY, GPU_POLICY, policy_of, use_policy
 from lmlong.attention.key_blocks import BLOCK, BlockList, VisibleKeys, block_lists, visible_keys
 from lmlong.attention.softmax.layer import SoftmaxAttention
 from lmlong.attention.softmax.state import KeyValues, KVCache
@@ -225,11 +226,13 @@ def test_only_flash_attention_gets_grouped_heads() -> None:
     assert heads(CPU_POLICY, torch.float32) == (4, 2)
 
 
-def text_for_flex(time: int, tokens: int, window: int | None = None) -> tuple[Tensor, Tensor, Tensor, VisibleKeys]:
+def text_for_flex(
+    time: int, tokens: int, window: int | None = None, widths: tuple[int, int] = (32, 32)
+) -> tuple[Tensor, Tensor, Tensor, VisibleKeys]:
     draw = torch.Generator().manual_seed(time)
     q, k, v = (
-        torch.randn(2, heads, size, 32, generator=draw)
-        for heads, size in ((4, time), (2, tokens + time), (2, tokens + time))
+        torch.randn(2, heads, size, width, generator=draw)
+        for heads, size, width in ((4, time, widths[0]), (2, tokens + time, widths[0]), (2, tokens + time, widths[1]))
     )
     current = torch.rand(2, tokens, generator=draw) < 0.8
     starts = torch.rand(2, time, generator=draw) < 0.01
@@ -250,6 +253,27 @@ def test_flex_attention_has_one_kernel_for_all_lengths(monkeypatch: pytest.Monke
         x = text_for_flex(time, tokens)
         assert laws.error(by_flex_attention(*x), by_mask(*x)) < 1e-6
     assert counter.frame_count == 1
+
+
+@torch.no_grad()
+def test_heads_narrower_than_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    widths = []
+
+    def function(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+        widths.append((q.shape[3], k.shape[3], v.shape[3]))
+        return compiled(q, k, v, **options)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(flex_attention, fullgraph=True, backend="eager")
+    monkeypatch.setattr(block_sparse, "compiled_flex_attention", lambda: function)
+    x = text_for_flex(30, 0, widths=(8, 24))
+    assert laws.error(by_flex_attention(*x), by_mask(*x)) < 1e-6
+    assert widths == [(16, 16, 24)]
+
+
+def test_only_nvidia_and_amd_have_the_kernels() -> None:
+    assert policy_of(torch.device("cuda")).block_sparse == (find_spec("triton") is not None)
+    assert not policy_of(torch.device("mps")).block_sparse and not policy_of(torch.device("cpu")).block_sparse
 
 
 @pytest.mark.slow

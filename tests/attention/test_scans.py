@@ -29,6 +29,7 @@ from lmlong.attention.delta.features import Silu, UnitFeatures
 from lmlong.attention.delta.layer import DeltaAttention
 from lmlong.attention.delta.naive import DeltaState, recurrent
 from lmlong.attention.delta.native import NativeDelta
+from lmlong.attention.device_policy import GPU_POLICY
 from lmlong.attention.feature_maps import Cosine, Elu, FeatureMap, Relu
 from lmlong.attention.inputs import MIN_LOG_DECAY
 from lmlong.attention.linear.chunk import ChunkKernel as LinearChunks
@@ -73,6 +74,9 @@ class Rule(NamedTuple):
     features: FeatureMap
 
     def by(self, engine: str) -> Callable[..., Sequence[Tensor]]:
+        """Return the scan by native code or torch, or by torch in the form for GPUs."""
+        if engine == "torch for GPUs":
+            return partial(self.scan, self.torch, policy=GPU_POLICY)
         return partial(self.scan, getattr(self, engine))
 
     def state(self, features: int = WIDTH) -> list[Tensor]:
@@ -90,7 +94,8 @@ every_decay = pytest.mark.parametrize(
     [(LINEAR, None), (LINEAR, ()), (LINEAR, (WIDTH,)), (DELTA, None), (DELTA, ())],
     ids=["linear", "linear-decay", "linear-by-channel", "delta", "delta-decay"],
 )
-every_engine = pytest.mark.parametrize("engine", ["native", "torch"])
+ENGINES = "native", "torch", "torch for GPUs"
+every_engine = pytest.mark.parametrize("engine", ENGINES)
 each_type = pytest.mark.parametrize("dtype", EXACT, ids=str)
 
 
@@ -121,20 +126,33 @@ def short_spans(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @thinned(
-    pytest.mark.parametrize("time", [1, 5, 63, 64, 129, 257]),
-    pytest.mark.parametrize("starts", [None, [0], [64, 128, 256], [3, 4, 63, 65, 129, 255]], ids=str),
+    pytest.mark.parametrize("time", [1, 5, 63, 64, 129, 257, 700]),
+    pytest.mark.parametrize("starts", [None, [0], [64, 128, 256, 384], [3, 4, 63, 65, 129, 255, 511, 641]], ids=str),
 )
+@pytest.mark.parametrize("engine", ENGINES[1:])
 @every_decay
 def test_chunks_in_float64_equal_the_recurrence(
-    short_spans: None, time: int, starts: list[int] | None, rule: Rule, decay: tuple[int, ...] | None
+    short_spans: None, time: int, starts: list[int] | None, engine: str, rule: Rule, decay: tuple[int, ...] | None
 ) -> None:
     x = scan_inputs(time, starts, decay)
     measured, exact = (
         outputs_and_gradients(scan, rule.features, x, rule.state(), torch.float64)
-        for scan in (rule.by("torch"), rule.recurrence)
+        for scan in (rule.by(engine), rule.recurrence)
     )
     for name, result in measured.items():
         assert (result - exact[name]).norm() < 1e-11 * (exact[name].norm() + 1), name
+
+
+@every_decay
+def test_spans_on_a_gpu_equal_one_span(short_spans: None, rule: Rule, decay: tuple[int, ...] | None) -> None:
+    x = scan_inputs(700, [3, 128, 511], decay)
+    shortest = GPU_POLICY._replace(span_bytes=1)
+    spans_of_two_chunks, whole = (
+        outputs_and_gradients(partial(rule.by("torch"), policy=policy), rule.features, x, rule.state(), torch.float64)
+        for policy in (shortest, GPU_POLICY)
+    )
+    for name, result in spans_of_two_chunks.items():
+        assert laws.error(result, whole[name]) < 1e-11, name
 
 
 @thinned(
@@ -142,7 +160,7 @@ def test_chunks_in_float64_equal_the_recurrence(
     pytest.mark.parametrize("starts", [None, [0], [3, 4, 15, 16, 40, 99, 512]], ids=str),
     pytest.mark.parametrize(
         ("engine", "dtype"),
-        [(engine, dtype) for dtype in EXACT for engine in ("native", "torch")],
+        [(engine, dtype) for dtype in EXACT for engine in ENGINES],
         ids=str,
     ),
 )

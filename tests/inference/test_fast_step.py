@@ -4,10 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from click.testing import CliRunner
 from machine import needs_compiler
-from models import stirred
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -17,7 +15,6 @@ from lmlong.inference.loading import Weights, load
 from lmlong.inference.session import next_logits
 from lmlong.model import native_step as step
 from lmlong.model.fast_step import why_no_fast_step
-from lmlong.model.graph_step import GraphStep
 from lmlong.model.language_model import LanguageModel
 from lmlong.recipe import Attention, Model
 
@@ -32,21 +29,6 @@ def test_a_compiled_step_writes_the_same(run: Path, weights: Weights) -> None:
     loaded.use_fast_step()
     assert_close(next_logits(loaded.model, session)[0], expected, rtol=1e-5, atol=1e-5)
     assert "".join(loaded.stream("to be", max_tokens=40, temperature=0)) == text
-
-
-@pytest.mark.gpu
-@torch.inference_mode()
-def test_a_recorded_step_keeps_what_it_gave_before() -> None:
-    model = stirred(LanguageModel(Model(width=64, layers=2, heads=2), 30)).eval().cuda()
-    by_torch, graph = model.decode_step, GraphStep(model)
-    state = expected_state = model(torch.arange(9, device="cuda")[None])[1]
-    given = []
-    for token in torch.arange(12, device="cuda").view(12, 1):
-        expected, expected_state = by_torch(token, expected_state, None)
-        logits, state = graph(token, state, None)
-        given.append((logits, expected))
-    for logits, expected in given:
-        assert_close(logits, expected, rtol=1e-3, atol=1e-3)
 
 
 @needs_compiler

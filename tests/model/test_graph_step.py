@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from lmlong.attention import laws
 from lmlong.attention.base import state_tensors
 from lmlong.model import graph_step
-from lmlong.model.graph_step import GraphStep, Run
+from lmlong.model.graph_step import GraphStep, Recorder, Run, cuda_graph
 from lmlong.model.language_model import LanguageModel, ModelState
 from lmlong.model.row_step import GraphRowStep
 from lmlong.model.state import concat_states, state_row
@@ -91,11 +91,10 @@ class Checked:
             assert all(map(torch.equal, state_tensors(state), before))
 
 
-@pytest.mark.parametrize("kind", CONSTANT)
 @torch.inference_mode()
-def test_a_recorded_step_is_the_step_and_changes_no_other_state(kind: str) -> None:
-    model, tokens = build(CONSTANT[kind]), text(2, 60)
-    checked = Checked(model, GraphStep(model, record))
+def check_steps(model: LanguageModel, recorder: Recorder) -> None:
+    tokens = text(2, 60).to(model.embedding.weight.device)
+    checked = Checked(model, GraphStep(model, recorder))
     states = [model(tokens[:, :20])[1]]
     for token in tokens[:, 20:45].mT:
         states.append(checked.step(token, states[-1]))
@@ -107,6 +106,17 @@ def test_a_recorded_step_is_the_step_and_changes_no_other_state(kind: str) -> No
     checked.step(tokens[:, 53], fork)
     checked.step(tokens[:, 54], concat_states([one, state_row(states[-1], 0)]))
     checked.check_kept()
+
+
+@pytest.mark.parametrize("kind", CONSTANT)
+def test_a_recorded_step_is_the_step_and_changes_no_other_state(kind: str) -> None:
+    check_steps(build(CONSTANT[kind]), record)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", CONSTANT)
+def test_a_cuda_graph_is_the_step_and_changes_no_other_state(kind: str) -> None:
+    check_steps(build(CONSTANT[kind]).cuda(), cuda_graph)
 
 
 @pytest.mark.parametrize("factor", [2, 3])

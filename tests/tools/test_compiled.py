@@ -1,5 +1,8 @@
 """The Triton kernels compiled for GPUs that are not there, and what is reported of them."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -10,6 +13,30 @@ from machine import needs_triton
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
 
 pytestmark = needs_triton
+
+TRACE = """
+import os, sys
+import torch
+from torch._dynamo.backends.common import aot_autograd
+from triton.runtime import driver
+
+sys.path.insert(0, sys.argv[1])
+from gpu_ready_parts.compiled import Target
+from lmlong.attention.feature_maps import Elu
+from lmlong.attention.linear.triton.operation import linear_scan
+from lmlong.attention.scan import ScanInputs
+
+def count(graph, inputs, **options):
+    print(sum("triton_kernel_wrapper" in str(node.target) for node in graph.graph.nodes), flush=True)
+    os._exit(0)  # nothing can run the kernels
+
+driver.set_active(Target(90))
+scan = torch.compile(linear_scan, backend=aot_autograd(fw_compiler=count, partition_fn=count), fullgraph=True)
+q, k, v = (torch.randn(1, 100, 2, 64).transpose(1, 2).requires_grad_() for _ in range(3))
+log_decay = torch.zeros(1, 100, 2).mT.requires_grad_()
+scan(Elu(64), torch.zeros(1, 2, 64, 65), ScanInputs(q, k, v, torch.zeros(1, 100, dtype=torch.bool), log_decay))
+"""
+"""Print the number of kernels in the graph of torch.compile."""
 
 
 @pytest.fixture
@@ -37,6 +64,14 @@ def test_kernels_compile_for_every_gpu(compiled: ModuleType) -> None:
 @pytest.mark.slow
 def test_all_configurations_compile_within_the_limits_of_every_gpu(compiled: ModuleType) -> None:
     assert check(compiled, quick=False)[1] == []
+
+
+@pytest.mark.slow
+def test_torch_compile_traces_the_kernels() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    words = [sys.executable, "-c", TRACE, str(TOOLS)]  # a process, since interpreted kernels cannot be traced
+    done = subprocess.run(words, capture_output=True, text=True, env=environment)
+    assert done.stdout.strip() == "12", done.stdout + done.stderr  # 4 forward, 8 backward
 
 
 def test_the_configurations_are_few_and_cover_all_kernels(compiled: ModuleType) -> None:

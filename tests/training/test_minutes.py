@@ -1,9 +1,13 @@
 """Runs that end by time: their schedule, and what is left of the time after a kill."""
 
+import math
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 from lmlong.checkpoint import read
 from lmlong.cli.report import after_training
@@ -40,6 +44,20 @@ def test_the_steps_that_fit_are_expected_by_the_mean_time_so_far() -> None:
     assert clock(1.0, 70.0).expected_steps(99) == 100
     assert [clock(1.0, spent).ends_at(5) for spent in (59.9, 60.0)] == [False, True]
     assert clock(1.0, 1.0, steps=5).ends_at(5)
+
+
+def test_between_agreements_the_time_of_several_processes_stands_still() -> None:
+    trainer: Any = SimpleNamespace(world_size=2, is_global_zero=True)
+    trainer.strategy = SimpleNamespace(reduce=lambda number, reduce_op: number, root_device=torch.device("cpu"))
+    ours = clock(1.0, 15.0)
+    for _ in range(3):
+        time.sleep(0.01)
+        ours.step(trainer, agrees=False)
+        assert ours.seconds == 15.0
+    assert ours.expected_steps(102) == 400, "by the time at step 99"
+    ours.step(trainer)
+    assert 15.03 <= ours.seconds < 20
+    assert ours.expected_steps(103) == math.ceil(104 * 60 / ours.seconds)
 
 
 def test_the_learning_rate_is_that_of_a_run_of_as_many_steps() -> None:

@@ -71,17 +71,17 @@ def test_what_is_fetched_late_is_the_same(
 ) -> None:
     """Losses, a spike, a skipped step and validations; and about what a CPU computes."""
     for name, policy, every in (("late", GPU_POLICY, 5), ("at once", GPU_POLICY, 1), ("cpu", None, 1)):
-        poison({2, 8})
+        poison({2, 5, 8})
         run(recipe_of(SKIP, *options, f"training.log_every={every}"), tmp_path / name, policy=policy)
     late, at_once, cpu = (
         [{k: v for k, v in line.items() if k != "tokens_per_second"} for line in metrics(tmp_path / name)]
         for name in ("late", "at once", "cpu")
     )
     assert late == [line for line in at_once if "loss" not in line or line["step"] in (5, 10, 12)]
-    assert [line["step"] for line in late if "event" in line] == [3, 9]
+    assert [line["step"] for line in late if "event" in line] == [3, 6, 9]
     assert [list(line) for line in at_once] == [list(line) for line in cpu]
     finite = [[line["loss"] for line in lines if line.get("loss")] for lines in (at_once, cpu)]
-    assert len(finite[0]) == 10 and finite[0] == pytest.approx(finite[1], rel=1e-4)
+    assert len(finite[0]) == 9 and finite[0] == pytest.approx(finite[1], rel=1e-4)
     assert same_tensors(weights(tmp_path / "late"), weights(tmp_path / "at once"))
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Compile the Triton kernels of linear attention for NVIDIA GPUs, and check what the compiler reports of each.
+"""Compile the Triton kernels of attention for NVIDIA GPUs, and check what the compiler reports of each.
 
     python tools/gpu_ready_parts/compiled.py            all configurations, some minutes on two cores
     python tools/gpu_ready_parts/compiled.py --quick    two small kernels
@@ -20,7 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import count, product
+from itertools import chain, count, product
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -75,6 +75,11 @@ PROBLEMS = (
     *(Problem(dtype, 256, 64, "identity", kernels=PRODUCTS) for dtype in DTYPES),  # FAVOR+
     Problem("bfloat16", 160, 64, "identity", kernels=PRODUCTS),  # Taylor, projected to 16, padded
 )
+FLEX = (
+    *(Problem("bfloat16", width, width, "flex", decays=False) for width in (16, 32, 64, 128, 256)),
+    *(Problem("float32", width, width, "flex", decays=False) for width in (16, 32, 64, 128)),  # 256 spills 784 bytes
+)
+"""Softmax attention and windows, whose kernels torch.compile makes of flex attention."""
 QUICK = (Problem("bfloat16", 16, 16, kernels=("tile_outputs", "backward_v")),)
 
 
@@ -102,7 +107,7 @@ def failures_of(row: dict[str, Any]) -> list[str]:
         failures.append(f"{what}: {row['spills']} bytes of spills exceed {MAX_SPILLS}")
     if row["seconds"] > MAX_SECONDS:
         failures.append(f"{what}: {row['seconds']:.0f} s to compile exceed {MAX_SECONDS:.0f} s")
-    wide = min(row["features"], row["values"]) >= 64
+    wide = min(row["features"], row["values"]) >= 64 and row["map"] != "flex"
     if row["kernel"] not in WITHOUT_PRODUCTS and not (cores.get("wgmma") if row["arch"] == 90 and wide else cores):
         failures.append(f"{what}: does not use {'wgmma' if row['arch'] == 90 and wide else 'tensor cores'}")
     return failures
@@ -150,7 +155,7 @@ class Launch(NamedTuple):
 
     @property
     def name(self) -> str:
-        return str(self.kernel.__name__)
+        return str(self.kernel.__name__).removeprefix("triton_")
 
     @property
     def variant(self) -> str:
@@ -197,6 +202,15 @@ def _key(launch: Launch) -> str:
 
 def configurations(problems: tuple[Problem, ...]) -> list[Launch]:
     return [launch for problem in problems for launch in launches(problem)]
+
+
+def flex_launches(problem: Problem) -> list[Launch]:
+    """Return the launches of flex attention, forward and backward."""
+    import torch
+
+    from gpu_ready_parts import flex
+
+    return [Launch(problem, *kernel) for kernel in flex.kernels(getattr(torch, problem.dtype), problem.features)]
 
 
 class Target:
@@ -259,7 +273,8 @@ def compile_for(launch: Launch, arch: int) -> dict[str, Any]:
 
 def _compile_part(quick: bool, part: int) -> Iterator[dict[str, Any]]:
     """Compile every PROCESSES-th configuration."""
-    for launch in configurations(QUICK if quick else PROBLEMS)[part::PROCESSES]:
+    found = configurations(QUICK if quick else PROBLEMS)[part::PROCESSES]
+    for launch in chain(found, *map(flex_launches, () if quick else FLEX[part::PROCESSES])):
         for arch in SHARED:
             yield compile_for(launch, arch)
 

@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 
 from lmlong.attention.chunks import (
+    CHUNK_SIZE,
     ChunkedKernel,
     Decay,
     accumulate_in_tree,
@@ -79,6 +80,12 @@ class Chunks(NamedTuple):
 
 class ChunkKernel(ChunkedKernel):
     """Computes a span in chunks of equal length."""
+
+    def token_bytes(self, x: Span, state: Tensor) -> int:
+        features, values = state.shape[2:]
+        states = features * (5 * features + 4 * values + 2 * max(features, values)) // (2 * CHUNK_SIZE)
+        in_parts = 2 * features * values // CHUNK_SIZE + CHUNK_SIZE + features + values
+        return state.element_size() * max(4 * features + max(states, in_parts), 9 * features) + 100
 
     def forward(self, x: Span, state: Tensor) -> Tensor:
         if self.policy.span_bytes is None:

@@ -29,6 +29,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from lmlong.attention.chunks import (
+    CHUNK_SIZE,
     ChunkedKernel,
     Decay,
     accumulate,
@@ -48,6 +49,18 @@ class ChunkKernel(ChunkedKernel):
     """Computes a span in chunks of equal length. The last chunk is padded with zeros, which leave states unchanged."""
 
     normalizes = True
+
+    def token_bytes(self, x: Span, state: Tensor) -> int:
+        number, wide, features, values = x.q.element_size(), state.element_size(), state.shape[2], x.v.shape[3]
+        states = features * values // CHUNK_SIZE  # of each token's share
+        forward = 4 * number * features + (2 * number + wide) * values + (number + wide) * states
+        if x.log_decay is not None and x.log_decay.ndim == 4:
+            forward += 8 * number * features  # the decays by channel
+            backward = number * (12 * features + features // 2 + values) + (number + 2 * wide) * states
+        else:
+            forward += 2 * number * CHUNK_SIZE
+            backward = (4 * number + 2 * wide) * features + 2 * wide * states + 2 * number * CHUNK_SIZE
+        return max(forward, backward, (2 * number + 7 * wide) * features) + 100
 
     def forward(self, x: Span, state: Tensor) -> Tensor:
         fq, fk, v = _chunks(x)

@@ -34,7 +34,8 @@ class KVCache(NamedTuple):
 
 
 def with_room(state: KVCache) -> KVCache:
-    """Return the state after a step. Recent tokens are settled when they fill a block."""
+    """Return the state after a step. Recent tokens are settled when they fill a block, the only step that waits for a
+    GPU: the new sizes depend on which tokens are unused."""
     return state if state.recent.k.shape[2] < BLOCK else settle(KVCache(*map(without_unused, state)))
 
 

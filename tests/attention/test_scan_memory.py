@@ -1,0 +1,102 @@
+"""On a GPU a span is as long as memory allows: counted with fake tensors, which have shapes and no values."""
+
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from lmlong import recipe
+from lmlong.attention.device_policy import GPU_POLICY
+from lmlong.attention.recurrence import Recurrence
+from lmlong.attention.registry import CAUSAL
+from lmlong.attention.scan import Scan, ScanInputs, Span
+
+HEADS, HEAD_DIM, TOKENS = 12, 64, 65536
+"""A layer of the recipe `medium` and the longest text that it reads as one span."""
+
+KINDS: dict[str, dict[str, object]] = {
+    "linear": {"kind": "linear"},
+    "channel": {"kind": "linear", "decay": "channel"},
+    "no decay": {"kind": "linear", "decay": "none"},
+    "delta": {"kind": "delta"},
+}
+
+
+class Memory(TorchDispatchMode):
+    """Counts the bytes of the tensors that are alive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.most = 0
+        self.storages: set[int] = set()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        before = {x.untyped_storage()._cdata for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
+        results = function(*args, **(kwargs or {}))
+        for x in tree_leaves(results):
+            storage = x.untyped_storage() if isinstance(x, Tensor) else None
+            if storage is not None and storage._cdata not in before | self.storages:
+                self.storages.add(storage._cdata)
+                self.now += storage.nbytes()
+                self.most = max(self.most, self.now)
+                weakref.finalize(storage, self._free, storage._cdata, storage.nbytes())
+        return results
+
+    def _free(self, storage: int, size: int) -> None:
+        self.storages.discard(storage)
+        self.now -= size
+
+    @property
+    def temporary(self) -> int:
+        """Bytes besides results."""
+        return self.most - self.now
+
+
+def layer(options: dict[str, object]) -> Recurrence[Any]:
+    attention = CAUSAL[options["kind"]](HEADS, HEAD_DIM, HEAD_DIM, recipe.Attention(**options))  # type: ignore[index, arg-type]
+    assert isinstance(attention, Recurrence)
+    attention.use_kernel("torch")
+    return attention
+
+
+def inputs(attention: Recurrence[Any], tokens: int, batch: int, dtype: torch.dtype) -> tuple[ScanInputs, Tensor]:
+    """Return inputs with the layout of a model, and the state before them."""
+    q, k, v = (torch.empty(batch, tokens, HEADS, HEAD_DIM, dtype=dtype).transpose(1, 2) for _ in range(3))
+    gates = dict.fromkeys(attention.inputs, torch.empty(batch, HEADS, tokens))
+    if attention.by_channel:
+        gates["log_decay"] = torch.empty(batch, HEADS, tokens, attention.feature_map.features)
+    state = attention.pack(attention.init_state(batch, q.device, dtype))
+    return ScanInputs(q, k, v, torch.zeros(batch, tokens, dtype=torch.bool), **gates), state
+
+
+def span_tokens(attention: Recurrence[Any], x: ScanInputs, state: Tensor) -> int:
+    return attention.kernel.span_tokens(Span(*x, y=x.v), state, GPU_POLICY)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_64k_tokens_are_one_span_within_its_memory(kind: str) -> None:
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        attention = layer(KINDS[kind])
+        x, state = inputs(attention, TOKENS, 1, torch.bfloat16)
+        assert span_tokens(attention, x, state) >= TOKENS
+        leaves = [t.requires_grad_() for t in (*x, state) if t is not None and t.is_floating_point()]
+        with Memory() as forward:
+            y, after, _ = Scan.apply(attention.kernel, attention.feature_map, GPU_POLICY, True, state, *x)
+        dresults = torch.empty_like(y), torch.empty_like(after)
+        with Memory() as backward:
+            grads = torch.autograd.grad((y, after), leaves, dresults)
+        assert GPU_POLICY.span_bytes is not None and len(grads) == len(leaves)
+        assert max(forward.temporary, backward.temporary) < GPU_POLICY.span_bytes
+
+
+def test_spans_are_shorter_with_more_rows_and_more_features() -> None:
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        attention = layer(KINDS["linear"])
+        wide = layer({"kind": "linear", "feature_map": "taylor", "taylor": recipe.Taylor(width=None)})
+        one, two = (span_tokens(attention, *inputs(attention, TOKENS, batch, torch.bfloat16)) for batch in (1, 2))
+        assert 2 * two <= one and span_tokens(wide, *inputs(wide, TOKENS, 1, torch.bfloat16)) < one / 20
