@@ -9,7 +9,8 @@ The parts of the time axis have these names:
 |---|---|---|
 | piece | 4096 on a CPU (`PIECE`, model/language_model.py) | part of a long text that is scored at once |
 | segment | `training.segment` (model/segments.py) | part of a training sequence whose activations fit in memory |
-| span | 512 (`SPAN`) on a CPU, more on a GPU | part of a sequence that one call of a kernel computes |
+| span | 512 (`SPAN`) on a CPU, what memory allows on a GPU | part of a sequence that one call of a kernel computes |
+| part | a quarter of a span (`PARTS`, delta/chunk.py) | chunks of the delta rule that a GPU computes at once |
 | chunk | 64 (`CHUNK_SIZE`, chunks.py) | part of a span: attention within it, the state from one to the next |
 | tile | 16 (`TILE`, native/simd.h) | the chunk of C++ kernels |
 | tile | 64 (`TILE`, linear/triton/tiles.py) | the chunk of Triton kernels |
