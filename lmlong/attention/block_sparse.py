@@ -35,36 +35,50 @@ def attend(q: Tensor, k: Tensor, v: Tensor, visible: VisibleKeys) -> Tensor:
 
 def by_flex_attention(q: Tensor, k: Tensor, v: Tensor, visible: VisibleKeys) -> Tensor:
     """Compute `attend` on a GPU."""
-    from torch.nn.attention.flex_attention import BlockMask
+    width, values = q.shape[3], v.shape[3]
+    if min(width, values) < NARROWEST:
+        q, k, v = (pad(x, (0, max(0, NARROWEST - x.shape[3]))) for x in (q, k, v))
+    others = [*visible, *(x for part in block_lists(visible) for x in part)]
+    for x, dimensions in (*((x, (0, 2)) for x in (q, k, v)), *((x, range(x.ndim)) for x in others)):
+        for dimension in dimensions:  # one kernel for all numbers of rows and tokens
+            torch._dynamo.maybe_mark_dynamic(x, dimension)
+    return compiled_kernel(q.dtype, width, values)(q, k, v, *others)[..., :values]
 
-    first, last, in_use = visible
 
-    def sees(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return (first[row, query] <= key) & (key <= last[query]) & in_use[row, key]
-
-    partial, full, partial_by_key, full_by_key = block_lists(visible)
-    mask = BlockMask(
-        seq_lengths=(q.shape[2], k.shape[2]),
-        kv_num_blocks=partial.length,
-        kv_indices=partial.columns,
-        full_kv_num_blocks=full.length,
-        full_kv_indices=full.columns,
-        q_num_blocks=partial_by_key.length,
-        q_indices=partial_by_key.columns,
-        full_q_num_blocks=full_by_key.length,
-        full_q_indices=full_by_key.columns,
-        BLOCK_SIZE=(BLOCK, BLOCK),
-        mask_mod=sees,
-    )
-    options, scale = kernel_options(q.dtype, max(q.shape[3], v.shape[3])), q.shape[3] ** -0.5
-    values, grouped = v.shape[3], q.shape[1] != k.shape[1]
-    q, k, v = (x if x.shape[3] >= NARROWEST else pad(x, (0, NARROWEST - x.shape[3])) for x in (q, k, v))
-    y = compiled_flex_attention()(q, k, v, block_mask=mask, scale=scale, enable_gqa=grouped, kernel_options=options)
-    return y[..., :values]
-
+MASK_PARTS = (
+    *("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices"),
+    *("q_num_blocks", "q_indices", "full_q_num_blocks", "full_q_indices"),
+)
+"""The names of the lists of blocks in a BlockMask."""
 
 NARROWEST = 16
 """Width of the narrowest heads that the kernels multiply."""
+
+
+@cache
+def compiled_kernel(dtype: torch.dtype, width: int, values: int) -> Any:
+    """Return flex attention for heads of a width, and a width of values."""
+    from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+    options: Any = kernel_options(dtype, max(width, values))
+    scale: float = width**-0.5
+
+    def attention(
+        q: Tensor, k: Tensor, v: Tensor, first: Tensor, last: Tensor, in_use: Tensor, *lists: Tensor
+    ) -> Tensor:
+        def sees(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            return (first[row, query] <= key) & (key <= last[query]) & in_use[row, key]
+
+        parts: Any = dict(zip(MASK_PARTS, lists, strict=True))
+        lengths, block = (q.shape[2], k.shape[2]), (BLOCK, BLOCK)
+        mask = BlockMask(seq_lengths=lengths, **parts, BLOCK_SIZE=block, mask_mod=sees)
+        grouped = q.shape[1] != k.shape[1]
+        return flex_attention(q, k, v, block_mask=mask, scale=scale, enable_gqa=grouped, kernel_options=options)
+
+    # compiled again for one row, one block of queries or keys, and without gradients, but not for each length
+    torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
+    # uncompiled, flex_attention computes all pairs: beyond the limit, with `fullgraph` it raises instead
+    return torch.compile(attention, dynamic=False, fullgraph=True)
 
 
 class Tiles(NamedTuple):
@@ -113,13 +127,3 @@ def kernel_options(dtype: torch.dtype, width: int) -> dict[str, Any]:
     owned, step = backward.owned, backward.step
     options |= {"fwd_BLOCK_M": forward.owned, "fwd_BLOCK_N": forward.step}
     return options | {"bwd_BLOCK_M1": step, "bwd_BLOCK_N1": owned, "bwd_BLOCK_M2": owned, "bwd_BLOCK_N2": step}
-
-
-@cache
-def compiled_flex_attention() -> Any:
-    from torch.nn.attention.flex_attention import flex_attention
-
-    # a kernel for each dtype, shape of heads and set of equal sizes, with and without gradients; not for each length
-    torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
-    # uncompiled, flex_attention computes all pairs: beyond the limit, with `fullgraph` it raises instead
-    return torch.compile(flex_attention, dynamic=True, fullgraph=True)

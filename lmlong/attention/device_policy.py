@@ -4,7 +4,11 @@ Every operation on a GPU takes some microseconds to launch, so there the number 
 length of a text. And an operation whose result decides what is launched next would make the CPU wait for the GPU.
 """
 
+import os
+import sysconfig
 from importlib.util import find_spec
+from pathlib import Path
+from shutil import which
 from typing import Any, NamedTuple
 
 import torch
@@ -66,13 +70,20 @@ GPU_POLICY = DevicePolicy(
 """The number of operations does not depend on the length, up to a limit of memory, and nothing waits for a value."""
 
 
-HAS_TRITON = find_spec("triton") is not None
+def can_run_triton() -> bool:
+    """Return whether Triton is installed, and the C compiler and the header of Python that its kernels need."""
+    compiler = os.environ.get("CC") or which("gcc") or which("clang")
+    header = Path(sysconfig.get_config_var("INCLUDEPY") or "", "Python.h")
+    return find_spec("triton") is not None and compiler is not None and header.exists()
+
+
+RUNS_TRITON = can_run_triton()
 
 
 def policy_of(device: torch.device) -> DevicePolicy:
     if device.type == "cpu":
         return CPU_POLICY
-    return GPU_POLICY._replace(block_sparse=device.type == "cuda" and HAS_TRITON)
+    return GPU_POLICY._replace(block_sparse=device.type == "cuda" and RUNS_TRITON)
 
 
 class FollowsPolicy(nn.Module):

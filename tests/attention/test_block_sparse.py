@@ -1,8 +1,8 @@
 """Softmax attention and windows as a GPU computes them: by lists of blocks, which a stand-in reads on a CPU."""
 
 from collections import Counter
-from collections.abc import Sequence
-from importlib.util import find_spec
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,16 +14,15 @@ from machine import needs_compiler
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lmlong import recipe
-from lmlong.attention import block_sparse, laws
+from lmlong.attention import block_sparse, device_policy, laws
 from lmlong.attention.base import CausalAttention
 from lmlong.attention.block_sparse import by_flex_attention
-from lmlong.attention.device_policy import CPU_POLICY, GPU_POLICY, policy_of, use_policy
+from lmlong.attention.device_policy import CPU_POLICY, GPU_POLICY, use_policy
 from lmlong.attention.key_blocks import BLOCK, BlockList, VisibleKeys, block_lists, visible_keys
 from lmlong.attention.softmax.layer import SoftmaxAttention
 from lmlong.attention.softmax.state import KeyValues, KVCache
@@ -243,37 +242,54 @@ def by_mask(q: Tensor, k: Tensor, v: Tensor, visible: VisibleKeys) -> Tensor:
     return scaled_dot_product_attention(q, k, v, visible.mask()[:, None], enable_gqa=True)
 
 
-@torch.no_grad()
-def test_flex_attention_has_one_kernel_for_all_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
-    counter = CompileCounter()
+@pytest.fixture
+def compile_with(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Set options of torch.compile."""
+    plain = torch.compile
+
+    def use(**options: Any) -> None:
+        monkeypatch.setattr(torch, "compile", lambda function, **others: plain(function, **{**others, **options}))
+
     torch._dynamo.reset()
-    function = torch.compile(flex_attention, dynamic=True, fullgraph=True, backend=counter)
-    monkeypatch.setattr(block_sparse, "compiled_flex_attention", lambda: function)
-    for time, tokens in ((600, 0), (410, 0), (1000, 0)):
+    block_sparse.compiled_kernel.cache_clear()
+    yield use
+    block_sparse.compiled_kernel.cache_clear()
+
+
+@torch.no_grad()
+def test_flex_attention_has_one_kernel_for_all_lengths(compile_with: Callable[..., None]) -> None:
+    counter = CompileCounter()
+    compile_with(backend=counter)
+    for time, tokens in ((600, 0), (410, 0), (1000, 0), (410, 600)):
         x = text_for_flex(time, tokens)
         assert laws.error(by_flex_attention(*x), by_mask(*x)) < 1e-6
     assert counter.frame_count == 1
 
 
 @torch.no_grad()
-def test_heads_narrower_than_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    widths = []
+def test_heads_narrower_than_the_kernels(compile_with: Callable[..., None]) -> None:
+    shapes = []
 
-    def function(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-        widths.append((q.shape[3], k.shape[3], v.shape[3]))
-        return compiled(q, k, v, **options)
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        (node,) = (node for node in graph.graph.nodes if "flex_attention" in str(node.target))
+        shapes.append([x.meta["example_value"].shape[3] for x in node.args[:3]])
+        return graph.forward
 
-    torch._dynamo.reset()
-    compiled = torch.compile(flex_attention, fullgraph=True, backend="eager")
-    monkeypatch.setattr(block_sparse, "compiled_flex_attention", lambda: function)
+    compile_with(backend=backend)
     x = text_for_flex(30, 0, widths=(8, 24))
     assert laws.error(by_flex_attention(*x), by_mask(*x)) < 1e-6
-    assert widths == [(16, 16, 24)]
+    assert shapes == [[16, 16, 24]]
 
 
-def test_only_nvidia_and_amd_have_the_kernels() -> None:
-    assert policy_of(torch.device("cuda")).block_sparse == (find_spec("triton") is not None)
-    assert not policy_of(torch.device("mps")).block_sparse and not policy_of(torch.device("cpu")).block_sparse
+def test_devices_without_the_kernels_have_a_mask(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("cpu", "mps"):
+        assert not device_policy.policy_of(torch.device(name)).block_sparse
+    for runs in (True, False):
+        monkeypatch.setattr(device_policy, "RUNS_TRITON", runs)
+        assert device_policy.policy_of(torch.device("cuda")).block_sparse == runs
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))  # without a C compiler
+    assert not device_policy.can_run_triton()
 
 
 @pytest.mark.slow
@@ -281,13 +297,16 @@ def test_only_nvidia_and_amd_have_the_kernels() -> None:
 @torch.no_grad()
 @pytest.mark.parametrize(("time", "tokens", "window"), [(600, 0, None), (600, 777, None), (600, 199, 200)])
 def test_the_compiled_kernel_reads_the_lists(
-    time: int, tokens: int, window: int | None, monkeypatch: pytest.MonkeyPatch
+    time: int,
+    tokens: int,
+    window: int | None,
+    compile_with: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Compiled for a CPU, flex_attention skips blocks too, but has no backward pass; it does not compile for lengths of
-    queries and keys that differ and are both dynamic (torch 2.13)."""
-    torch._dynamo.reset()
-    function = torch.compile(flex_attention, dynamic=False, fullgraph=True)
-    monkeypatch.setattr(block_sparse, "compiled_flex_attention", lambda: function)
+    """Compiled for a CPU, flex_attention skips blocks too, but has no backward pass, and torch 2.13 cannot compile it
+    for all lengths."""
+    monkeypatch.setattr(torch._dynamo, "maybe_mark_dynamic", lambda *_: None)
+    compile_with()
     x = text_for_flex(time, tokens, window)
     assert laws.error(by_flex_attention(*x), by_mask(*x)) < 1e-6
 

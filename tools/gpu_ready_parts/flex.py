@@ -9,6 +9,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,7 @@ from torch.utils._pytree import tree_map
 
 HEADS, KV_HEADS, TOKENS, PAST = 4, 2, 600, 177
 
-Kernel = tuple[Any, tuple[Tensor, ...], dict[str, Any]]
+Kernel = tuple[Any, tuple[Tensor | int, ...], dict[str, Any]]
 """A kernel, its arguments, and the options of its launch."""
 
 
@@ -49,7 +50,7 @@ def graphs(dtype: torch.dtype, width: int) -> list[tuple[torch.fx.GraphModule, l
         return make_boxed_func(graph.forward)
 
     backend = aot_autograd(fw_compiler=keep, bw_compiler=keep)
-    function = torch.compile(module.flex_attention, fullgraph=True, dynamic=False, backend=backend)
+    compile_function = partial(torch.compile, backend=backend)
     q, k, v = (
         torch.zeros(2, heads, tokens, width, dtype=dtype, requires_grad=True)
         for heads, tokens in ((HEADS, TOKENS), (KV_HEADS, PAST + TOKENS), (KV_HEADS, PAST + TOKENS))
@@ -58,21 +59,24 @@ def graphs(dtype: torch.dtype, width: int) -> list[tuple[torch.fx.GraphModule, l
     # torch refuses gradients on a CPU, where it has no kernel for them
     with (
         patch.object(module, "_validate_device", lambda *_: None),
-        patch.object(block_sparse, "compiled_flex_attention", lambda: function),
+        patch.object(torch, "compile", compile_function),
     ):
+        block_sparse.compiled_kernel.cache_clear()
         block_sparse.by_flex_attention(q, k, v, visible).sum().backward()
     torch._dynamo.reset()
     return found
 
 
 def compile_for_gpu(graph: torch.fx.GraphModule, inputs: list[Any]) -> None:
+    from torch._guards import detect_fake_mode
     from torch._inductor.compile_fx import compile_fx_inner
-    from torch._subclasses.fake_tensor import FakeTensorMode
 
     def on_gpu(x: Any) -> Any:
         return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cuda:0") if isinstance(x, Tensor) else x
 
-    with FakeTensorMode():
+    mode = detect_fake_mode(inputs)
+    assert mode is not None
+    with mode:
         for part in graph.modules():
             for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
                 node.meta = {name: tree_map(on_gpu, value) for name, value in node.meta.items() if name == "val"}
@@ -138,7 +142,7 @@ def made_up_gpu(codes: list[str]) -> Iterator[None]:
 
 def loaded(code: str) -> Kernel:
     """Return the kernel that some generated code defines."""
-    types = re.findall(r"'\w+': '\*(\w+)'", re.findall(r"'signature': \{([^}]*)\}", code)[0])
+    types = re.findall(r"'\w+': '(\S+?)'", re.findall(r"'signature': \{([^}]*)\}", code)[0])
     options = {name: int(value) for name, value in re.findall(r"^(num_warps|num_stages)=(\d+)", code, re.MULTILINE)}
     begin, end = code.index("@triton_heuristics"), code.index("@triton.jit", code.index("@triton_heuristics"))
     path = Path(FOLDER.name, f"kernel_{len(list(Path(FOLDER.name).iterdir()))}.py")
@@ -148,8 +152,12 @@ def loaded(code: str) -> Kernel:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     name = re.findall(r"@triton.jit\ndef (\w+)", code)[0]
-    arguments = (torch.empty(16, dtype=DTYPES[kind], device="meta") for kind in types)
-    return getattr(module, name), tuple(arguments), options
+    return getattr(module, name), tuple(map(argument, types)), options
+
+
+def argument(kind: str) -> Tensor | int:
+    """Return an argument of a type: a size, or a tensor without numbers."""
+    return torch.empty(16, dtype=DTYPES[kind[1:]], device="meta") if kind.startswith("*") else TOKENS
 
 
 FOLDER = tempfile.TemporaryDirectory()
