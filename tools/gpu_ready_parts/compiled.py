@@ -107,7 +107,7 @@ def failures_of(row: dict[str, Any]) -> list[str]:
         failures.append(f"{what}: {row['spills']} bytes of spills exceed {MAX_SPILLS}")
     if row["seconds"] > MAX_SECONDS:
         failures.append(f"{what}: {row['seconds']:.0f} s to compile exceed {MAX_SECONDS:.0f} s")
-    wide = min(row["features"], row["values"]) >= 64 and row["map"] != "flex"
+    wide = min(row["features"], row["values"]) >= 64 and not row["kernel"].startswith("flex")
     if row["kernel"] not in WITHOUT_PRODUCTS and not (cores.get("wgmma") if row["arch"] == 90 and wide else cores):
         failures.append(f"{what}: does not use {'wgmma' if row['arch'] == 90 and wide else 'tensor cores'}")
     return failures
