@@ -96,7 +96,7 @@ TILES: dict[int, dict[int, tuple[Tiles, Tiles]]] = {
     2: {
         32: (Tiles(64, 64, 4, 2), Tiles(64, 64, 4, 2)),
         64: (Tiles(128, 64, 8, 3), Tiles(64, 32, 4, 2)),
-        128: (Tiles(128, 64, 8, 2), Tiles(64, 64, 8, 1)),
+        128: (Tiles(128, 64, 8, 2), Tiles(64, 32, 8, 1)),
         256: (Tiles(64, 32, 8, 2), Tiles(32, 32, 8, 1)),
     },
     4: {
