@@ -124,11 +124,11 @@ def accumulate(states: Tensor, transitions: Tensor | None, policy: DevicePolicy,
 
 
 def accumulate_in_tree(states: Tensor, transitions: Tensor | None, backwards: bool = False) -> Tensor:
-    """Do as `accumulate` in 2 log2(N) steps, each for all blocks of `size` states at once. Transitions may be matrices
-    (F, F) too; they are overwritten with products.
+    """Do the same as `accumulate` in 2 log2(N) steps, each for all blocks of `size` states at once. Transitions may
+    also be matrices (F, F). They are overwritten.
 
-    Going up, the last state of each two blocks receives the sum over both. Going down, the last state of each other
-    block receives what comes before the block.
+    Up the tree, the last state of each pair of blocks becomes the sum over the pair. Down the tree, the last state of
+    the first block of each pair becomes the sum over everything up to it.
     """
     sizes = [1 << level for level in range(len(states).bit_length() - 1)]
     for first, size in [*((2 * size - 1, size) for size in sizes), *((3 * size - 1, size) for size in sizes[::-1])]:
@@ -145,7 +145,7 @@ def accumulate_in_tree(states: Tensor, transitions: Tensor | None, backwards: bo
             into.add_(over_block @ source)
         else:
             into.addcmul_(over_block, source)
-        if first < 2 * size and count > 1:  # no block comes before the first two
+        if first < 2 * size and count > 1:  # transitions over pairs; nothing comes before the first pair
             into, source = (
                 _each(transitions, begin, 2 * size, count - 1, backwards) for begin in (4 * size - 2, 3 * size - 2)
             )

@@ -9,7 +9,8 @@ The parts of the time axis have these names:
 |---|---|---|
 | piece | 4096 on a CPU (`PIECE`, model/language_model.py) | part of a long text that is scored at once |
 | segment | `training.segment` (model/segments.py) | part of a training sequence whose activations fit in memory |
-| span | 512 (`SPAN`) on a CPU, more on a GPU | part of a sequence that one call of a kernel computes |
+| span | 512 (`SPAN`) on a CPU, what memory allows on a GPU | part of a sequence that one call of a kernel computes |
+| part | a quarter of a span (`PARTS`, delta/chunk.py) | chunks of the delta rule that a GPU computes at once |
 | chunk | 64 (`CHUNK_SIZE`, chunks.py) | part of a span: attention within it, the state from one to the next |
 | tile | 16 (`TILE`, native/simd.h) | the chunk of C++ kernels |
 | tile | 64 (`TILE`, linear/triton/tiles.py) | the chunk of Triton kernels |
@@ -198,7 +199,7 @@ class Scan(torch.autograd.Function):
                 for total, of_maps in zip(totals, zip(*grads, strict=True), strict=True):
                     used = [grad for grad in of_maps if grad is not None]
                     if used:
-                        total += sum(used)
+                        total += sum(used[1:], start=used[0])
         return None, None, None, None, dstate, *dx[:6], *dweights
 
 

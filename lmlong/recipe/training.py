@@ -122,11 +122,13 @@ class Training(Budget):
     keep_every: int | None = Field(default=None, gt=0, le=bounds.COUNT)
     """Keep all checkpoints whose step is a multiple of this."""
     on_nonfinite: Literal["stop", "skip"] = "stop"
-    """What to do if a loss or gradient is not finite: stop before the step, or skip the step."""
+    """What to do if a loss or gradient is not finite: stop before the step, or skip the step. On a GPU a run stops up
+    to `log_every` steps late, with the weights before the step."""
     skips: int = Field(default=5, gt=0, le=bounds.COUNT)
     """on_nonfinite: skip: maximum number of consecutive skipped steps before training stops."""
     log_every: int = Field(default=10, gt=0, le=bounds.COUNT)
-    """Steps between training metrics in metrics.jsonl."""
+    """Steps between training metrics in metrics.jsonl. On a GPU, losses are fetched only then, and before validations
+    and checkpoints: after each fetch the GPU stands idle for a moment."""
     loggers: list[Literal["tensorboard", "csv", "wandb"]] = Field(default=[])
     """Further loggers, in the run folder, besides metrics.jsonl. tensorboard and wandb need their extras (pip install
     -e '.[wandb]'); wandb needs an account, or WANDB_MODE=offline."""

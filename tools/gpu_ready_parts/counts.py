@@ -25,7 +25,7 @@ VOCABULARY = 32768
 LENGTHS = (4096, 16384, 65536)
 
 GROWTH = 1.5
-"""Operations for the longest text, at most, as a multiple of those for the shortest."""
+"""Operations for the longest text, at most, as a multiple of those for the shortest, for each span of the longest."""
 
 TEMPORARY = 2e9
 """Bytes that a pass over the longest text may hold, beyond what is kept from the forward to the backward pass."""
@@ -37,7 +37,7 @@ class Kind(NamedTuple):
     options: dict[str, Any]
     kernel: str = "torch"
     limit: int | None = None  # operations of a training step: of one layer and of one piece of the loss
-    packed: bool = True  # whether it is computed with document starts too
+    spans: int = 1  # of the longest text, which the memory of temporary tensors divides
 
 
 KINDS = {
@@ -45,14 +45,13 @@ KINDS = {
     "linear by Triton": Kind({"attention.kind": "linear"}, "triton", limit=400),
     "no decay": Kind({"attention.kind": "linear", "attention.decay": "none"}),
     "by channel": Kind({"attention.kind": "linear", "attention.decay": "channel"}),
-    "FAVOR+": Kind({"attention.kind": "linear", "attention.feature_map": "favor"}),
+    "FAVOR+": Kind({"attention.kind": "linear", "attention.feature_map": "favor"}, spans=2),
     "delta": Kind({"attention.kind": "delta"}, limit=3000),
     "window": Kind({"attention.kind": "window"}),
     "parallel window": Kind({"attention.kind": "linear", "attention.parallel_window": 64}),
     "softmax": Kind({"attention.kind": "softmax"}),
     "ngram": Kind({"attention.kind": "ngram"}),
-    # the middle one of three layers; with document starts, the alignment of the blocks is waited for once a pass
-    "downsampled": Kind({"attention.kind": "linear", "layers": 3, "downsample.factor": 4}, packed=False),
+    "downsampled": Kind({"attention.kind": "linear", "layers": 3, "downsample.factor": 4}),  # the middle layer
 }
 if find_spec("fla"):
     filterwarnings("ignore", "Triton is not supported on current platform")  # no GPU, when it is imported
@@ -88,7 +87,7 @@ def check(
     """Return the passes of some kinds, the passes of the loss alone, and what is not as it should be. `width` replaces
     that of the recipe."""
     loss = [loss_pass(length, width) for length in lengths]
-    rows = [row(kind, starts, lengths, width) for kind in kinds for starts in (False, True)[: 1 + KINDS[kind].packed]]
+    rows = [row(kind, starts, lengths, width) for kind in kinds for starts in (False, True)]
     return rows, loss, [failure for one in rows for failure in failures(one, loss[0], lengths)]
 
 
@@ -183,7 +182,7 @@ def failures(row: Row, loss: Pass, lengths: Sequence[int]) -> list[str]:
     if limit and last.operations + loss.operations > limit:
         found.append(f"{name}: {last.operations + loss.operations:,} operations with the loss, more than {limit:,}")
     for what, (short, *_, long), head in (("training", row.train, loss.operations), ("prefill", row.prefill, 0)):
-        if long.operations + head > GROWTH * (short.operations + head):
+        if long.operations + head > GROWTH * KINDS[row.kind].spans * (short.operations + head):
             found.append(f"{name}, {what}: {short.operations:,} operations grow to {long.operations:,}")
     if last.kept > 1.1 * first.kept * lengths[-1] / lengths[0]:
         found.append(f"{name}: {last.kept / 1e9:.1f} GB are kept, which grow faster than the text")

@@ -10,16 +10,17 @@ e_s) and r the decay masks of chunks.py,
     y_t = sum_(s<=t) W_ts (fq_t . fk_s) u_s + a_t S^T fq_t                         S' = r S + sum_s e_s fk_s u_s^T
 
 The inverse of I + L is applied to b v and b a fk for all chunks at once; only the state is then computed chunk by chunk
-(the WY or UT form, Yang et al. 2024). On a GPU the transitions of chunks, which are matrices, are composed in a tree:
-
-    S' = (r I - (e fk)^T (I + L)^-1 b a fk) S + (e fk)^T (I + L)^-1 b v
-
- With dx for the gradient of x, and P_ts = W_ts (fq_t . fk_s),
+(the WY or UT form, Yang et al. 2024). With dx for the gradient of x, and P_ts = W_ts (fq_t . fk_s),
 
     dU = P^T dY + e fk dS'      dR = (I + L)^-T dU      dL = -dR U^T      dS = r dS' - (b a fk)^T dR + (a fq)^T dY
 
 and the other gradients follow from the products that define P, L and R. Each weight W_ts contributes to the gradient of
 all log a between s and t, as in linear attention.
+
+On a GPU, where each chunk would be some operations to launch, the states of all chunks follow from matrices that are
+composed in a tree (`accumulate_in_tree`), and the gradients of states from their transposes:
+
+    S' = (r I - G^T b a fk) S + G^T b v,  G = (I + L)^-T e fk
 
 N chunks, B batch, H heads, C tokens in a chunk, F features, V value dim.
 """
@@ -135,7 +136,7 @@ class ChunkKernel(ChunkedKernel):
         added to its gradient."""
         c = self._chunks(x, added.dtype)
         L, before = c.beta * c.M(), c.beta * c.fk_before()
-        written = _solve(L, c.fk_to_end(), transposed=True).mT
+        written = _solve(L, c.fk_to_end(), transposed=True).mT  # G^T
         matrices.copy_(written @ before).neg_()
         matrices.diagonal(dim1=-2, dim2=-1).add_(1 if c.decay.chunk is None else c.decay.chunk[..., 0])
         added.copy_(written @ (c.beta * c.v))
