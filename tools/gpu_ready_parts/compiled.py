@@ -131,7 +131,7 @@ def _in_process(quick: bool, part: int, report: Callable[[str], None]) -> list[d
     command = [sys.executable, __file__, "--part", str(part), *(["--quick"] if quick else [])]
     root = Path(__file__).resolve().parents[2]
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    path = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
+    path = os.pathsep.join([str(root), str(root / "tools"), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment |= {"TRITON_ALWAYS_COMPILE": "1", "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     environment.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # otherwise Triton 3.9 warns that its default will change
     rows = []
