@@ -121,8 +121,8 @@ class Training(Budget):
     keep_every: int | None = Field(default=None, gt=0, le=bounds.COUNT)
     """Keep all checkpoints whose step is a multiple of this."""
     on_nonfinite: Literal["stop", "skip"] = "stop"
-    """What to do if a loss or gradient is not finite: stop before the step, or skip the step. On a GPU a run stops up to
-    `log_every` steps late, with the weights before the step."""
+    """What to do if a loss or gradient is not finite: stop before the step, or skip the step. On a GPU a run stops up
+    to `log_every` steps late, with the weights before the step."""
     skips: int = Field(default=5, gt=0, le=bounds.COUNT)
     """on_nonfinite: skip: maximum number of consecutive skipped steps before training stops."""
     log_every: int = Field(default=10, gt=0, le=bounds.COUNT)
