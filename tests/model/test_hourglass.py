@@ -137,7 +137,6 @@ def test_a_beat_says_what_is_needed() -> None:
     position = torch.tensor([0, 4])
     starts = torch.zeros(2, 8, dtype=torch.bool)
     assert block_phase(4, position, None, 8) == BlockPhase(2, 3, True, True)
-    assert block_phase(4, None, None, 8) == block_phase(4, position, None, 8)
     assert block_phase(4, position + 4, None, 8) == BlockPhase(2, 3, True, False)
     assert block_phase(4, position + 6, None, 8) == BlockPhase(2, 1, True, False)
     assert block_phase(4, position, None, 3) == BlockPhase(0, 0, True, False)
@@ -147,7 +146,6 @@ def test_a_beat_says_what_is_needed() -> None:
     assert block_phase(4, position, starts, 8) == BlockPhase(2, 3, True, True)
     starts[0, 5] = True
     assert not block_phase(4, position, starts, 8).even
-    assert block_phase(4, None, starts, 8) == block_phase(4, position, starts, 8)
 
 
 @torch.no_grad()
