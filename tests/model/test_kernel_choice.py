@@ -160,7 +160,7 @@ def test_an_error_of_gradients_does_not_matter_to_a_reader() -> None:
 
 
 @needs_triton
-@pytest.mark.parametrize("precision", ["32", "bf16"])
+@pytest.mark.parametrize("precision", ["32", pytest.param("bf16", marks=pytest.mark.slow)])
 def test_a_fault_planted_in_triton_is_found(precision: str) -> None:
     work = Work(1, 70, precision, trains=True)
     assert choose(model_of(TritonLinear), work).choice.names == {"linear": "triton"}

@@ -94,6 +94,7 @@ def test_launches_of_triton_kernels_are_counted(tmp_path: Path) -> None:
     assert sum(count for name, count in one["training"][0]["names"].items() if "triton" in name) >= 5
 
 
+@pytest.mark.slow
 def test_memory_of_a_step(counts: ModuleType) -> None:
     """Twice the rows take twice the memory beyond that of the weights."""
     from gpu_ready_parts import recipes

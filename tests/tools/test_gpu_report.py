@@ -32,6 +32,7 @@ def test_without_a_gpu_it_says_so_and_measures_nothing(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_where_the_last_one_stopped(tmp_path: Path) -> None:
     done = run("run", str(tmp_path), "--tiny", "--only", "decoding", "--minutes", "0")
     assert done.returncode == 0 and "0 failed, no time for all of decoding: run it again" in done.stderr
@@ -45,6 +46,7 @@ def test_a_run_goes_on_where_the_last_one_stopped(tmp_path: Path) -> None:
 
 
 @needs_triton
+@pytest.mark.slow
 def test_a_kernel_that_fails_or_does_not_end_leaves_the_others(tmp_path: Path) -> None:
     """Triton cannot be imported: its kernels fail. No decoding ends in a hundredth of a second."""
     (tmp_path / "broken").mkdir()
