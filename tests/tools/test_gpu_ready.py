@@ -84,6 +84,7 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "TRITON_INTERPRET": "1"})
 
 
+@pytest.mark.slow
 @needs_triton
 def test_launches_of_triton_kernels_are_counted(tmp_path: Path) -> None:
     done = run("count", "--quick", "--only", "linear by Triton", "--json", str(tmp_path / "figures.json"))

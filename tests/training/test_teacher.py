@@ -203,6 +203,7 @@ def test_aligning_resumes_exactly_and_is_the_same_in_parts(aligned: Recipes, tmp
     assert losses(tmp_path / "checkpointing") == pytest.approx(losses(tmp_path / "whole"), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_two_processes_align_as_one_does(aligned: Recipes, shared: Path, of_layers: Path, tmp_path: Path) -> None:
     train(aligned("training.steps=6"), tmp_path / "one")
     options = ["devices=2", "training.batch_size=2", "training.steps=6", *LAYERS, *itself(of_layers)]
