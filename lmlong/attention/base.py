@@ -105,7 +105,7 @@ class CausalAttention(FollowsPolicy, ABC, Generic[State]):
 
     @property
     def kernel_name(self) -> str:
-        """The name of the kernel for many tokens. It hands devices and dtypes that it does not support to torch."""
+        """The name of the selected kernel, which leaves devices and dtypes that it does not support to torch."""
         return self.kernel.name if self.kernels else "torch"
 
     def kernel_reasons(self, device: torch.device) -> dict[str, str | None]:

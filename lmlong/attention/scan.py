@@ -1,4 +1,4 @@
-"""A causal scan over any length, span by span, as one autograd function, for linear attention and the delta rule.
+"""The causal scan by torch and native kernels, span by span, as one autograd function.
 
 The inputs, the outputs and the states between spans are saved for the backward pass. Everything else, including
 features, is recomputed span by span from the last to the first, while it is in cache.
@@ -7,7 +7,7 @@ The parts of the time axis have these names:
 
 | name | tokens | meaning |
 |---|---|---|
-| piece | 4096 on a CPU (`PIECE`, model/language_model.py) | part of a long text that is scored at once |
+| piece | 4096 (scored) or 2048 (a prompt) on a CPU | part of a long text that is read at once (`LanguageModel.piece`) |
 | segment | `training.segment` (model/segments.py) | part of a training sequence whose activations fit in memory |
 | span | 512 (`SPAN`) on a CPU, what memory allows on a GPU | part of a sequence that one call of a kernel computes |
 | part | a quarter of a span (`PARTS`, delta/chunk.py) | chunks of the delta rule that a GPU computes at once |

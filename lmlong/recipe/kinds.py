@@ -1,7 +1,7 @@
 """The properties of each attention and feature map, by which recipes are validated. Imports no torch.
 
-The classes in lmlong/attention take their values from here. Plug-ins work the other way round: their entries in both
-dicts are made from their classes.
+Classes in lmlong/attention that need a value take it from here. Plug-ins work the other way round: their entries in
+both dicts are made from their classes.
 """
 
 from collections.abc import Collection, Iterator

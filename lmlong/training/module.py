@@ -5,9 +5,9 @@ rate, then `training_step`, which returns the loss, and adds up the gradient. At
 optimizer with a closure that runs `training_step`, backward and `configure_gradient_clipping` before the update.
 (DeepSpeed clips and updates by itself: `DeepSpeedAutocast.optimizer_step`.)
 
-Nothing here waits for a value of a GPU. An update with a non-finite gradient is masked there, and `TrainingCallback`
-fetches the figures of several steps at once. Two exceptions read whether a gradient is finite in each step by
-themselves: DeepSpeed, and the gradient scaler of float16.
+Nothing here waits for a value of a GPU. There an update with a non-finite gradient is masked, and `TrainingCallback`
+fetches the figures of several steps at once; on a CPU the gradient is dropped. Two exceptions read whether a gradient
+is finite in each step by themselves: DeepSpeed, and the gradient scaler of float16.
 """
 
 import math
@@ -44,7 +44,7 @@ class TrainingModule(LightningModule):
 
     token_bytes: Tensor
     skipped: Tensor
-    """The number of consecutive steps skipped so far; above `skips_allowed` no more updates are made."""
+    """The number of consecutive steps skipped so far; above `skips_allowed` no more updates are made (except by DeepSpeed)."""
 
     def __init__(self, prepared: PreparedRun, policy: DevicePolicy | None = None):
         super().__init__()
@@ -127,14 +127,14 @@ class TrainingModule(LightningModule):
             # overflows now and then by design: its gradient scaler skips such a step and lowers the scale
             self.gradient_norm = norm
             return
-        is_skipped = self.accept(norm)
+        is_skipped = self.must_skip(norm)
         if masks_updates(training, self.policy):
             optimizer.found_inf = is_skipped.float()
         elif is_skipped:
             for weight in self.model.parameters():
                 weight.grad = None  # the optimizer then skips the weight and its moments
 
-    def accept(self, norm: Tensor) -> Tensor:
+    def must_skip(self, norm: Tensor) -> Tensor:
         """Count a gradient of this norm, and return whether its update must be skipped: if it is not finite, or after
         more skipped steps than allowed, until the run stops. A non-finite loss always has a non-finite gradient."""
         self.gradient_norm = norm

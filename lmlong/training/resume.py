@@ -2,7 +2,7 @@
 
 A resumed run restores, in this order:
 
-1. `prepare.prepare_run`: the tokenizer, weights and buffers.
+1. `prepare_resumed_run`: the tokenizer, weights, buffers and kernels.
 
 2. `TrainingModule`: the training clock, the first step, and the position in the data.
 

@@ -16,8 +16,8 @@ OLDEST = (8, 0)
 
 
 class TritonLinear(ChunkKernel):
-    """Computes a text of any length as one operation, for any number of features and values. Torch computes a decay for
-    each channel and states in float64."""
+    """Computes a text of any length as one operation, for any number of features and values. A decay by channel and
+    states in float64 are left to torch."""
 
     name = "triton"
 
