@@ -44,7 +44,8 @@ class TrainingModule(LightningModule):
 
     token_bytes: Tensor
     skipped: Tensor
-    """The number of consecutive steps skipped so far; above `skips_allowed` no more updates are made (except by DeepSpeed)."""
+    """The number of consecutive steps skipped so far; above `skips_allowed` no more updates are made, except by
+    DeepSpeed."""
 
     def __init__(self, prepared: PreparedRun, policy: DevicePolicy | None = None):
         super().__init__()
