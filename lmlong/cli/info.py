@@ -180,5 +180,7 @@ def _words(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(str, value))
     if isinstance(value, dict):
-        return ", ".join(f"{name.replace('_', ' ')} {_words(part)}" for name, part in value.items())
+        # a colon after a name of several words, whose end would not be seen
+        words = {name.replace("_", " "): _words(part) for name, part in value.items()}
+        return ", ".join(f"{name}: {part}" if " by " in name else f"{name} {part}" for name, part in words.items())
     return str(value)
