@@ -103,7 +103,9 @@ def test_a_gpu_reads_a_long_text_in_longer_pieces() -> None:
     assert [model.piece(rows) for rows in (1, 4, 100)] == [65536, 16384, 4096]
 
 
-@pytest.mark.parametrize("with_starts", [False, True], ids=["one document", "documents"])
+@pytest.mark.parametrize(
+    "with_starts", [pytest.param(False, marks=pytest.mark.slow), True], ids=["one document", "documents"]
+)
 @pytest.mark.parametrize("kind", [*KINDS, "downsampled"])
 def test_nothing_waits_for_a_value(kind: str, with_starts: bool) -> None:
     """Tensors without values raise where a value is read, in training, in scoring, in a prompt and in a decode step."""

@@ -79,14 +79,14 @@ def test_documents_of_unequal_lengths_on_two_machines_under_torchrun(
 
 
 def test_two_tasks_under_slurm_tokenize_once(tiny: Path, recipe_of: Recipes, tmp_path: Path) -> None:
-    """One of them makes the token files, and the other waits for it."""
+    """One of them makes the token files; the other waits for it, or comes later."""
     book = tmp_path / "book.txt"
     book.write_text(book.read_text() * 200)
     tokenizer = ["training.steps=4", "text.tokenizer.kind=sentencepiece", "text.tokenizer.vocabulary=300"]
     options = ["devices=2", "training.batch_size=2", "--out", tmp_path / "two"]
-    outputs, errors = succeed(["lmlong", "train", tiny, *tokenizer, *options], tasks_of_slurm())
+    outputs, _ = succeed(["lmlong", "train", tiny, *tokenizer, *options], tasks_of_slurm())
     assert [output.count("validation ") for output in outputs] == [1, 0]
-    assert "waiting for process" in errors and len(list((tmp_path / "cache" / "tokens").iterdir())) == 1
+    assert len(list((tmp_path / "cache" / "tokens").iterdir())) == 1
     train(recipe_of(*tokenizer, "training.batch_size=4"), tmp_path / "one")
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-4)
 
