@@ -39,7 +39,7 @@ def cuda_graph(run: Run) -> Run:
             run()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads may go on allocating memory
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads may allocate memory meanwhile
         logits = run()
 
     def replay() -> Tensor:
