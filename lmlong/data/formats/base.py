@@ -1,5 +1,6 @@
 """What a file format is, and the simplest: plain text."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Container, Iterator
 from functools import partial
 from pathlib import Path, PurePath
@@ -38,7 +39,7 @@ def file_document(path: Path, errors: Errors, encoding: str = UTF8) -> Document:
     return Document(str(path), lambda: read_bytes(path), errors, encoding, file_fields(path))
 
 
-class FileFormat:
+class FileFormat(ABC):
     """How files of one format are read. The defaults are those of a format whose files hold several documents."""
 
     is_text = False
@@ -67,9 +68,9 @@ class FileFormat:
         """Return whether a file appears to be readable; raise a UsageError that explains a certain mistake."""
         return True
 
+    @abstractmethod
     def documents(self, path: Path, options: ReadOptions) -> Iterator[Document | Skipped]:
         """Iterate over the documents of a file, in the encoding that `check` returned."""
-        raise NotImplementedError
 
     def fingerprint(self, path: Path, options: ReadOptions) -> str:
         """Return what the text of a file depends on in addition to its bytes."""
@@ -85,6 +86,9 @@ class RefusedFormat(FileFormat):
     @property
     def refusal(self) -> str:
         return self._refusal
+
+    def documents(self, path: Path, options: ReadOptions) -> Iterator[Document | Skipped]:
+        raise UsageError(f"{path}: {self._refusal}.")
 
 
 class PlainText(FileFormat):
