@@ -12,6 +12,7 @@ from lmlong.attention.linear.triton.tiles import (
     LENGTHS,
     TILE,
     add_matmul,
+    block_of_program,
     cumulative_decay,
     decay_from_state,
     decay_mask,
@@ -91,9 +92,7 @@ def backward_qk(
     """Store a block of dq and dk of a tile. If `pairs` is given, store there the sum of fq . dfq - fk . dfk over the
     block, for the gradient of the log decays."""
     BLOCKS_F: tl.constexpr = (F + BLOCK_F - 1) // BLOCK_F
-    block, program = tl.program_id(0) % BLOCKS_F, tl.program_id(0) // BLOCKS_F
-    batch_head, tile = program.to(tl.int64) // N, program % N
-    row, head = batch_head // H, batch_head % H
+    block, batch_head, tile, row, head = block_of_program(BLOCKS_F, N, H)
     features = block * BLOCK_F + tl.arange(0, BLOCK_F)
     token, valid = tile_tokens(tile, row, T)
     A = tl.zeros((TILE, TILE), tl.float32)
@@ -152,9 +151,7 @@ def backward_v(
 ):
     """Store a block of dv of a tile."""
     BLOCKS_V: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
-    block, program = tl.program_id(0) % BLOCKS_V, tl.program_id(0) // BLOCKS_V
-    batch_head, tile = program.to(tl.int64) // N, program % N
-    row, head = batch_head // H, batch_head % H
+    block, batch_head, tile, row, head = block_of_program(BLOCKS_V, N, H)
     values = block * BLOCK_V + tl.arange(0, BLOCK_V)
     token, valid = tile_tokens(tile, row, T)
     weights, dv_tile = tl.zeros((TILE, TILE), tl.float32), tl.zeros((TILE, BLOCK_V), tl.float32)

@@ -8,6 +8,7 @@ from lmlong.attention.linear.triton.tiles import (
     LENGTHS,
     TILE,
     add_matmul,
+    block_of_program,
     cumulative_decay,
     decay_from_state,
     decay_mask,
@@ -47,9 +48,7 @@ def tile_outputs(
 ):
     """Store a block of the outputs of a tile, and its denominators."""
     BLOCKS_V: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
-    block, program = tl.program_id(0) % BLOCKS_V, tl.program_id(0) // BLOCKS_V
-    batch_head, tile = program.to(tl.int64) // N, program % N
-    row, head = batch_head // H, batch_head % H
+    block, batch_head, tile, row, head = block_of_program(BLOCKS_V, N, H)
     values = block * BLOCK_V + tl.arange(0, BLOCK_V)
     token, valid = tile_tokens(tile, row, T)
     weights, denominator = tl.zeros((TILE, TILE), tl.float32), tl.zeros((TILE,), tl.float32)

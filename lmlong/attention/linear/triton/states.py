@@ -14,6 +14,7 @@ import triton.language as tl
 from lmlong.attention.linear.triton.tiles import (
     LENGTHS,
     add_matmul,
+    block_of_program,
     cumulative_decay,
     decay_from_state,
     decay_to_end,
@@ -56,9 +57,7 @@ def scan_states(
     Backwards, the same for the gradients of states: queries take the place of keys, and dy the place of values."""
     BLOCKS_F: tl.constexpr = (F + BLOCK_F - 1) // BLOCK_F
     BLOCKS_V: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
-    block, program = tl.program_id(0) % (BLOCKS_F * BLOCKS_V), tl.program_id(0) // (BLOCKS_F * BLOCKS_V)
-    batch_head, segment = program.to(tl.int64) // G, program % G
-    row, head = batch_head // H, batch_head % H
+    block, batch_head, segment, row, head = block_of_program(BLOCKS_F * BLOCKS_V, G, H)
     f = block // BLOCKS_V * BLOCK_F + tl.arange(0, BLOCK_F)
     v = block % BLOCKS_V * BLOCK_V + tl.arange(0, BLOCK_V)
     f_valid, sv_valid = f < F, (f < F)[:, None] & (v < V)[None, :]

@@ -39,6 +39,15 @@ def add_matmul(total, left, right):
 
 
 @triton.jit
+def block_of_program(BLOCKS: tl.constexpr, N, H):
+    """Return the block that this program computes, of BLOCKS in each of N tiles: its number, batch_head, tile, row and
+    head."""
+    block, program = tl.program_id(0) % BLOCKS, tl.program_id(0) // BLOCKS
+    batch_head, tile = program.to(tl.int64) // N, program % N
+    return block, batch_head, tile, batch_head // H, batch_head % H
+
+
+@triton.jit
 def tile_tokens(tile, row, T):
     """Return the tokens (TILE,) of a tile as rows of (B T, ...), and which of them exist."""
     time = tile * TILE + tl.arange(0, TILE)
