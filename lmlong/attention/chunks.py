@@ -41,6 +41,7 @@ class ChunkedKernel(Kernel):
     """A kernel that reads features in chunks (N B, H, C, F); the last chunk may be padded."""
 
     name = "torch"
+    token_dim = 0
 
     def __init__(self, policy: DevicePolicy = CPU_POLICY):
         self.policy = policy
@@ -50,6 +51,9 @@ class ChunkedKernel(Kernel):
 
     def arrange(self, x: Tensor) -> Tensor:
         return to_chunks(x).flatten(0, 1)
+
+    def restore(self, arranged: Tensor, out: Tensor) -> None:
+        from_chunks(arranged.unflatten(0, (-1, len(out))), out)
 
 
 def decay_masks(

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from lmlong.attention.chunks import MIN_LOG2_DECAY, ChunkedKernel
 from lmlong.attention.device_policy import DevicePolicy
 from lmlong.attention.feature_maps import ELU_FLOOR, FeatureMap, Relu
-from lmlong.attention.scan import Kernel, Span
+from lmlong.attention.scan import Before, Kernel, Span
 from lmlong.native.build import Shared, compiled
 from lmlong.native.feature_maps import FeatureMap as NativeMap
 from lmlong.native.threads import run_on_threads
@@ -107,12 +107,14 @@ class NativeKernel(Kernel):
         self._run("scan_forward", x, state_before=state, state_after=after)
         return after
 
-    def backward(self, x: Span, dx: Span, state: Tensor, dstate: Tensor, dweights: list[Tensor]) -> Tensor:
+    def backward(self, x: Span, dx: Span, state: Tensor, dstate: Tensor, dweights: list[Tensor]) -> Before:
+        if not self.maps_features:
+            dx = dx._replace(q=x.q.new_empty(x.q.shape), k=x.k.new_empty(x.k.shape))
         before, dscale = torch.empty_like(dstate), dstate.new_empty(x.q.shape[:2])
         states = {"state_before": state, "dstate_after": dstate, "dstate_before": before}
         self._run("scan_backward", x, dx, **states, dscale=dscale)
         self.add_weight_grads(dscale, dweights)
-        return before
+        return Before(before, dx.q, dx.k)
 
     def _run(self, function: str, x: Span, dx: Span | None = None, **contiguous: Tensor) -> None:
         """Run a function of the library on spans; `contiguous` are the tensors passed as plain addresses in the job."""

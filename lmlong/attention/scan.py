@@ -66,6 +66,14 @@ class Span(NamedTuple):
         return Span(*(None if x is None else x[:, tokens] if x.ndim == 2 else x[:, :, tokens] for x in self))  # type: ignore[arg-type]
 
 
+class Before(NamedTuple):
+    """The gradients of what a kernel has read."""
+
+    state: Tensor
+    q: Tensor  # of queries or their features
+    k: Tensor
+
+
 class Kernel(ABC):
     """The computation of one span of a recurrence; a state is (B, H, F, ...)."""
 
@@ -77,6 +85,9 @@ class Kernel(ABC):
 
     maps_features = False
     """Whether it computes the feature map itself."""
+
+    token_dim: ClassVar[int] = 2
+    """The dimension of arranged queries and keys by which tokens can be divided."""
 
     @classmethod
     def unavailable_reason(cls, attention: nn.Module, device: torch.device) -> str | None:
@@ -107,16 +118,20 @@ class Kernel(ABC):
         """Return queries or keys in the layout of features that the kernel reads."""
         return x
 
+    def restore(self, arranged: Tensor, out: Tensor) -> None:
+        """Write queries or keys in that layout to `out` (B, H, T, ...)."""
+        out.copy_(arranged)
+
     @abstractmethod
     def forward(self, x: Span, state: Tensor) -> Tensor:
         """Write the outputs of x, and return the state after the span."""
 
     @abstractmethod
-    def backward(self, x: Span, dx: Span, state: Tensor, dstate: Tensor, dweights: list[Tensor]) -> Tensor:
+    def backward(self, x: Span, dx: Span, state: Tensor, dstate: Tensor, dweights: list[Tensor]) -> "Before":
         """Write the gradients dx of the inputs, given dx.y and the gradient `dstate` of the state after the span.
-        Return the gradient of `state`.
 
-        A kernel that maps features adds the gradients of the map's parameters to `dweights`.
+        A kernel that maps features writes dx.q and dx.k too, and adds the gradients of the map's parameters to
+        `dweights`.
         """
 
 
@@ -155,8 +170,8 @@ class Scan(torch.autograd.Function):
                     fq, fk = features.query(kernel.arrange(span.q)), features.key(kernel.arrange(span.k))
                     span = span._replace(q=_in_rows(fq), k=_in_rows(fk))
                 after = kernel.forward(span, after)
-        ctx.kernel, ctx.features, ctx.size, ctx.weights = kernel, features, size, len(weights)
-        ctx.recomputes = policy.span_bytes is not None  # the graph of features may take more memory than all else
+        ctx.kernel, ctx.features, ctx.policy = kernel, features, policy
+        ctx.size, ctx.weights = size, len(weights)
         ctx.save_for_backward(*x, *weights, *states)
         if x.denominators is not None:
             ctx.mark_non_differentiable(x.denominators)
@@ -180,43 +195,69 @@ class Scan(torch.autograd.Function):
             for number, state in reversed(list(enumerate(states))):
                 span, dspan = (part.part(number * ctx.size, ctx.size) for part in (x, dx))
                 if kernel.maps_features:
-                    dstate = kernel.backward(span, dspan, state, dstate, dweights)
+                    dstate = kernel.backward(span, dspan, state, dstate, dweights).state
                     continue
-                maps = (features.query, span.q, dspan.q), (features.key, span.k, dspan.k)
-                graphs = [_graph(feature, kernel, part) for feature, part, _ in maps]
-                fq, fk = (_in_rows(output.detach()) for _, output in graphs)
-                dfeatures = [fq.new_empty(fq.shape), fk.new_empty(fk.shape)]
-                if ctx.recomputes:
-                    graphs.clear()
-                mapped, dmapped = span._replace(q=fq, k=fk), dspan._replace(q=dfeatures[0], k=dfeatures[1])
-                dstate = kernel.backward(mapped, dmapped, state, dstate, dweights)
-                del fq, fk, mapped, dmapped
-                grads = []
-                for feature, part, into in maps:
-                    graph = graphs.pop(0) if graphs else _graph(feature, kernel, part)
-                    grads.append(_map_grads(*graph, trained, dfeatures.pop(0), into))
-                    del graph
-                for total, of_maps in zip(totals, zip(*grads, strict=True), strict=True):
-                    used = [grad for grad in of_maps if grad is not None]
-                    if used:
-                        total += sum(used[1:], start=used[0])
+                queries = _Mapped(features.query, kernel, span.q, ctx.policy.span_bytes)
+                keys = _Mapped(features.key, kernel, span.k, ctx.policy.span_bytes)
+                mapped = span._replace(q=queries.features(), k=keys.features())
+                dstate, *dfeatures = kernel.backward(mapped, dspan, state, dstate, dweights)
+                del mapped
+                of_queries = queries.backward(dfeatures.pop(0), dspan.q, trained)
+                of_keys = keys.backward(dfeatures.pop(0), dspan.k, trained)
+                for total, *grads in zip(totals, of_queries, of_keys, strict=True):
+                    if (grad := _sum(grads)) is not None:
+                        total += grad
         return None, None, None, None, dstate, *dx[:6], *dweights
 
 
-def _graph(feature: Callable[[Tensor], Tensor], kernel: Kernel, part: Tensor) -> tuple[Tensor, Tensor]:
-    """Return queries or keys as the leaf of a graph, and their features."""
-    with torch.enable_grad():
-        leaf = part.detach().requires_grad_()
-        return leaf, feature(kernel.arrange(leaf))
+class _Mapped:
+    """The features of the queries or keys of a span, and the gradients of the feature map.
+
+    On a CPU its graph is kept from the first to the second. On a GPU it may take more memory than all else, so it is
+    computed anew for parts of the tokens.
+    """
+
+    NUMBERS = 6
+    """An estimate of the numbers in a graph and its gradients, in at least float32, for each feature of a token."""
+
+    def __init__(self, feature: Callable[[Tensor], Tensor], kernel: Kernel, x: Tensor, most_bytes: int | None):
+        self.feature, self.kernel, self.x, self.most_bytes = feature, kernel, x, most_bytes
+        self.graph = self._graph(kernel.arrange(x)) if most_bytes is None else None
+
+    def features(self) -> Tensor:
+        return _in_rows(self.graph[1].detach() if self.graph else self.feature(self.kernel.arrange(self.x)))
+
+    def backward(self, dfeatures: Tensor, dx: Tensor, weights: Sequence[Tensor]) -> list[Tensor | None]:
+        """Write the gradient of the queries or keys, and return those of weights."""
+        if self.graph is not None:
+            grads = [self._grads(self.graph, dfeatures, weights)]
+        else:
+            assert self.most_bytes is not None
+            wide = torch.promote_types(dfeatures.dtype, torch.float32).itemsize
+            graphs = self.NUMBERS * wide * dfeatures.numel()
+            parts = 1 + graphs // (self.most_bytes * 3 // 4)  # the rest is for the gradients of features
+            xs, dys = (y.chunk(parts, self.kernel.token_dim) for y in (self.kernel.arrange(self.x), dfeatures))
+            grads = [self._grads(self._graph(x), dy, weights) for x, dy in zip(xs, dys, strict=True)]
+        dparts, *of_weights = zip(*grads, strict=True)
+        self.kernel.restore(dparts[0] if len(dparts) == 1 else torch.cat(dparts, self.kernel.token_dim), dx)
+        return [_sum(grads_of_parts) for grads_of_parts in of_weights]
+
+    def _graph(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return queries or keys as the leaf of a graph, and their features."""
+        with torch.enable_grad():
+            leaf = x.detach().requires_grad_()
+            return leaf, self.feature(leaf)
+
+    @staticmethod
+    def _grads(graph: tuple[Tensor, Tensor], dfeatures: Tensor, weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        leaf, features = graph
+        return torch.autograd.grad(features, (leaf, *weights), dfeatures, allow_unused=True)
 
 
-def _map_grads(
-    leaf: Tensor, output: Tensor, weights: Sequence[Tensor], doutput: Tensor, into: Tensor
-) -> Sequence[Tensor | None]:
-    """Write the gradient of the leaf of a graph, and return those of weights."""
-    dleaf, *grads = torch.autograd.grad(output, (leaf, *weights), doutput, allow_unused=True)
-    into.copy_(dleaf)
-    return grads
+def _sum(grads: Sequence[Tensor | None]) -> Tensor | None:
+    """Return the sum of the gradients of a weight by those that use it."""
+    used = [grad for grad in grads if grad is not None]
+    return sum(used[1:], start=used[0]) if used else None
 
 
 def _in_rows(x: Tensor) -> Tensor:

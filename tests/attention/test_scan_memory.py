@@ -1,12 +1,13 @@
 """On a GPU a span is as long as memory allows: counted with fake tensors, which have shapes and no values."""
 
+import copy
 import weakref
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -22,6 +23,7 @@ HEADS, HEAD_DIM, TOKENS = 12, 64, 65536
 KINDS: dict[str, dict[str, object]] = {
     "linear": {"kind": "linear"},
     "channel": {"kind": "linear", "decay": "channel"},
+    "FAVOR+": {"kind": "linear", "feature_map": "favor"},
     "no decay": {"kind": "linear", "decay": "none"},
     "delta": {"kind": "delta"},
 }
@@ -57,11 +59,13 @@ class Memory(TorchDispatchMode):
         return self.most - self.now
 
 
-def layer(options: dict[str, object]) -> Recurrence[Any]:
+def layer(options: dict[str, object], fakes: FakeTensorMode) -> Recurrence[Any]:
+    """Return an attention with fake parameters; random features are drawn before."""
     attention = CAUSAL[options["kind"]](HEADS, HEAD_DIM, HEAD_DIM, recipe.Attention(**options))  # type: ignore[index, arg-type]
     assert isinstance(attention, Recurrence)
     attention.use_kernel("torch")
-    return attention
+    with FakeCopyMode(fakes):
+        return copy.deepcopy(attention)
 
 
 def inputs(attention: Recurrence[Any], tokens: int, batch: int, dtype: torch.dtype) -> tuple[ScanInputs, Tensor]:
@@ -80,23 +84,26 @@ def span_tokens(attention: Recurrence[Any], x: ScanInputs, state: Tensor) -> int
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_64k_tokens_are_one_span_within_its_memory(kind: str) -> None:
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        attention = layer(KINDS[kind])
+    fakes = FakeTensorMode()
+    attention = layer(KINDS[kind], fakes)
+    with fakes:
         x, state = inputs(attention, TOKENS, 1, torch.bfloat16)
         assert span_tokens(attention, x, state) >= TOKENS
         leaves = [t.requires_grad_() for t in (*x, state) if t is not None and t.is_floating_point()]
+        weights = list(attention.feature_map.parameters())
         with Memory() as forward:
-            y, after, _ = Scan.apply(attention.kernel, attention.feature_map, GPU_POLICY, True, state, *x)
+            y, after, _ = Scan.apply(attention.kernel, attention.feature_map, GPU_POLICY, True, state, *x, *weights)
         dresults = torch.empty_like(y), torch.empty_like(after)
         with Memory() as backward:
-            grads = torch.autograd.grad((y, after), leaves, dresults)
-        assert GPU_POLICY.span_bytes is not None and len(grads) == len(leaves)
+            grads = torch.autograd.grad((y, after), [*leaves, *weights], dresults)
+        assert GPU_POLICY.span_bytes is not None and len(grads) == len(leaves) + len(weights)
         assert max(forward.temporary, backward.temporary) < GPU_POLICY.span_bytes
 
 
 def test_spans_are_shorter_with_more_rows_and_more_features() -> None:
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        attention = layer(KINDS["linear"])
-        wide = layer({"kind": "linear", "feature_map": "taylor", "taylor": recipe.Taylor(width=None)})
+    fakes = FakeTensorMode()
+    attention = layer(KINDS["linear"], fakes)
+    wide = layer({"kind": "linear", "feature_map": "taylor", "taylor": recipe.Taylor(width=None)}, fakes)
+    with fakes:
         one, two = (span_tokens(attention, *inputs(attention, TOKENS, batch, torch.bfloat16)) for batch in (1, 2))
         assert 2 * two <= one and span_tokens(wide, *inputs(wide, TOKENS, 1, torch.bfloat16)) < one / 20

@@ -137,6 +137,13 @@ def test_the_policy_of_a_gpu_gives_the_same(kind: str, starts: list[int] | None)
     assert_same(got, expected)
 
 
+@pytest.mark.parametrize("kind", ["linear", "favor", "delta"])
+def test_spans_and_feature_maps_are_divided_if_memory_is_short(kind: str) -> None:
+    model, document_starts = build(kind), starting_at([64, 300])
+    expected, got = (by_policy(model, GPU_POLICY._replace(span_bytes=most), document_starts) for most in (10**9, 10**5))
+    assert_same(got, expected)
+
+
 @pytest.mark.parametrize(
     ("kind", "compiles"),
     [("softmax", False), ("window", False), pytest.param("softmax", True, marks=[pytest.mark.slow, needs_compiler])],

@@ -16,7 +16,7 @@ from lmlong.attention.delta.chunk import ChunkKernel as DeltaChunks
 from lmlong.attention.device_policy import GPU_POLICY
 from lmlong.attention.linear.chunk import ChunkKernel
 from lmlong.attention.linear.triton import TritonLinear
-from lmlong.attention.scan import Span
+from lmlong.attention.scan import Before, Span
 from lmlong.model import kernel_trial
 from lmlong.model.kernel_choice import Decision, KernelChoice, choose_kernels, kernels_here
 from lmlong.model.kernel_trial import BrokenDeviceError, Text, Work
@@ -42,10 +42,10 @@ class BadDk(ChunkKernel):
 
     name = "bad"
 
-    def backward(self, x: Span, dx: Span, state: Tensor, dstate: Tensor, dweights: list[Tensor]) -> Tensor:
-        dbefore = super().backward(x, dx, state, dstate, dweights)
-        dx.k.mul_(1.3)
-        return dbefore
+    def backward(self, x: Span, dx: Span, state: Tensor, dstate: Tensor, dweights: list[Tensor]) -> Before:
+        before = super().backward(x, dx, state, dstate, dweights)
+        before.k.mul_(1.3)
+        return before
 
 
 class BadAtDocumentStarts(ChunkKernel):

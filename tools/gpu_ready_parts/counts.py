@@ -25,7 +25,7 @@ VOCABULARY = 32768
 LENGTHS = (4096, 16384, 65536)
 
 GROWTH = 1.5
-"""Operations for the longest text, at most, as a multiple of those for the shortest, for each span of the longest."""
+"""Operations for the longest text, at most, as a multiple of those for the shortest."""
 
 TEMPORARY = 2e9
 """Bytes that a pass over the longest text may hold, beyond what is kept from the forward to the backward pass."""
@@ -37,7 +37,6 @@ class Kind(NamedTuple):
     options: dict[str, Any]
     kernel: str = "torch"
     limit: int | None = None  # operations of a training step: of one layer and of one piece of the loss
-    spans: int = 1  # of the longest text, which the memory of temporary tensors divides
 
 
 KINDS = {
@@ -45,7 +44,7 @@ KINDS = {
     "linear by Triton": Kind({"attention.kind": "linear"}, "triton", limit=400),
     "no decay": Kind({"attention.kind": "linear", "attention.decay": "none"}),
     "by channel": Kind({"attention.kind": "linear", "attention.decay": "channel"}),
-    "FAVOR+": Kind({"attention.kind": "linear", "attention.feature_map": "favor"}, spans=2),
+    "FAVOR+": Kind({"attention.kind": "linear", "attention.feature_map": "favor"}),
     "delta": Kind({"attention.kind": "delta"}, limit=3000),
     "window": Kind({"attention.kind": "window"}),
     "parallel window": Kind({"attention.kind": "linear", "attention.parallel_window": 64}),
@@ -182,7 +181,7 @@ def failures(row: Row, loss: Pass, lengths: Sequence[int]) -> list[str]:
     if limit and last.operations + loss.operations > limit:
         found.append(f"{name}: {last.operations + loss.operations:,} operations with the loss, more than {limit:,}")
     for what, (short, *_, long), head in (("training", row.train, loss.operations), ("prefill", row.prefill, 0)):
-        if long.operations + head > GROWTH * KINDS[row.kind].spans * (short.operations + head):
+        if long.operations + head > GROWTH * (short.operations + head):
             found.append(f"{name}, {what}: {short.operations:,} operations grow to {long.operations:,}")
     if last.kept > 1.1 * first.kept * lengths[-1] / lengths[0]:
         found.append(f"{name}: {last.kept / 1e9:.1f} GB are kept, which grow faster than the text")

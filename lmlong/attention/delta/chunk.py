@@ -43,7 +43,7 @@ from lmlong.attention.chunks import (
     scaled,
     to_chunks,
 )
-from lmlong.attention.scan import Span
+from lmlong.attention.scan import Before, Span
 
 PARTS = 4
 """Parts into which a GPU divides the chunks of a span: only the states are in memory for all chunks at once."""
@@ -105,14 +105,15 @@ class ChunkKernel(ChunkedKernel):
             from_chunks(add_matmul(y, c.P(), _changes(c, c.beta * c.M(), before)), part.y)
         return states[-1].clone()
 
-    def backward(self, x: Span, dx: Span, state: Tensor, dstate: Tensor, dweights: list[Tensor]) -> Tensor:
+    def backward(self, x: Span, dx: Span, state: Tensor, dstate: Tensor, dweights: list[Tensor]) -> Before:
+        dx = dx._replace(q=x.q.new_empty(x.q.shape), k=x.k.new_empty(x.k.shape))
         if self.policy.span_bytes is None:
             c, dy = self._chunks(x, state.dtype), to_chunks(dx.y).to(state.dtype)
             L = c.beta * c.M()
             states, changes = self._states(c, L, state)
             dstates, dR = self._state_grads(c, L, dy, dstate)
             _write_grads(c, dy, states, changes, dstates, dR, dx)
-            return dstates[0].clone()
+            return Before(dstates[0].clone(), dx.q, dx.k)
         states, transitions = self._empty_states(x, state)
         dstates = torch.empty_like(states)
         states[0], dstates[-1] = state, dstate
@@ -127,7 +128,7 @@ class ChunkKernel(ChunkedKernel):
             changes = _changes(c, L, states[n])
             dR = _solve(L, add_matmul(c.fk_to_end() @ dstates[1:][n], c.P().mT, dy), transposed=True)
             _write_grads(c, dy, states[around], changes, dstates[around], dR, dpart)
-        return dstates[0].clone()
+        return Before(dstates[0].clone(), dx.q, dx.k)
 
     def _compose(
         self, x: Span, matrices: Tensor, added: Tensor, dy: Tensor | None = None, dadded: Tensor | None = None

@@ -42,7 +42,7 @@ from lmlong.attention.chunks import (
 )
 from lmlong.attention.linear.channel_decay import add_keys, add_queries, channel_decay_masks, pair_products
 from lmlong.attention.linear.naive import MIN_DENOMINATOR
-from lmlong.attention.scan import Span
+from lmlong.attention.scan import Before, Span
 
 
 class ChunkKernel(ChunkedKernel):
@@ -52,15 +52,17 @@ class ChunkKernel(ChunkedKernel):
 
     def token_bytes(self, x: Span, state: Tensor) -> int:
         number, wide, features, values = x.q.element_size(), state.element_size(), state.shape[2], x.v.shape[3]
-        states = features * values // CHUNK_SIZE  # of each token's share
-        forward = 4 * number * features + (2 * number + wide) * values + (number + wide) * states
-        if x.log_decay is not None and x.log_decay.ndim == 4:
-            forward += 8 * number * features  # the decays by channel
-            backward = number * (12 * features + features // 2 + values) + (number + 2 * wide) * states
-        else:
-            forward += 2 * number * CHUNK_SIZE
-            backward = (4 * number + 2 * wide) * features + 2 * wide * states + 2 * number * CHUNK_SIZE
-        return max(forward, backward, (2 * number + 7 * wide) * features) + 100
+        states = features * (values + 1) // CHUNK_SIZE  # of each token's share
+        by_channel = x.log_decay is not None and x.log_decay.ndim == 4
+        decays = 8 * number * features if by_channel else 0
+        read = number * (2 * features + values + CHUNK_SIZE) + wide * states + decays
+        forward = read + number * (features + CHUNK_SIZE) + max(wide * max(features, values), number * states)
+        backward = max(
+            read + number * values + 2 * wide * states,
+            number * (4 * features + 3 * values + 2 * CHUNK_SIZE + 2 * states) + decays,
+            number * 4 * features + (number * 17 * features // 2 if by_channel else wide * 2 * features),
+        )
+        return max(forward, backward) + 60
 
     def forward(self, x: Span, state: Tensor) -> Tensor:
         fq, fk, v = _chunks(x)
@@ -68,9 +70,9 @@ class ChunkKernel(ChunkedKernel):
         states = self._states(fk, v, decay, state)
         weights = masked(pair_products(fq, fk, decay.pairs), decay)
         fq = scaled(fq, decay.from_state)
-        S, z = states[:-1, ..., :-1].to(fq.dtype), states[:-1, ..., None, :, -1].contiguous()
+        z = states[:-1, ..., None, :, -1].contiguous()
         denominators = (fq * z).sum(-1)
-        numerators = add_matmul(fq @ S, weights, v)
+        numerators = add_matmul(fq @ states[:-1, ..., :-1].to(fq.dtype), weights, v)
         denominators = denominators + weights.sum(-1, dtype=denominators.dtype)
         assert x.denominators is not None
         from_chunks(denominators.clamp_(min=MIN_DENOMINATOR), x.denominators)
@@ -78,21 +80,26 @@ class ChunkKernel(ChunkedKernel):
         # cloned: a view would keep the states of all chunks alive
         return states[-1].clone()
 
-    def backward(self, x: Span, dx: Span, state: Tensor, dstate: Tensor, dweights: list[Tensor]) -> Tensor:
+    def backward(self, x: Span, dx: Span, state: Tensor, dstate: Tensor, dweights: list[Tensor]) -> Before:
         fq, fk, v = _chunks(x)
         decay = self._decay(x, fq.dtype, dstate.dtype)
-        dn, v1 = _output_grads(x, dx, fq.dtype), pad(v, (0, 1), value=1)
+        dn = _output_grads(x, dx, fq.dtype)
         from_queries = scaled(fq, decay.from_state).mT @ dn
         dstates = accumulate(torch.cat([from_queries, dstate[None]]), decay.chunk, self.policy, backwards=True)
         del from_queries
-        states, dS_after = self._states(fk, v, decay, state), dstates[1:].to(dn.dtype)
-        dfq = torch.matmul(dn, states[:-1].to(dn.dtype).mT, out=dx.q.view_as(fq))
-        dfk = torch.matmul(v1, dS_after.mT, out=dx.k.view_as(fk))
+        states = self._states(fk, v, decay, state)
+        of_states = None if dx.log_decay is None else (states[1:] * dstates[1:]).sum(-1)[..., None, :]
+        S = states[:-1].to(dn.dtype)
+        del states
+        dstate, dS_after = dstates[0].clone(), dstates[1:].to(dn.dtype)  # cloned: a view would keep dstates alive
+        del dstates
+        v1 = pad(v, (0, 1), value=1)
+        dfq, dfk = dn @ S.mT, v1 @ dS_after.mT
         if decay.from_state is not None and decay.to_end is not None:
             dfq.mul_(decay.from_state)
             dfk.mul_(decay.to_end)
         A = masked(dn @ v1.mT, decay)
-        del v, v1
+        del S, v, v1
         add_keys(dfq, A, fk, decay.pairs)
         add_queries(dfk, A, fq, decay.pairs)
         del A
@@ -102,14 +109,13 @@ class ChunkKernel(ChunkedKernel):
         from_chunks(add_matmul(dv, weights.mT, dn[..., :-1]), dx.v)
         by_channel = decay.pairs is not None
         del weights, dv, dn, decay
-        if dx.log_decay is not None:
-            of_tokens = fq.to(dstate.dtype) * dfq
-            of_tokens -= fk.to(dstate.dtype) * dfk
-            of_states = (states[1:] * dstates[1:]).sum(-1)[..., None, :]
+        if of_states is not None and dx.log_decay is not None:
+            of_tokens = _product(fq, dfq, dstate.dtype)
+            of_tokens -= _product(fk, dfk, dstate.dtype)
             if not by_channel:
                 of_tokens, of_states = of_tokens.sum(-1), of_states.sum(-1)
             from_chunks(of_tokens.flip(3).cumsum_(3).flip(3).add_(of_states), dx.log_decay)
-        return dstates[0]
+        return Before(dstate, dfq.flatten(0, 1), dfk.flatten(0, 1))
 
     def _decay(self, x: Span, dtype: torch.dtype, state_dtype: torch.dtype) -> Decay:
         if x.log_decay is not None and x.log_decay.ndim == 4:
@@ -135,6 +141,11 @@ def _chunks(x: Span) -> tuple[Tensor, Tensor, Tensor]:
         real[-1, ..., -missing:, :] = 0
         fk = fk * real
     return fq, fk, v
+
+
+def _product(x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return x * y in a dtype, in the memory of x in that dtype if it is another."""
+    return x * y if x.dtype == dtype else x.to(dtype).mul_(y)
 
 
 def _output_grads(x: Span, dx: Span, dtype: torch.dtype) -> Tensor:
