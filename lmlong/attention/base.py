@@ -98,6 +98,24 @@ class CausalAttention(FollowsPolicy, ABC, Generic[State]):
     ) -> Tensor:
         """Return the outputs by the definition, a T x T matrix of weights or a token loop; `forward` must equal it."""
 
+    def effect(self, k: Tensor, v: Tensor, document_starts: Tensor | None = None, inputs: Inputs = NOTHING) -> Any:
+        """Return what some tokens do to any state before them, a NamedTuple of tensors of a size that depends neither
+        on that state nor, if the state is of constant size, on the number of tokens.
+
+        `after_effect` of it is the state that `forward` returns. With it, the parts of a text can be computed at once
+        by several processes (model/sequence_group.py).
+        """
+        raise NotImplementedError
+
+    def after_effect(self, state: State, effect: Any) -> State:
+        """Return the state after some tokens, given the state before them and their effect."""
+        raise NotImplementedError
+
+    @property
+    def divides(self) -> bool:
+        """Whether several processes can compute the parts of one text: whether it has an `effect`."""
+        return type(self).effect is not CausalAttention.effect
+
     def use_kernel(self, name: str) -> None:
         """Compute many tokens with the named kernel, or with torch if the attention has no kernel of that name."""
         if self.kernels:

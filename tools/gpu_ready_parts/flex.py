@@ -19,6 +19,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+TAKEN = "its code is taken"
+"""Why a kernel is not compiled once its code is known."""
+
 HEADS, KV_HEADS, TOKENS, PAST = 4, 2, 600, 177
 
 Kernel = tuple[Any, tuple[Tensor | int, ...], dict[str, Any]]
@@ -87,7 +90,7 @@ def compile_for_gpu(graph: torch.fx.GraphModule, inputs: list[Any]) -> None:
         try:
             compile_fx_inner(graph, [on_gpu(x) for x in inputs])
         except Exception as error:
-            if "its code is known" not in str(error) and "No choices" not in str(error):
+            if TAKEN not in str(error) and "No choices" not in str(error):
                 raise
 
 
@@ -107,7 +110,7 @@ def made_up_gpu(codes: list[str]) -> Iterator[None]:
 
     def take(code: str, *_: Any, **__: Any) -> None:
         codes.append(code)
-        raise NotImplementedError("its code is taken")  # torch then leaves this form out, and compiles nothing
+        raise NotImplementedError(TAKEN)  # torch then leaves this form out, and compiles nothing
 
     def without_copy(x: Tensor, strides: tuple[int, ...]) -> Tensor:
         from torch._inductor.ir import get_fill_order
