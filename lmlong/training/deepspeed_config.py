@@ -14,6 +14,10 @@ from lmlong.io.files import parse_json
 SHOWN = 200
 """Maximum characters shown of DeepSpeed's own message."""
 
+SPAN = 50_000_000
+"""Numbers of which a rank holds more than its part at a time, in stage 3: weights in use, gradients to be summed, and
+temporary results of the optimizer. DeepSpeed's defaults are a billion, which is all of most models."""
+
 FROM_THE_RECIPE = {
     "train_batch_size": "training.batch_size",
     "train_micro_batch_size_per_gpu": "training.batch_size",
@@ -35,6 +39,9 @@ def settings(options: recipe.Training, device: torch.device) -> dict[str, Any]:
     memory = {"device": "cpu", "pin_memory": on_gpu}
     deepspeed = options.deepspeed
     zero: dict[str, Any] = {"stage": deepspeed.stage, "overlap_comm": on_gpu, "contiguous_gradients": True}
+    if deepspeed.stage == 3:
+        spans = ("stage3_max_live_parameters", "stage3_max_reuse_distance", "sub_group_size")
+        zero |= dict.fromkeys(spans, SPAN)
     if deepspeed.offload_optimizer:
         zero["offload_optimizer"] = memory
     if deepspeed.offload_parameters:

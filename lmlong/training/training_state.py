@@ -111,7 +111,7 @@ def read_state(
 
     Every rank validates it, though only the main process has verified the digest.
     """
-    state = read_training(checkpoint, verify=False)
+    state = read_training(checkpoint, verify=False, mapped=options.strategy == "deepspeed")
     if isinstance(state, dict):
         state = {**ADDED, **state}
     moments = [
