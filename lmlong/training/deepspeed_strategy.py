@@ -5,6 +5,7 @@ numbers. Any number of ranks, any stage, and training without DeepSpeed can resu
 pickle format is ever read.
 """
 
+import ctypes
 import importlib
 import logging
 import os
@@ -35,6 +36,10 @@ LEFT_BEHIND = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK",
 
 LARGEST_BUCKET = 500_000_000
 """Maximum number of gradients summed over the ranks at a time, DeepSpeed's default, in stages 1 and 2."""
+
+
+M_MMAP_THRESHOLD, LARGE = -3, 1 << 20
+"""The option of the C library's allocator for the bytes from which memory is mapped separately, and its value."""
 
 
 class DeepSpeedTraining(DeepSpeedStrategy):
@@ -96,6 +101,8 @@ class DeepSpeedTraining(DeepSpeedStrategy):
             _register_external_parameters(model)
             trainer.lightning_module.to(self.root_device)  # buffers; DeepSpeed leaves divided models where they are
         super().setup(trainer)
+        if self.zero_stage_3:
+            self._hold_weights_once()
         if isinstance(optimizer := self.zero_optimizer.optimizer, Muon):
             optimizer.partition = self
 
@@ -177,6 +184,13 @@ class DeepSpeedTraining(DeepSpeedStrategy):
             own[place : place + len(numbers)] = numbers
         return own
 
+    def _hold_weights_once(self) -> None:
+        """Let the optimizer update the weights themselves: DeepSpeed copies them, though they are float32 already."""
+        zero = self.zero_optimizer
+        for weights, copied in zip(zero.fp16_partitioned_groups_flat, zero.fp32_partitioned_groups_flat, strict=True):
+            if weights is not None and weights.device == copied.device and weights.dtype == copied.dtype:
+                copied.data = weights
+
     def _spans(self, part: Tensor) -> list[tuple[Any, int, int]]:
         """Return the weights of a flat tensor, with the offset and size of each. They refer to the concatenated tensors
         of all ranks, or in stage 3, which divides each weight separately, to the tensor of each rank."""
@@ -250,6 +264,8 @@ class DeepSpeedAutocast(DeepSpeedPrecision):
 def _prepare_for_cpu() -> None:
     """Prepare DeepSpeed for a CPU, without the shared-memory kernels that it would compile at each start."""
     os.environ["DS_ACCELERATOR"] = "cpu"
+    # weights that are gathered and freed return to the system: between a rank's parts they would leave gaps
+    ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE)
     importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None  # type: ignore[attr-defined]
 
 

@@ -41,7 +41,7 @@ class DividedWeights(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         weights = [x for x in tree_leaves((args, kwargs)) if is_zero_param(x)]
-        if weights and func == Tensor.shape.__get__:
+        if weights and func == Tensor.shape.__get__:  # type: ignore[attr-defined]
             return weights[0].ds_shape
         with whole(weights):
             return func(*args, **(kwargs or {}))
