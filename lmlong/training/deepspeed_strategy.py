@@ -25,18 +25,14 @@ from lmlong import recipe
 from lmlong.attention.base import CausalAttention
 from lmlong.attention.encoder.base import EncoderAttention
 from lmlong.checkpoint.write import Deferred
-from lmlong.model.base import TextModel, count_parameters
-from lmlong.training.deepspeed_config import SPAN, settings
+from lmlong.model.base import TextModel
+from lmlong.training.deepspeed_config import set_sizes, settings
 from lmlong.training.module import TrainingModule
 from lmlong.training.muon import Muon
 from lmlong.training.optimizer import moments_of, parameter_groups
 
 LEFT_BEHIND = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK")
 """Environment variables by which the processes of one run find each other."""
-
-LARGEST_BUCKET = 500_000_000
-"""Maximum number of gradients summed over the ranks at a time, DeepSpeed's default, in stages 1 and 2."""
-
 
 M_MMAP_THRESHOLD, LARGE = -3, 1 << 20
 """The option of the C library's allocator for the bytes from which memory is mapped separately, and its value."""
@@ -90,12 +86,8 @@ class DeepSpeedTraining(DeepSpeedStrategy):
         self.moments = [(weight, moments_of(group)) for group in groups for weight in group["params"]]
         muon = [group for group in groups if "stacks" in group]
         self.stacks = {id(w): heights for g in muon for w, heights in zip(g["params"], g["stacks"], strict=True)}
-        # DeepSpeed's default allocates half a billion gradients, whatever the size of the model
-        room = min(
-            SPAN if self.zero_stage_3 else LARGEST_BUCKET, count_parameters(trainer.lightning_module.prepared.model)
-        )
         assert isinstance(self.config, dict)
-        self.config["zero_optimization"].setdefault("reduce_bucket_size", room)
+        set_sizes(self.config["zero_optimization"], trainer.lightning_module.prepared.model)
         if self.zero_stage_3:
             model.partitioned = True
             _register_external_parameters(model)
