@@ -4,9 +4,11 @@ Each file is verified before it is opened, unless `verify` is false because that
 validated too: a digest detects accidents, not attacks.
 """
 
+import ctypes
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
+from mmap import PAGESIZE
 from pathlib import Path
 from typing import Any, TypeVar
 from zipfile import ZipFile
@@ -32,6 +34,9 @@ from lmlong.recipe.parsed import MissingPlugin
 REAL = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 NUMBERS = {"F64", "F32", "F16", "BF16"}
 """The dtypes that weights may have, by their names in torch and in safetensors."""
+
+MADV_DONTNEED = 4
+"""The advice of Linux to take mapped memory away, which mmap does not define on other systems."""
 
 T = TypeVar("T")
 
@@ -122,7 +127,7 @@ def _opening(weights: Path) -> Iterator[None]:
 
 def read_training(checkpoint: Path, verify: bool = True, mapped: bool = False) -> dict[str, Any]:
     """Return the training state, verified; only tensors and plain values are built from it. With `mapped`, the
-    optimizer's moments stay in the file, and take memory only where they are read."""
+    optimizer's moments stay in the file, and take memory only from when they are read until `unload`."""
     if verify:
         manifest.verify(checkpoint, [TRAINING])
     path = checkpoint / TRAINING
@@ -138,6 +143,14 @@ def read_training(checkpoint: Path, verify: bool = True, mapped: bool = False) -
         raise
     except Exception as error:  # torch raises many types here, with the same meaning
         raise CheckpointError(f"{path}: cannot be read safely. Use another checkpoint.") from error
+
+
+def unload(mapped: Tensor) -> None:
+    """Free the memory of a tensor that is mapped from a file; it is read again when it is used."""
+    begin, end = mapped.data_ptr(), mapped.data_ptr() + mapped.nbytes
+    begin, end = -(-begin // PAGESIZE) * PAGESIZE, end // PAGESIZE * PAGESIZE
+    if begin < end:
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), MADV_DONTNEED)
 
 
 def load_weights(model: nn.Module, checkpoint: Path, new_attention: bool = False, verify: bool = True) -> None:

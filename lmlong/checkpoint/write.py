@@ -139,9 +139,11 @@ def save_in_turn(forms: Forms, tensors: Iterable[Tensor], path: Path, separators
     text += b" " * (-len(text) % 8)
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        for (shape, dtype), tensor in zip(forms.values(), tensors, strict=True):
-            assert tensor.shape == shape and tensor.dtype == dtype
+        expected = iter(forms.values())
+        for tensor in tensors:
+            assert (tensor.shape, tensor.dtype) == next(expected)
             file.write(tensor.detach().cpu().flatten().view(torch.uint8).numpy().data)
+            del tensor  # before the next one is computed
 
 
 def save_weights(weights: Mapping[str, Tensor | Deferred], path: Path) -> None:

@@ -24,6 +24,7 @@ from torch import Tensor
 from lmlong import recipe
 from lmlong.attention.base import CausalAttention
 from lmlong.attention.encoder.base import EncoderAttention
+from lmlong.checkpoint.read import unload
 from lmlong.checkpoint.write import Deferred
 from lmlong.model.base import TextModel
 from lmlong.training.deepspeed_config import set_sizes, settings
@@ -135,10 +136,11 @@ class DeepSpeedTraining(DeepSpeedStrategy):
         numbers = {id(weight): number for number, (weight, _) in enumerate(self.moments)}
         for flat, weights in self._parts():
             moments = [saved["state"][numbers[id(weight)]] for weight in weights]
-            self.zero_optimizer.optimizer.state[flat] = {
-                name: first.clone() if name == "step" else self.part_of(flat, [each[name] for each in moments])
-                for name, first in moments[0].items()
-            }
+            own = self.zero_optimizer.optimizer.state[flat] = {}
+            for name, first in moments[0].items():
+                own[name] = first.clone() if name == "step" else self.part_of(flat, [each[name] for each in moments])
+                for each in moments:
+                    unload(each[name])
 
     @property
     def text_model(self) -> TextModel:
