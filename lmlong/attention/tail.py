@@ -14,7 +14,7 @@ class Tail(NamedTuple):
     """The last tokens of a part, up to L."""
 
     tokens: Tensor  # (B, L, ...), padded with zeros after the last
-    count: Tensor  # () the number of tokens
+    used: Tensor  # () the number of tokens
 
 
 def tail_of(x: Tensor, length: int) -> Tail:
@@ -26,5 +26,5 @@ def tail_of(x: Tensor, length: int) -> Tail:
 
 def after_tail(past: Tensor, tail: Tail) -> Tensor:
     """Return the last L tokens (B, L, ...), given the last L before a part, and the tail of the part."""
-    index = torch.arange(past.shape[1], device=past.device) + tail.count
+    index = torch.arange(past.shape[1], device=past.device) + tail.used
     return torch.cat([past, tail.tokens.to(past.dtype)], dim=1).index_select(1, index)
