@@ -13,12 +13,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
-from torch.utils.checkpoint import checkpoint
 
 from lmlong.attention.chunks import to_chunks
 from lmlong.attention.device_policy import DevicePolicy
 from lmlong.attention.feature_maps import FeatureMap
-from lmlong.attention.scan import SPAN, without_autocast
+from lmlong.attention.scan import SPAN, recomputed, without_autocast
 
 
 class LinearEffect(NamedTuple):
@@ -53,11 +52,7 @@ def linear_effect(
         span = slice(begin, begin + tokens)
         starts = None if document_starts is None else document_starts[:, span].bool()
         decay = None if log_decay is None else log_decay[:, :, span]
-        arguments = feature_map, k[:, :, span], v[:, :, span], starts, decay, dtype
-        if torch.is_grad_enabled():
-            of_span = checkpoint(_of_span, *arguments, use_reentrant=False, preserve_rng_state=False)
-        else:
-            of_span = _of_span(*arguments)
+        of_span = recomputed(_of_span, feature_map, k[:, :, span], v[:, :, span], starts, decay, dtype)
         if effect is None:
             effect = of_span
         else:
