@@ -101,7 +101,7 @@ class Mixer(nn.Module):
         tail = state.tail
         if self.convolution is not None and tail is not None:
             if positions.part is not None:
-                tail = positions.part.tail(tail, qkv)
+                tail, qkv = positions.part.tail(tail, qkv)
             qkv, tail = self.convolution(qkv, tail, positions.in_document, positions.document_starts)
         q, k, v = self.split_heads(qkv)
         inputs = self.attention_inputs(x, q, k, positions)
@@ -109,7 +109,7 @@ class Mixer(nn.Module):
             q, k = (apply_rope(part, positions.in_document, self.rope) for part in (q, k))
         attention, starts = state.attention, positions.document_starts
         if positions.part is not None:
-            attention = positions.part.attention_state(self.attention, attention, k, v, starts, inputs)
+            attention, v = positions.part.attention_state(self.attention, attention, k, v, starts, inputs)
         y, attention = self.attention(q, k, v, attention, starts, inputs)
         y = y.transpose(1, 2)
         if self.head_norm is not None:

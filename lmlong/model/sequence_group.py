@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn.functional import pad
 
 from lmlong.attention.base import CausalAttention, state_tensors
 from lmlong.attention.inputs import Inputs
@@ -85,64 +86,77 @@ class SequencePart(NamedTuple):
         v: Tensor,
         document_starts: Tensor | None,
         inputs: Inputs,
-    ) -> State:
-        """Return an attention's state before this part, given that before the rows, and the inputs of this part."""
+    ) -> tuple[State, Tensor]:
+        """Return an attention's state before this part, given that before the rows, and the inputs of this part; and
+        the values v, to be used instead."""
         longest = -(-self.time // self.group.size)
         with without_autocast(k):
             effect = attention.padded_effect(attention.effect(k, v, document_starts, inputs), longest)
-            return self._before(state, effect, attention.after_effect)
+            return self._before(state, effect, attention.after_effect, v)
 
-    def tail(self, tail: Tensor, x: Tensor) -> Tensor:
+    def tail(self, tail: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the last inputs (B, L, C) of a convolution before this part, given those before the rows, and the
-        inputs x (B, T, C) of this part."""
-        return self._before(tail, tail_of(x, tail.shape[1]), after_tail)
+        inputs x (B, T, C) of this part; and x, to be used instead."""
+        return self._before(tail, tail_of(x, tail.shape[1]), after_tail, x)
 
-    def _before(self, state: State, effect: Any, after: Callable[[State, Any], State]) -> State:
-        """Return the state before this part, given that before the rows and the effect of this part."""
-        tensors = list(state_tensors(effect))
-        return rebuild_state(state, iter(_Before.apply(self.group, after, state, _without_data(effect), *tensors)))
+    def _before(
+        self, state: State, effect: Any, after: Callable[[State, Any], State], x: Tensor
+    ) -> tuple[State, Tensor]:
+        """Return the state before this part, given that before the rows and the effect of this part; and x."""
+        x, *before = _Before.apply(self.group, after, state, _without_data(effect), x, *state_tensors(effect))
+        return rebuild_state(state, iter(before)), x
 
 
 class _Before(torch.autograd.Function):
-    """The state before a part, with gradients for its effect alone: the state before the rows is passed on without."""
+    """The state before a part, with gradients for its effect alone: the state before the rows is passed on without.
+
+    x passes through, so that all processes run the backward pass, even one whose results do not depend on the state.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, group: SequenceGroup, after: Callable[[Any, Any], Any], state: Any, effect: Any, *tensors: Tensor
+        ctx: Any,
+        group: SequenceGroup,
+        after: Callable[[Any, Any], Any],
+        state: Any,
+        effect: Any,
+        x: Tensor,
+        *tensors: Tensor,
     ) -> tuple[Tensor, ...]:
         effects = group.gather_effects(rebuild_state(effect, iter(tensors)))
         before = _applied(after, state, effects[: group.rank])
         ctx.group, ctx.after, ctx.state, ctx.effect = group, after, state, effect
         ctx.save_for_backward(*chain(*map(state_tensors, effects)))
-        results = tuple(x.clone() for x in state_tensors(before))
-        ctx.mark_non_differentiable(*(x for x in results if not x.is_floating_point()))
-        return results
+        results = tuple(part.clone() for part in state_tensors(before))
+        ctx.mark_non_differentiable(*(part for part in results if not part.is_floating_point()))
+        return x.view_as(x), *results
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dx: Tensor, *grads: Tensor) -> tuple[Tensor | None, ...]:
         group, saved = ctx.group, iter(ctx.saved_tensors)
         leaves = (x.detach().requires_grad_(x.is_floating_point()) for x in saved)
         effects = [rebuild_state(ctx.effect, leaves) for _ in range(group.size)]
-        with torch.enable_grad(), without_autocast(grads[0]):
+        with torch.enable_grad(), without_autocast(dx):
             before = _applied(ctx.after, ctx.state, effects[: group.rank])
-        ends = [(x, dx) for x, dx in zip(state_tensors(before), grads, strict=True) if x.requires_grad]
+        ends = [(part, grad) for part, grad in zip(state_tensors(before), grads, strict=True) if part.requires_grad]
         tensors = [list(state_tensors(effect)) for effect in effects]
         inputs = [x for x in chain(*tensors[: group.rank]) if x.requires_grad]
         found: Sequence[Tensor | None] = ()
         if ends:
-            found = torch.autograd.grad([x for x, _ in ends], inputs, [dx for _, dx in ends], allow_unused=True)
+            outputs, doutputs = zip(*ends, strict=True)
+            found = torch.autograd.grad(outputs, inputs, doutputs, allow_unused=True)
         of_leaf = dict(zip(map(id, inputs), found, strict=True)) if found else {}
 
         def of_part(x: Tensor) -> Tensor:
-            dx = of_leaf.get(id(x))
-            return torch.zeros_like(x) if dx is None else dx
+            grad = of_leaf.get(id(x))
+            return torch.zeros_like(x) if grad is None else grad
 
         deffect = [
             group.sum_of_own(torch.stack([of_part(x) for x in parts])) if parts[0].is_floating_point() else None
             for parts in zip(*tensors, strict=True)
         ]
-        return None, None, None, None, *deffect
+        return None, None, None, None, dx, *deffect
 
 
 def _applied(after: Callable[[Any, Any], Any], state: Any, effects: Sequence[Any]) -> Any:
@@ -159,14 +173,16 @@ def _without_data(effect: Any) -> Any:
 
 def _as_bytes(tensors: Sequence[Tensor]) -> Tensor:
     """Return tensors as one tensor of bytes, those of large numbers first, so that each begins at a multiple of its
-    numbers' size."""
+    numbers' size, and so does the next after it."""
     ordered = sorted(tensors, key=lambda x: -x.element_size())
-    return torch.cat([x.detach().contiguous().view(-1).view(torch.uint8) for x in ordered])
+    data = torch.cat([x.detach().contiguous().view(-1).view(torch.uint8) for x in ordered])
+    return pad(data, (0, -len(data) % 8))
 
 
 def _from_bytes(data: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """Return the tensors in `data`, made by `_as_bytes`, with the shapes and dtypes of others."""
     order = sorted(range(len(like)), key=lambda n: -like[n].element_size())
-    parts = data.split([like[n].nbytes for n in order])
+    sizes = [like[n].nbytes for n in order]
+    parts = data[: sum(sizes)].split(sizes)
     tensors = {n: part.view(like[n].dtype).view(like[n].shape) for n, part in zip(order, parts, strict=True)}
     return [tensors[n] for n in range(len(like))]
