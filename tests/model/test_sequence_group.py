@@ -53,6 +53,7 @@ class Threads(SequenceGroup):
         return torch.stack(self._all(x))
 
     def sum_of_own(self, x: Tensor) -> Tensor:
+        self.bytes_sent += x.nbytes // self.size * (self.size - 1)
         return torch.stack([each[self.rank] for each in self._all(x)]).sum(0)
 
     def from_last(self, x: Tensor) -> Tensor:
@@ -111,7 +112,7 @@ def assert_same(model: LanguageModel, size: int, batch: tuple[Tensor, Tensor, Te
 
 
 @pytest.mark.parametrize("policy", [CPU_POLICY, GPU_POLICY], ids=["by a CPU", "by a GPU's policy"])
-@pytest.mark.parametrize("size", [2, 3, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("kind", KINDS)
 def test_parts_of_rows_are_one_text(kind: str, size: int, policy: DevicePolicy) -> None:
     """Documents start on, before and after borders, and the first batch's state is passed to the second."""
@@ -121,3 +122,36 @@ def test_parts_of_rows_are_one_text(kind: str, size: int, policy: DevicePolicy) 
     state = detach_state(model.loss(*text(starts))[1]) if model.constant_state else None
     assert_same(model, size, text([border + 5]), state)
     assert_same(model, size, text([]), state)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [8, 64])
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_parts_are_one_text(kind: str, size: int) -> None:
+    assert_same(build(kind), size, text([0, 30, 75, 76]))
+
+
+@pytest.mark.parametrize("kind", ["linear", "softmax"])
+def test_activations_are_recomputed(kind: str) -> None:
+    assert_same(build(kind, checkpointing=True), 2, text([40]))
+
+
+def test_a_part_without_targets() -> None:
+    tokens, targets, starts = text([])
+    targets[:, : TOKENS // 2] = -100
+    assert_same(build("linear"), 2, (tokens, targets, starts))
+
+
+@pytest.mark.parametrize(
+    ("kind", "grows"), [("linear", False), ("delta", False), ("window", False), ("ngram", False), ("softmax", True)]
+)
+def test_bytes_sent_do_not_depend_on_the_length(kind: str, grows: bool) -> None:
+    model = build(kind)
+
+    def sent(group: SequenceGroup, time: int) -> int:
+        loss, _ = model.loss_of_part(*text([], time=time), None, group)
+        torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
+        return group.bytes_sent
+
+    short, long = (sum(in_threads(2, lambda group, time=time: sent(group, time))) for time in (100, 400))
+    assert long > 3 * short if grows else long == short
