@@ -109,8 +109,8 @@ class NgramAttention(CausalAttention[NgramState]):
         if v.shape[2] == 1 and document_starts is None and not torch.is_grad_enabled():
             sums, numbers, state = step(v, hashes, state, policy)
         else:
-            state = settle(state, policy)
-            sums, numbers, state = self.untraced(self.kernel.read, v, hashes, document_starts, state, policy)
+            settled = settle(state, policy)
+            sums, numbers, state = self.untraced(self.kernel.read, v, hashes, document_starts, settled)
         return self._gated(sums, numbers, inputs["read_gate"]).to(v.dtype), state
 
     def settle(self, state: NgramState) -> NgramState:
