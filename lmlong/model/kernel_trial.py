@@ -6,14 +6,13 @@ B batch, H heads, T time, K key dim, V value dim.
 import copy
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from lmlong.attention.base import CausalAttention
-from lmlong.attention.device_policy import DevicePolicy, use_policy
 from lmlong.attention.inputs import draw_inputs
 from lmlong.attention.laws import error
 from lmlong.errors import LmlongError
@@ -68,16 +67,12 @@ class Trial(NamedTuple):
     refusal: str = ""
 
 
-Measure = Callable[[CausalAttention, Text, Work], float]
-"""(attention with its kernel, text, work) -> seconds."""
-
-
 class BrokenDeviceError(LmlongError):
     """A kernel has left the device in a state in which this process cannot use it."""
 
-    def __init__(self, kernel: str, error: Exception):
+    def __init__(self, kernel: str, failure: Exception):
         super().__init__(
-            f"kernel: {kernel} has made the GPU unusable for this process ({_first_line(error)}). Run the command "
+            f"kernel: {kernel} has made the GPU unusable for this process ({_first_line(failure)}). Run the command "
             "again: it does not try this kernel again."
         )
 
@@ -94,19 +89,10 @@ def median_seconds(attention: CausalAttention, text: Text, work: Work) -> float:
     return statistics.median(seconds[WARM_UP:])
 
 
-def try_kernels(
-    attention: CausalAttention,
-    names: Sequence[str],
-    work: Work,
-    device: torch.device,
-    policy: DevicePolicy | None = None,
-    measure: Measure | None = None,
-) -> list[Trial]:
-    """Return the results of kernels on a copy of an attention, in this order. `measure` is by default
-    `median_seconds`."""
+def try_kernels(attention: CausalAttention, names: Sequence[str], work: Work, device: torch.device) -> list[Trial]:
+    """Return the results of kernels on a copy of an attention, in this order."""
     copied = copy.deepcopy(attention).to(device)
     copied.compiled = False
-    use_policy(copied, policy)
     copied.use_kernel("torch")
     short = draw_text(copied, work._replace(rows=2, tokens=SHORT), device)
     short.document_starts[0, list(STARTS)] = True
@@ -125,7 +111,7 @@ def try_kernels(
         copied.use_kernel(name)
         try:
             refusal = disagreement(compute(copied, short, work), exact, allowed)
-            seconds = None if refusal else (measure or median_seconds)(copied, long, work)
+            seconds = None if refusal else median_seconds(copied, long, work)
             trials.append(Trial(name, seconds, refusal))
         except torch.OutOfMemoryError:
             trials.append(Trial(name, None, "needs more memory than there is"))
@@ -207,7 +193,7 @@ def _check_device(device: torch.device, kernel: str, failure: Exception) -> None
         raise BrokenDeviceError(kernel, failure) from failure
 
 
-def _first_line(error: Exception) -> str:
-    line = next(iter(str(error).splitlines()), "")[:100]
+def _first_line(failure: Exception) -> str:
+    line = next(iter(str(failure).splitlines()), "")[:100]
     line = "".join(character if character.isprintable() else " " for character in line)
-    return f"{type(error).__name__}: {line}" if line else type(error).__name__
+    return f"{type(failure).__name__}: {line}" if line else type(failure).__name__
