@@ -54,15 +54,12 @@ def chunked_cross_entropy(
 
 def token_nll(hidden: Tensor, weight: Tensor, targets: Tensor, policy: DevicePolicy | None = None) -> Tensor:
     """Return -log p of each target, 0 if ignored; without gradients."""
-    policy = policy or policy_of(hidden.device)
-    chunk = _chunk_tokens(weight, policy)
-    if not policy.reads_values:
-        chunks = zip(hidden.flatten(0, -2).split(chunk), targets.flatten().split(chunk), strict=True)
-        return torch.cat([_nll(logits_in_float32(h, weight), t)[0] for h, t in chunks]).view(targets.shape)
-    scored = targets != IGNORED
-    chunks = zip(hidden[scored].split(chunk), targets[scored].split(chunk), strict=True)
+    policy, scored = policy or policy_of(hidden.device), targets != IGNORED
+    # to leave out the others, the number of scored targets has to be read
+    tokens = (hidden[scored], targets[scored]) if policy.reads_values else (hidden.flatten(0, -2), targets.flatten())
+    chunks = zip(*(x.split(_chunk_tokens(weight, policy)) for x in tokens), strict=True)
     nll = torch.cat([_nll(logits_in_float32(h, weight), t)[0] for h, t in chunks])
-    return nll.new_zeros(targets.shape).masked_scatter(scored, nll)
+    return nll.new_zeros(targets.shape).masked_scatter(scored, nll) if policy.reads_values else nll.view(targets.shape)
 
 
 def logits_in_float32(hidden: Tensor, weight: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from lmlong.attention.ngram.state import RECENT, WAITING, NgramState, OwnedNgram
 from lmlong.attention.ngram.step import settle, step
 from lmlong.model.fast_step import make_fast_step
 from lmlong.model.language_model import LanguageModel
+from lmlong.model.state import where_state
 
 
 def hashes_of(tokens: list[int], sizes: list[int]) -> Tensor:
@@ -122,8 +123,7 @@ def test_states_and_gradients_are_those_of_steps(rows: int, starts: list[int] | 
     def by_steps(v: Tensor, state: NgramState) -> tuple[Tensor, Tensor, NgramState]:
         found = []
         for t, begun in enumerate(document_starts.T):
-            pairs = zip(empty, state, strict=True)
-            state = NgramState(*(torch.where(begun.view(2, *[1] * (x.ndim - 1)), zero, x) for zero, x in pairs))
+            state = where_state(begun, empty, state)
             *read, state = step(v[:, :, t : t + 1], hashes[:, :, t : t + 1], state, GPU_POLICY)
             found.append(read)
         sums, numbers = (torch.cat(parts, dim=2) for parts in zip(*found, strict=True))
