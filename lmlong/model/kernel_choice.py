@@ -19,7 +19,7 @@ from lmlong.attention.inputs import Gate
 from lmlong.io.cache import cache_folder, key_of
 from lmlong.io.files import atomic_write, parse_json, read_ordinary
 from lmlong.model.device import describe_machine
-from lmlong.model.kernel_trial import BrokenDeviceError, Trial, Work, try_kernels
+from lmlong.model.kernel_trial import BrokenDeviceError, TrialResult, Work, try_kernels
 from lmlong.model.language_model import LanguageModel
 
 PACKAGES = ("torch", "triton", "fla-core", "lmlong")
@@ -156,7 +156,7 @@ def _try(attention: CausalAttention, usable: Sequence[str], work: Work, device: 
     return entry
 
 
-def _fastest(trials: Sequence[Trial]) -> _Entry:
+def _fastest(trials: Sequence[TrialResult]) -> _Entry:
     """Return the fastest kernel that agrees, with the results of all."""
     times = {trial.kernel: trial.seconds for trial in trials if trial.seconds is not None}
     best = min(times, key=times.__getitem__, default="torch")

@@ -44,7 +44,7 @@ class Work(NamedTuple):
     trains: bool  # forward and backward; only forward if False
 
 
-class Text(NamedTuple):
+class TrialText(NamedTuple):
     """Random inputs of an attention."""
 
     q: Tensor  # (B, H, T, K)
@@ -55,11 +55,11 @@ class Text(NamedTuple):
     inputs: dict[str, Tensor]
     state: Any
 
-    def in_float32(self) -> "Text":
+    def in_float32(self) -> "TrialText":
         return self._replace(q=self.q.float(), k=self.k.float(), v=self.v.float(), dy=self.dy.float())
 
 
-class Trial(NamedTuple):
+class TrialResult(NamedTuple):
     """The result of one kernel."""
 
     kernel: str
@@ -77,7 +77,7 @@ class BrokenDeviceError(LmlongError):
         )
 
 
-def median_seconds(attention: CausalAttention, text: Text, work: Work) -> float:
+def median_seconds(attention: CausalAttention, text: TrialText, work: Work) -> float:
     """Return the median time of an attention in seconds."""
     seconds = []
     for _ in range(WARM_UP + REPEATS):
@@ -89,7 +89,9 @@ def median_seconds(attention: CausalAttention, text: Text, work: Work) -> float:
     return statistics.median(seconds[WARM_UP:])
 
 
-def try_kernels(attention: CausalAttention, names: Sequence[str], work: Work, device: torch.device) -> list[Trial]:
+def try_kernels(
+    attention: CausalAttention, names: Sequence[str], work: Work, device: torch.device
+) -> list[TrialResult]:
     """Return the results of kernels on a copy of an attention, in this order."""
     copied = copy.deepcopy(attention).to(device)
     copied.compiled = False
@@ -112,17 +114,17 @@ def try_kernels(attention: CausalAttention, names: Sequence[str], work: Work, de
         try:
             refusal = disagreement(compute(copied, short, work), exact, allowed)
             seconds = None if refusal else median_seconds(copied, long, work)
-            trials.append(Trial(name, seconds, refusal))
+            trials.append(TrialResult(name, seconds, refusal))
         except torch.OutOfMemoryError:
-            trials.append(Trial(name, None, "needs more memory than there is"))
+            trials.append(TrialResult(name, None, "needs more memory than there is"))
         except Exception as failure:  # compilers and drivers raise many types
-            trials.append(Trial(name, None, f"fails: {_first_line(failure)}"))
+            trials.append(TrialResult(name, None, f"fails: {_first_line(failure)}"))
             _check_device(device, name, failure)
     torch.cuda.empty_cache()  # does nothing on other devices
     return trials
 
 
-def draw_text(attention: CausalAttention, work: Work, device: torch.device) -> Text:
+def draw_text(attention: CausalAttention, work: Work, device: torch.device) -> TrialText:
     """Draw a text without document starts, in the memory layout in which a model passes it, from the empty state."""
     dtype, rows, tokens = DTYPES[work.precision], work.rows, work.tokens
     generator = torch.Generator(device).manual_seed(0)
@@ -134,7 +136,7 @@ def draw_text(attention: CausalAttention, work: Work, device: torch.device) -> T
     # a long text repeats a short one, which takes less time than drawing it on the CPU
     drawn = draw_inputs(attention.inputs, 1, min(tokens, SHORT), torch.Generator().manual_seed(0))
     repeats = -(-tokens // SHORT)
-    return Text(
+    return TrialText(
         normal(attention.heads, key_dim),
         normal(attention.kv_heads, key_dim),
         normal(attention.kv_heads, attention.value_dim),
@@ -145,7 +147,7 @@ def draw_text(attention: CausalAttention, work: Work, device: torch.device) -> T
     )
 
 
-def compute(attention: CausalAttention, text: Text, work: Work) -> dict[str, Tensor]:
+def compute(attention: CausalAttention, text: TrialText, work: Work) -> dict[str, Tensor]:
     """Return the outputs, the state after and, if the work trains, all gradients, by name."""
     tensors = {"q": text.q, "k": text.k, "v": text.v, **text.inputs}
     states = {f"S{number or ''}": x for number, x in enumerate(state_tensors(text.state))}

@@ -19,7 +19,7 @@ from lmlong.attention.linear.triton import TritonLinear
 from lmlong.attention.scan import Span
 from lmlong.model import kernel_choice, kernel_trial
 from lmlong.model.kernel_choice import Decision, KernelChoice, choose_kernels, kernels_here
-from lmlong.model.kernel_trial import BrokenDeviceError, Text, Work
+from lmlong.model.kernel_trial import BrokenDeviceError, TrialText, Work
 from lmlong.model.language_model import LanguageModel
 
 CPU = torch.device("cpu")
@@ -110,7 +110,7 @@ def model_of(*kernels: type, kind: Any = "linear", **options: Any) -> LanguageMo
     return model
 
 
-def seconds(attention: CausalAttention, text: Text, work: Work) -> float:
+def seconds(attention: CausalAttention, text: TrialText, work: Work) -> float:
     """Compute as a trial does, and return a fixed time."""
     assert attention.policy == GPU_POLICY
     kernel_trial.compute(attention, text, work)
