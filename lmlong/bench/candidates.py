@@ -13,6 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from lmlong import recipe
 from lmlong.attention.base import CausalAttention
+from lmlong.attention.device_policy import policy_of
 from lmlong.attention.inputs import draw_inputs
 from lmlong.attention.registry import CAUSAL
 from lmlong.bench.speed import Candidate
@@ -105,7 +106,7 @@ def training_candidate(
     segment = options.training.segment if model.constant_state else None
     work = Work(1, min(segment or length, length), precision, trains=True)
     model.use_kernels(choose_kernels(model, work, device).choice.names)
-    optimizer = make_optimizer(model, options.training)
+    optimizer = make_optimizer(model, options.training, policy_of(device))
     tokens = torch.randint(model.embedding.num_embeddings, (1, length + 1), device=device)
 
     def step() -> Tensor:
