@@ -27,6 +27,10 @@ class VisibleKeys(NamedTuple):
         key = torch.arange(self.in_use.shape[1], dtype=torch.int32, device=self.last.device)
         return (self.first[..., None] <= key) & (key <= self.last[:, None]) & self.in_use[:, None]
 
+    def of_last_query(self) -> Tensor:
+        """Return (B, S), true if the last query sees the key."""
+        return VisibleKeys(self.first[:, -1:], self.last[-1:], self.in_use).mask()[:, 0]
+
 
 class BlockList(NamedTuple):
     """For each row of blocks, the columns of the blocks in the list, followed by those of all other blocks."""
