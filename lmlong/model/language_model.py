@@ -175,12 +175,8 @@ class LanguageModel(TextModel):
         past = state.last_tokens
         if past is not None:
             past = torch.cat([past, tokens], dim=1)[:, tokens.shape[1] :].clone()  # a view would keep all tokens alive
-        first, end, recompute = (
-            self.downsampled_layers.start,
-            self.downsampled_layers.stop,
-            self.activation_checkpointing,
-        )
-        layers, states = list(self.blocks), state.blocks
+        first, end = self.downsampled_layers.start, self.downsampled_layers.stop
+        layers, states, recompute = list(self.blocks), state.blocks, self.activation_checkpointing
         x, blocks = run_blocks(layers[:first], x, states[:first], positions, recompute)
         hourglass = None
         if self.hourglass is not None:
