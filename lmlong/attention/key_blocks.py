@@ -27,9 +27,10 @@ class VisibleKeys(NamedTuple):
         key = torch.arange(self.in_use.shape[1], dtype=torch.int32, device=self.last.device)
         return (self.first[..., None] <= key) & (key <= self.last[:, None]) & self.in_use[:, None]
 
-    def of_last_query(self) -> Tensor:
-        """Return (B, S), true if the last query sees the key."""
-        return VisibleKeys(self.first[:, -1:], self.last[-1:], self.in_use).mask()[:, 0]
+    def of_last_query(self, begin: int) -> Tensor:
+        """Return (B, S - begin), true if the last query sees the key, of the keys from `begin` on; none is later."""
+        key = torch.arange(begin, self.in_use.shape[1], dtype=torch.int32, device=self.last.device)
+        return (self.first[:, -1:] <= key) & self.in_use[:, begin:]
 
 
 class BlockList(NamedTuple):

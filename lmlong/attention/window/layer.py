@@ -80,9 +80,8 @@ class WindowAttention(CausalAttention[WindowState]):
         visible = visible_keys(state.current, document_starts, time, self.window)
         by_lists = self.policy_for(q).block_sparse and time > 1
         y = attend(q, keys, values, visible) if by_lists else self._attend(q, keys, values, visible)
-        # cloned: views would keep all keys and values alive
-        current = visible.of_last_query()[:, time:].clone()
-        return y, WindowState(keys[:, :, time:].clone(), values[:, :, time:].clone(), current)
+        # cloned: a view would keep all keys and values alive
+        return y, WindowState(keys[:, :, time:].clone(), values[:, :, time:].clone(), visible.of_last_query(time))
 
     def _attend(self, q: Tensor, keys: Tensor, values: Tensor, visible: VisibleKeys) -> Tensor:
         """Return the outputs. Each block of up to W queries attends to its own keys and the W - 1 before it."""
