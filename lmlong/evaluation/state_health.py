@@ -32,12 +32,13 @@ def denominators(model: LanguageModel, tokens: Tensor, document_starts: Tensor) 
     linear = [attention for attention in model.attention_parts if isinstance(attention, LinearAttention)]
     if not linear:
         return []
-    seen: list[Tensor] = []
-    with watched(linear, lambda attention, inputs: seen.append(attention.denominators(*inputs))):
+    calls: dict[LinearAttention, list[Tensor]] = {attention: [] for attention in linear}
+    with watched(linear, lambda attention, inputs: calls[attention].append(attention.denominators(*inputs))):
         model.hidden_states(tokens, None, document_starts)
     positions = _positions(model, tokens, document_starts)
-    # other shapes come from a layer that reads the blocks of one row a second time
-    seen = [values for values in seen if len(values) == len(tokens) and values.shape[2] in positions]
+    # layers may read the blocks of one row a second time, or where no value is read, the last blocks by themselves
+    parts = slice(1 if model.policy_for(tokens).reads_values else None)
+    seen = [torch.cat(of_layer[parts], dim=2) for of_layer in calls.values() if of_layer]
     buckets, first, longest = [], 1, int(max(of_tokens.max() for of_tokens in positions.values())) + 1
     while first <= longest:
         last = min(2 * first - 1, longest)
@@ -69,9 +70,11 @@ def _positions(model: LanguageModel, tokens: Tensor, document_starts: Tensor) ->
     if model.hourglass is None:
         return {time: positions}
     factor = model.hourglass.factor
-    slots = model.hourglass.slots(positions, most_blocks(factor, time))
-    ends, valid = (x[:, : time // factor] for x in slots[:2])
-    return {time: positions, ends.shape[1]: positions.gather(1, ends).where(valid, -1)}
+    blocks = time // factor if model.policy_for(tokens).reads_values else most_blocks(factor, time)
+    if not blocks:
+        return {time: positions}
+    ends, valid, _ = model.hourglass.slots(positions, blocks)
+    return {time: positions, blocks: positions.gather(1, ends).where(valid, -1)}
 
 
 def _linear_states(state: Any) -> Iterator[LinearState]:
