@@ -7,32 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from models import stirred
+from model.parts import KINDS, TOKENS, build, text
 from torch import Tensor
 
-from lmlong import recipe
-from lmlong.attention.device_policy import CPU_POLICY, GPU_POLICY, DevicePolicy, use_policy
+from lmlong.attention.device_policy import CPU_POLICY, GPU_POLICY, DevicePolicy
 from lmlong.attention.laws import error
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.sequence_group import SequenceGroup
 from lmlong.model.state import detach_state, state_tensors
-
-VOCABULARY, TOKENS = 20, 150
-
-KINDS: dict[str, dict[str, object]] = {
-    "linear": {"kind": "linear"},
-    "fixed decay": {"kind": "linear", "decay": "fixed"},
-    "channel": {"kind": "linear", "decay": "channel"},
-    "no decay": {"kind": "linear", "decay": "none"},
-    "favor": {"kind": "linear", "feature_map": "favor"},
-    "delta": {"kind": "delta"},
-    "window": {"kind": "window", "window": 30},
-    "parallel window": {"kind": "linear", "parallel_window": 30},
-    "parallel window and delta": {"kind": "delta", "parallel_window": 30},
-    "softmax": {"kind": "softmax"},
-    "ngram": {"kind": "ngram", "ngram": recipe.Ngram(buckets=32)},
-    "mixed": {"kind": ["linear", "window"], "window": 30},
-}
 
 
 class Threads(SequenceGroup):
@@ -73,22 +55,6 @@ def in_threads(size: int, work: Callable[[SequenceGroup], Any]) -> list[Any]:
 
     with ThreadPoolExecutor(size) as threads:
         return list(threads.map(run, range(size)))
-
-
-def build(kind: str, checkpointing: bool = False, policy: DevicePolicy = CPU_POLICY, **shape: Any) -> LanguageModel:
-    options = recipe.Model(width=16, layers=2, heads=2, attention=recipe.Attention(**KINDS[kind]), **shape)  # type: ignore[arg-type]
-    model = stirred(LanguageModel(options, VOCABULARY, checkpointing), 0.3).double()
-    model.set_state_dtype(torch.float64)
-    use_policy(model, policy)
-    return model
-
-
-def text(starts: list[int], rows: int = 2, time: int = TOKENS) -> tuple[Tensor, Tensor, Tensor]:
-    """Return tokens, targets and document starts; documents start in the first row only."""
-    tokens = torch.randint(VOCABULARY, (rows, time + 1), generator=torch.Generator().manual_seed(1))
-    document_starts = torch.zeros(rows, time, dtype=torch.bool)
-    document_starts[0, starts] = True
-    return tokens[:, :-1], tokens[:, 1:].clone(), document_starts
 
 
 def assert_same(model: LanguageModel, size: int, batch: tuple[Tensor, Tensor, Tensor], state: Any = None) -> None:
