@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from model.parts import KINDS, TOKENS, build, text
+from models import LIKE_LLAMA
 from torch import Tensor
 
 from lmlong.attention.device_policy import CPU_POLICY, GPU_POLICY, DevicePolicy
@@ -88,6 +89,22 @@ def test_parts_of_rows_are_one_text(kind: str, size: int, policy: DevicePolicy) 
     state = detach_state(model.loss(*text(starts))[1]) if model.constant_state else None
     assert_same(model, size, text([border + 5]), state)
     assert_same(model, size, text([]), state)
+
+
+@pytest.mark.parametrize("time", [3, 4])
+@pytest.mark.parametrize("kind", KINDS)
+def test_parts_may_be_shorter_than_a_convolution(kind: str, time: int) -> None:
+    """A part of one token is read from the last inputs of several parts before it."""
+    model = build(kind)
+    assert_same(model, 3, text([], time=time))
+    state = detach_state(model.loss(*text([7], time=9))[1]) if model.constant_state else None
+    assert_same(model, 3, text([time - 2, time - 1], time=time), state)
+
+
+@pytest.mark.parametrize("kind", ["linear", "favor", "window", "softmax", "parallel window"])
+def test_heads_that_share_keys_are_read_in_parts(kind: str) -> None:
+    shape = {**LIKE_LLAMA, "kv_heads": 1}
+    assert_same(build(kind, **shape), 3, text([40, 50, 51]))
 
 
 @pytest.mark.slow

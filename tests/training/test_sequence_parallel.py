@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,6 @@ from lmlong.training.run import run, train
 
 from .conftest import Recipes, equal, lmlong, logged_steps, losses, metrics, train_in_processes, weights
 from .test_launchers import succeed
-
-TWO_GATES = Path(__file__).parents[1] / "plugins" / "two_gates.py"
 
 ROWS = ("text.sequence_length=61", "training.batch_size=2", "training.steps=8", "training.schedule=constant")
 
@@ -251,17 +250,25 @@ def test_a_run_by_time_under_torchrun_logs_and_samples(tiny: Path, tmp_path: Pat
     assert len([*(tmp_path / "run" / "tensorboard").glob("events.*")]) == 1
 
 
-def test_a_plugin_without_an_effect_is_refused_before_anything_is_replaced(recipe_of: Recipes, tmp_path: Path) -> None:
-    load_plugin(TWO_GATES)
+@pytest.fixture
+def two_gates() -> Iterator[Path]:
+    """A plug-in attention without an effect."""
+    load_plugin(file := Path(__file__).parents[1] / "plugins" / "two_gates.py")
+    yield file
+    unload_plugin(file)
+
+
+def test_an_attention_without_an_effect_is_refused_before_a_run_is_replaced(
+    recipe_of: Recipes, tmp_path: Path, two_gates: Path
+) -> None:
     train(recipe_of("training.steps=1"), tmp_path / "run")
-    options = (f"plugins=[{TWO_GATES}]", "model.attention.kind=[linear, two_gates]", "devices=2")
+    options = (f"plugins=[{two_gates}]", "model.attention.kind=[linear, two_gates]", "devices=2")
     divided = recipe_of(*options, "training.sequence_parallel=2")
     with pytest.raises(
         UsageError, match=r"sequence_parallel: .*two_gates\.py: TwoGates has no `effect`.* Define effect"
     ):
         run(divided, tmp_path / "run", overwrite=True)
     assert losses(tmp_path / "run")
-    unload_plugin(str(TWO_GATES))
 
 
 @pytest.mark.slow
