@@ -11,10 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from lmlong.attention.plugins import load_plugin, unload_plugin
 from lmlong.errors import RecipeError, UsageError
+from lmlong.model.metrics import LossTotals
+from lmlong.training.loader import Loader
 from lmlong.training.plan import make_plan
+from lmlong.training.prepare import prepare_new_run
 from lmlong.training.run import run, train
 
 from .conftest import Recipes, equal, lmlong, logged_steps, losses, metrics, train_in_processes, weights
@@ -248,6 +252,15 @@ def test_a_run_by_time_under_torchrun_logs_and_samples(tiny: Path, tmp_path: Pat
     assert steps == list(range(1, len(steps) + 1)) and steps
     assert sum("sample" in line for line in metrics(tmp_path / "run")) == 1
     assert len([*(tmp_path / "run" / "tensorboard").glob("events.*")]) == 1
+
+
+def test_each_target_is_counted_by_one_process(recipe_of: Recipes) -> None:
+    """Losses and speeds are sums over all processes divided by these counts."""
+    alone, divided = (prepare_new_run(recipe_of(*options)) for options in (ROWS, parts(3)))
+    (whole,) = Loader(alone, range(1), rank=0)
+    shares = [share for rank in range(3) for share in Loader(divided, range(1), rank)]
+    assert all(torch.equal(share.tokens, whole.tokens) for share in shares)
+    assert sum((share.counts for share in shares), LossTotals()) == whole.counts
 
 
 @pytest.fixture
