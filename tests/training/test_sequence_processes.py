@@ -23,7 +23,8 @@ ALLOWED = {torch.float64: 1e-10, torch.float32: 1e-5}
 def in_processes(processes: int, parts: int, kinds: list[str], folder: Path) -> list[dict]:
     """What each process has computed. They are programs of their own, for a group exists once in a process."""
     command = [sys.executable, TESTS / "training" / "parts_in_processes.py"]
-    environment = {**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"}
+    path = os.pathsep.join([str(TESTS), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+    environment = {**os.environ, "PYTHONPATH": path.rstrip(os.pathsep), "OMP_NUM_THREADS": "1"}
     children = [
         subprocess.Popen([*command, *map(str, (rank, processes, parts, folder)), *kinds], env=environment)
         for rank in range(processes)
