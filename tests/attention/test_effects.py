@@ -138,7 +138,7 @@ def test_the_effect_of_64k_tokens_on_a_gpu(kind: str) -> None:
         leaves = [each.requires_grad_() for each in (x.k, x.v, *tensors.values())]
         with Memory() as forward:
             effect = attention.effect(x.k, x.v, x.document_starts, tensors)
-        assert forward.now <= 2 * sum(each.nbytes for each in effect)  # FAVOR+ has the effects of two spans
+        assert forward.now < 3 * sum(each.nbytes for each in effect)  # FAVOR+ has the effects of two spans
         recorded = [each for each in effect if each.requires_grad]
         with Memory() as backward:
             grads = torch.autograd.grad(recorded, leaves, [torch.empty_like(each) for each in recorded])
