@@ -16,13 +16,13 @@ from lmlong import recipe
 from lmlong.attention import laws
 from lmlong.attention.base import CausalAttention, state_tensors
 from lmlong.attention.device_policy import CPU_POLICY, GPU_POLICY, DevicePolicy, use_policy
+from lmlong.attention.scan import SPAN
 from lmlong.attention.softmax.layer import SoftmaxAttention
 from lmlong.testing import random_text
 
 TIME = 200
-SHORT_SPANS = GPU_POLICY._replace(span_bytes=10**4, block_sparse=False)
 
-policies = pytest.mark.parametrize("policy", [CPU_POLICY, GPU_POLICY, SHORT_SPANS], ids=["cpu", "gpu", "short-spans"])
+policies = pytest.mark.parametrize("policy", [CPU_POLICY, GPU_POLICY], ids=["cpu", "gpu"])
 partitions = pytest.mark.parametrize(
     "cuts",
     [[77], [1, 2, 3, 130, 199], range(25, TIME, 25), [*range(1, 50), *range(60, TIME, 10)]],
@@ -54,6 +54,19 @@ def test_parts_read_at_once(form: recipe.Attention, policy: DevicePolicy, cuts: 
     attention = build(form).double()
     use_policy(attention, policy)
     assert law(attention, cuts, starts_of(documents, cuts), torch.float64) < 1e-10
+
+
+@pytest.mark.parametrize("policy", [CPU_POLICY, GPU_POLICY._replace(span_bytes=10**4)], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("decay", ["learned", "channel"])
+def test_parts_of_several_spans(decay: Any, policy: DevicePolicy) -> None:
+    attention = build(recipe.Attention(kind="linear", decay=decay)).double()
+    use_policy(attention, policy)
+    starts = torch.zeros(2, 6 * SPAN, dtype=torch.bool)
+    starts[0, 2 * SPAN + 3] = True
+    text, before = (
+        random_text(attention, time, torch.float64, starts=each) for time, each in ((6 * SPAN, starts), (40, False))
+    )
+    assert laws.parts_equal_forward(attention, before, text, [3 * SPAN + 5]) < 1e-10
 
 
 @thinned(every_form, pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"]))
