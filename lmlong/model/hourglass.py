@@ -206,7 +206,7 @@ class Hourglass(BlockPooling):
         outputs, last = [], pooled.shape[1] - 1
         for begin, end in ((0, last), (last, last + 1)) if last else ((0, 1),):
             before = states
-            part = Positions(*(None if x is None else x[:, begin:end] for x in positions))  # type: ignore[arg-type]
+            part = positions.select(slice(None), slice(begin, end))
             y, states = run_blocks(middle, pooled[:, begin:end], before, part, recompute)
             outputs.append(y)
         return torch.cat(outputs, dim=1), where_state(slots.valid[:, -1], states, before)
@@ -230,8 +230,7 @@ def _states_after(
     for row, count in enumerate(counts.tolist()):
         state = state_row(after if count == blocks else before, row)
         if 0 < count < blocks:
-            seen = (None if x is None else x[row : row + 1, :count] for x in positions)
-            row_positions = Positions(*seen)  # type: ignore[arg-type]
+            row_positions = positions.select(slice(row, row + 1), slice(count))
             _, state = run_blocks(middle, pooled[row : row + 1, :count], state, row_positions, recompute)
         states.append(state)
     return concat_states(states)

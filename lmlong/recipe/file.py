@@ -73,9 +73,14 @@ class Recipe(Options):
         return self.nodes * self.devices
 
     @property
+    def batches_at_once(self) -> int:
+        """Number of batches that all processes together read at the same time, each by the processes of one group."""
+        return self.processes // self.training.sequence_parallel
+
+    @property
     def sequences_per_step(self) -> int:
         """Sequences that all processes together read for one optimizer step."""
-        return self.processes * self.training.batch_size * self.training.accumulate
+        return self.batches_at_once * self.training.batch_size * self.training.accumulate
 
     @property
     def tokens_per_step(self) -> int:
@@ -96,6 +101,12 @@ class Recipe(Options):
 
     def disagreements(self) -> Iterator[PydanticCustomError]:
         yield from disagreements(self.objective, Sections(self.text, self.model, self.training))
+        if self.devices % self.training.sequence_parallel:
+            yield mistake(
+                "training.sequence_parallel",
+                f"{self.training.sequence_parallel} devices read a row together, but each machine has devices: "
+                f"{self.devices}. Use a divisor of it: a row stays on one machine.",
+            )
         length = self.conversion and self.conversion.sequence_length
         if length and self.text.sequence_length % length:
             yield mistake(

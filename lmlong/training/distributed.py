@@ -111,8 +111,3 @@ def all_gather(trainer: Trainer, tensor: Tensor) -> Tensor:
         return tensor
     every = trainer.strategy.all_gather(tensor.to(torch.uint8) if tensor.dtype == torch.bool else tensor)
     return every.to(tensor.dtype)
-
-
-def rank_slice(trainer: Trainer, tensor: Tensor) -> Tensor:
-    """Return this rank's part of a gathered tensor."""
-    return tensor if trainer.world_size == 1 else tensor[trainer.global_rank]

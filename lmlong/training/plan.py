@@ -88,7 +88,7 @@ class MemoryModel:
         growth = self.bytes_a_token * (rows * held - self.rows * self.longer)
         states = rows * self.second.state * max(parts - PROFILED_SEGMENTS, 0)
         memory = self.second.peak + growth + states + 17 * rows * length + self._distributed_bytes()
-        passes = recipe.sequences_per_step // recipe.processes / rows
+        passes = recipe.sequences_per_step // recipe.batches_at_once / rows
         work = sum(count * self._row_seconds(rows, held, length) for length, count in self.lengths.items())
         return StepCost(round(memory), passes * work / self.lengths.total() + self.second.update)
 
@@ -199,7 +199,7 @@ def _row_lengths(recipe: Recipe, tokens: TokenDataset) -> list[int]:
     """Return the row lengths of some forward passes, spread evenly over the run."""
     batches, training = DATA_MODULES[recipe.objective](recipe, tokens).training(), recipe.training
     passes = count_steps(training, recipe.tokens_per_step) * training.accumulate
-    return [batches.length(number, recipe.processes) for number in evenly(passes, min(passes, SAMPLED))]
+    return [batches.length(number, recipe.batches_at_once) for number in evenly(passes, min(passes, SAMPLED))]
 
 
 def _profiled_tokens(recipe: Recipe, vocabulary: int) -> int | None:
@@ -214,7 +214,7 @@ def _profiled_tokens(recipe: Recipe, vocabulary: int) -> int | None:
 
 def _fit(recipe: Recipe, memory: int, model: MemoryModel) -> tuple[list[str], StepCost] | None:
     """Return the largest batch that fits, else the longest segment of one row; a step keeps its number of sequences."""
-    own = recipe.sequences_per_step // recipe.processes  # of each process
+    own = recipe.sequences_per_step // recipe.batches_at_once  # of each group of processes
     sizes = [rows for rows in range(min(recipe.training.batch_size, own) - 1, 0, -1) if own % rows == 0]
     segment = recipe.training.segment
     for rows in sizes:

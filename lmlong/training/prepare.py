@@ -49,7 +49,8 @@ class PreparedRun(NamedTuple):
     def work(self) -> Work:
         """What the model computes at a time."""
         training, length = self.recipe.training, self.recipe.text.sequence_length
-        return Work(training.batch_size, min(training.segment or length, length), training.precision, trains=True)
+        tokens = min(training.segment or length, -(-length // training.sequence_parallel))
+        return Work(training.batch_size, tokens, training.precision, trains=True)
 
     @property
     def data(self) -> DataModule:

@@ -17,7 +17,8 @@ from lmlong.attention.base import CausalAttention, causal_mask
 from lmlong.attention.block_sparse import attend
 from lmlong.attention.inputs import NOTHING, Inputs
 from lmlong.attention.key_blocks import visible_keys
-from lmlong.attention.softmax.layer import softmax_graph, softmax_reference
+from lmlong.attention.softmax.layer import last_document, softmax_graph, softmax_reference
+from lmlong.attention.tail import Tail, after_tail, tail_of
 from lmlong.native.decode.kind import DecodeKind, Packer
 from lmlong.native.decode.structures import ints, pointers, structure
 from lmlong.native.onnx.graph import Value
@@ -30,6 +31,15 @@ class WindowState(NamedTuple):
     k: Tensor  # (B, H, W - 1, K) the last keys
     v: Tensor  # (B, H, W - 1, V) and values
     current: Tensor  # (B, W - 1) bool, true for tokens of the row's current document
+
+
+class WindowEffect(NamedTuple):
+    """The last W - 1 tokens of a part, and whether a document starts in it."""
+
+    k: Tail  # (B, H, W - 1, K)
+    v: Tail  # (B, H, W - 1, V)
+    current: Tail  # (B, W - 1) bool, true for tokens of the part's last document
+    begun: Tensor  # (B,) bool
 
 
 class WindowDecode(DecodeKind[WindowState]):
@@ -102,6 +112,20 @@ class WindowAttention(CausalAttention[WindowState]):
         self, q: Tensor, k: Tensor, v: Tensor, document_starts: Tensor | None = None, inputs: Inputs = NOTHING
     ) -> Tensor:
         return softmax_reference(q, k, v, causal_mask(q.shape[2], q.device, document_starts).triu(1 - self.window))
+
+    def effect(
+        self, k: Tensor, v: Tensor, document_starts: Tensor | None = None, inputs: Inputs = NOTHING
+    ) -> WindowEffect:
+        past, (current, begun) = self.window - 1, last_document(k, document_starts)
+        return WindowEffect(tail_of(k, past, dim=2), tail_of(v, past, dim=2), tail_of(current, past), begun)
+
+    def after_effect(self, state: WindowState, effect: WindowEffect) -> WindowState:
+        current = state.current & ~effect.begun[:, None]
+        return WindowState(
+            after_tail(state.k, effect.k, dim=2),
+            after_tail(state.v, effect.v, dim=2),
+            after_tail(current, effect.current),
+        )
 
     def native_spec(self) -> NativeSpec:
         return NativeSpec("window", {"window": self.window})
