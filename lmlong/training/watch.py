@@ -71,27 +71,26 @@ class Watch:
         why = self._explain(error) if isinstance(error, RuntimeError) and self.processes > 1 else None
         self._is_finished = error is None
         self._left.set()
-        if self._is_finished and self.seconds < math.inf:
-            self._threads[0].join(self.every)  # which tells the others
+        if self.seconds < math.inf:
+            for thread in self._threads:
+                thread.join(self.every)
         if why:
             raise LmlongError(why) from error
 
     def _explain(self, error: RuntimeError) -> str | None:
-        """Return which process was lost; None if the error has another cause. The others know it only by its
-        silence."""
+        """Return which process was lost; None if the error has another cause."""
         self._is_waiting = True
         is_disconnected = any(words in str(error) for words in DISCONNECTED)
-        patience = time.monotonic() + (min(self.seconds, 60.0) + 2 * self.every if is_disconnected else 1.0)
-        while not (why := self._ended_process() or self.lost):
-            if time.monotonic() > patience:
-                who = f"this is rank {self.trainer.global_rank}"
-                return (
-                    f"another process of the run has ended, see its messages; {who}. {AGAIN}"
-                    if is_disconnected
-                    else None
-                )
+        # the silence of a process that this one has not started takes its time
+        by_silence = is_disconnected and self.seconds < math.inf
+        patience = time.monotonic() + (self.seconds + 2 * self.every if by_silence else 1.0)
+        while not (why := self._ended_process() or self.lost) and time.monotonic() < patience:
             time.sleep(0.05)
-        self._end_children()
+        if why:
+            self._end_children()
+        elif is_disconnected:
+            rank = self.trainer.global_rank
+            why = f"another process of the run has ended, see its messages; this is rank {rank}. {AGAIN}"
         return why
 
     def _count(self) -> None:
@@ -99,10 +98,13 @@ class Watch:
         while not distributed.is_initialized():
             if self._left.wait(self.every):
                 return
-        names = [f"lmlong/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/{rank}" for rank in range(self.processes)]
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        timeout, attempt = timedelta(seconds=self.seconds), os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)
+        names = [f"lmlong/{attempt}/{rank}" for rank in range(self.processes)]
         while not self._left.is_set():
             with suppress(RuntimeError):  # the store does not answer
-                self._count_in(_connect(self.seconds), names)
+                # a connection of its own, since one is blocked while it waits for an answer
+                self._count_in(distributed.TCPStore(address, port, is_master=False, timeout=timeout), names)
             self._left.wait(self.every)
 
     def _count_in(self, store: Any, names: list[str]) -> None:
@@ -178,12 +180,6 @@ class Watch:
         """End all processes that this one has started, also those that are stopped."""
         for child in [*self.children, *self._of_launcher()]:
             child.kill()
-
-
-def _connect(seconds: float) -> Any:
-    """Return a connection to the store of the run, of its own: another one may be waiting for an answer."""
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    return distributed.TCPStore(address, port, is_master=False, timeout=timedelta(seconds=seconds))
 
 
 def _seconds() -> float:
