@@ -214,14 +214,15 @@ def _profiled_tokens(recipe: Recipe, vocabulary: int) -> int | None:
 
 def _fit(recipe: Recipe, memory: int, model: MemoryModel) -> tuple[list[str], StepCost] | None:
     """Return the largest batch that fits, else the longest segment of one row; a step keeps its number of sequences."""
+    training = recipe.training
     own = recipe.sequences_per_step // recipe.batches_at_once  # of each group of processes
-    sizes = [rows for rows in range(min(recipe.training.batch_size, own) - 1, 0, -1) if own % rows == 0]
-    segment = recipe.training.segment
+    sizes = [rows for rows in range(min(training.batch_size, own) - 1, 0, -1) if own % rows == 0]
+    segment = training.segment
     for rows in sizes:
         if (cost := model.cost(rows, segment)).bytes <= memory:
             return [f"training.batch_size={rows}", f"training.accumulate={own // rows}"], cost
-    if recipe.model.state_growth != "constant" or recipe.objective == "masked":
-        return None  # segments need a constant state and causal layers
+    if recipe.model.state_growth != "constant" or recipe.objective == "masked" or training.sequence_parallel > 1:
+        return None  # segments need a constant state, causal layers and whole rows
     batch = ["training.batch_size=1", f"training.accumulate={own}"] if own > 1 else []
     model = model if model.segmented else MemoryModel(recipe, 1, True, list(model.lengths.elements()), model.tokens)
     segment = 1 << (((segment or model.longest) - 1).bit_length() - 1)
