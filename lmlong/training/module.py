@@ -100,7 +100,7 @@ class TrainingModule(LightningModule):
         return Loader(self.prepared, numbers, self.trainer.global_rank)
 
     def configure_optimizers(self) -> Any:
-        return make_optimizer(self.model, self.recipe.training, self.policy)
+        return make_optimizer(self.model, self.recipe.training, self.policy, self.trainer.world_size)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Set the learning rate by the step, and by the time trained if `training.minutes` ends the run."""
