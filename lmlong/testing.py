@@ -69,7 +69,7 @@ def check_attention(attention: CausalAttention | Callable[[int, int, int], Causa
 def check_feature_map(feature_map: FeatureMap | Callable[[int, int], FeatureMap]) -> Report:
     """Check a feature map for 3 heads of width 8, or the one that a class or function builds from (heads, head_dim). It
     must map each token by itself, products of features must not be negative, and linear attention with it must keep
-    laws 1 to 10. Raise BrokenLaw, which names the broken laws."""
+    laws 1 to 10 and 12. Raise BrokenLaw, which names the broken laws."""
     return _held(examine_feature_map(feature_map))
 
 
