@@ -1,7 +1,6 @@
 """A run whose rows are read in parts by several processes is the same as one of a single process."""
 
 import json
-import math
 import os
 import random
 import signal
@@ -148,7 +147,7 @@ def test_documents_shorter_than_rows_are_read_in_parts(tiny: Path, recipe_of: Re
         (tmp_path / "books" / f"{number}.txt").write_text(book[begin : begin + draw.choice([1, 35, 50, 130])])
     options = [
         *("text.rows=documents", f"text.sources.0.paths=[{tmp_path / 'books'}]"),
-        *("text.validation.fraction=0.2", "training.steps=24", "training.batch_size=1"),
+        *("text.validation.fraction=0.2", "training.steps=12", "training.batch_size=1"),
     ]
     train_in_processes(tiny, tmp_path / "three", *parts(3, *options))
     train(recipe_of(*ROWS, *options), tmp_path / "one")
@@ -199,7 +198,7 @@ def test_a_part_that_is_not_finite_is_a_step_skipped_by_all(tiny: Path, tmp_path
     assert [(line["step"], line["event"]) for line in lines if "event" in line] == [
         (4, "skipped, its gradient was not finite (1 in a row)")
     ]
-    assert [line["step"] for line in lines if "loss" in line and not math.isfinite(line["loss"])] == [4]
+    assert [line["step"] for line in lines if "loss" in line and line["loss"] is None] == [4]
 
 
 @pytest.mark.slow
