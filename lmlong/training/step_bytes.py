@@ -7,9 +7,10 @@ Left out is what else takes memory: Python, libraries, fragments between tensors
 update, when no activations are held.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -59,6 +60,9 @@ class StepBytes(NamedTuple):
 class LastProcess(SequenceGroup):
     """The last process of a group without the others. It receives copies of its own tensors."""
 
+    sent_forward = 0
+    """Bytes sent before the backward pass."""
+
     def __init__(self, size: int):
         self.rank, self.size = size - 1, size
 
@@ -82,16 +86,10 @@ def step_bytes(recipe: Recipe, vocabulary: int, length: int) -> StepBytes:
     sizes = [(sum(weight.numel() for weight in group["params"]), moments_of(group)) for group in groups]
     moments = sum(size * sum(name != "step" for name in names) for size, names in sizes)
     state = state_bytes(recipe, sum(size for size, _ in sizes), moments, on_gpu=True)
-    activations, effects = pass_bytes(recipe, vocabulary, length)
-    return state._replace(activations=activations, effects=effects)
-
-
-def gathered_bytes(recipe: Recipe, length: int, parts: int) -> int:
-    """Return the bytes of gathered effects for a row of some length that `parts` processes read."""
-    if recipe.model.state_growth == "constant":  # then they do not depend on the length
-        length = min(length, parts * ENOUGH_TOKENS)
-    training = recipe.training.model_copy(update={"sequence_parallel": parts, "batch_size": 1})
-    return pass_bytes(recipe.model_copy(update={"training": training}), 1, length)[1]
+    rows, parts = recipe.training.batch_size, recipe.training.sequence_parallel
+    own = -(-length // parts)
+    activations = activation_bytes(recipe, vocabulary, own) + ROW_BYTES * rows * (length - own)
+    return state._replace(activations=activations, effects=rows * gathered_bytes(recipe, length, parts))
 
 
 def state_bytes(recipe: Recipe, parameters: int, moments: int, on_gpu: bool) -> StepBytes:
@@ -106,44 +104,47 @@ def state_bytes(recipe: Recipe, parameters: int, moments: int, on_gpu: bool) -> 
     return StepBytes(FLOAT32 * weights, FLOAT32 * (bucket + part), FLOAT32 * -(-moments // ranks))
 
 
-def pass_bytes(recipe: Recipe, vocabulary: int, length: int) -> tuple[int, int]:
-    """Return the bytes of activations and of gathered effects at the peak of a forward and backward pass over rows of
-    some length."""
-    longest = -(-length // recipe.training.sequence_parallel)
-    tokens, bytes_at = longest, _bytes_of_layers(recipe, vocabulary, min(longest, MOST_TOKENS))
-    if longest > MOST_TOKENS:
-        half = _bytes_of_layers(recipe, vocabulary, MOST_TOKENS // 2)
-        bytes_at = bytes_at + (bytes_at - half) * (tokens - MOST_TOKENS) / (MOST_TOKENS / 2)
-    activations, effects = (round(number) for number in bytes_at)
-    return activations, effects
+def activation_bytes(recipe: Recipe, vocabulary: int, tokens: int) -> int:
+    """Return the bytes at the peak of a forward and backward pass over some tokens of each row."""
+    if tokens <= MOST_TOKENS:
+        return _of_layers(recipe, partial(pass_through, vocabulary=vocabulary, tokens=tokens))
+    half, most = (activation_bytes(recipe, vocabulary, count) for count in (MOST_TOKENS // 2, MOST_TOKENS))
+    return most + (most - half) * (tokens - MOST_TOKENS) // (MOST_TOKENS // 2)
 
 
-def _bytes_of_layers(recipe: Recipe, vocabulary: int, tokens: int) -> np.ndarray:
-    """Return the bytes of activations and effects if a process reads some tokens of each row."""
-    layers, model = recipe.model.layers, recipe.model
-    if layers <= MOST_LAYERS or len(set(model.kinds)) > 1 or model.downsampled_layers:
-        return _counted(recipe, vocabulary, layers, tokens)
-    fewer, more = (_counted(recipe, vocabulary, count, tokens) for count in (MOST_LAYERS - 1, MOST_LAYERS))
-    return more + (more - fewer) * (layers - MOST_LAYERS)
-
-
-def _counted(recipe: Recipe, vocabulary: int, layers: int, tokens: int) -> np.ndarray:
-    """Return the bytes of activations and effects of some layers."""
-    parts, rows = recipe.training.sequence_parallel, recipe.training.batch_size
-    alone = pass_through(recipe, vocabulary, layers, tokens, None)
+def gathered_bytes(recipe: Recipe, length: int, parts: int) -> int:
+    """Return the bytes of the effects that a process gathers for a row of some length that `parts` processes read."""
     if parts == 1:
-        return np.array([alone, 0])
-    together = pass_through(recipe, vocabulary, layers, parts * tokens, LastProcess(parts))
-    of_rows = ROW_BYTES * rows * (parts - 1) * tokens
-    return np.array([alone + of_rows, max(together - alone - of_rows, 0)])
+        return 0
+    tokens = -(-length // parts)
+    if recipe.model.state_growth == "constant":  # then they do not depend on the length
+        tokens = min(tokens, ENOUGH_TOKENS)
+    recipe = recipe.model_copy(update={"training": recipe.training.model_copy(update={"batch_size": 1})})
+
+    def added(recipe: Recipe) -> int:
+        alone = pass_through(recipe, 1, tokens)
+        together = pass_through(recipe, 1, parts * tokens, LastProcess(parts))
+        return together - alone - ROW_BYTES * (parts - 1) * tokens
+
+    return max(_of_layers(recipe, added), 0)
 
 
-def pass_through(recipe: Recipe, vocabulary: int, layers: int, tokens: int, group: LastProcess | None) -> int:
-    """Return the bytes at the peak of a forward and backward pass over rows of some tokens."""
+def _of_layers(recipe: Recipe, of: Callable[[Recipe], int]) -> int:
+    """Return the bytes of all layers of a recipe, by those of fewer layers if all are alike."""
+    model = recipe.model
+    if model.layers <= MOST_LAYERS or len(set(model.kinds)) > 1 or model.downsampled_layers:
+        return of(recipe)
+    counts = MOST_LAYERS - 1, MOST_LAYERS
+    fewer, more = (of(recipe.model_copy(update={"model": model.model_copy(update={"layers": n})})) for n in counts)
+    return more + (more - fewer) * (model.layers - MOST_LAYERS)
+
+
+def pass_through(recipe: Recipe, vocabulary: int, tokens: int, group: LastProcess | None = None) -> int:
+    """Return the bytes at the peak of a forward and backward pass over rows of some tokens, or over the last part of
+    them. Each gradient of a weight is dropped."""
     training, dtype = recipe.training, {"bf16": torch.bfloat16, "16": torch.float16}.get(recipe.training.precision)
-    options = recipe.model.model_copy(update={"layers": layers})
     with FakeTensorMode():
-        model = LanguageModel(options, vocabulary, training.activation_checkpointing)
+        model = LanguageModel(recipe.model, vocabulary, training.activation_checkpointing)
         use_policy(model, GPU_POLICY)
         model.use_kernel("torch")
         for weight in model.parameters():
@@ -156,6 +157,7 @@ def pass_through(recipe: Recipe, vocabulary: int, layers: int, tokens: int, grou
                     loss, _ = model.loss(rows, targets, starts)
                 else:
                     loss, _ = model.loss_of_part(rows, targets, starts, None, group)
+                    group.sent_forward = group.bytes_sent
             loss.backward()  # type: ignore[no-untyped-call]
     return allocations.peak
 

@@ -1,5 +1,5 @@
-"""A program that trains as `lmlong train` does. Each process writes its bytes of tensors at the peak of a training step,
-and the bytes that it sends to the others of its group.
+"""A program that trains as `lmlong train` does. Each process writes its bytes of tensors at the peak of a step, and the
+bytes that it sends to the others of its group.
 
     counted_run.py FOLDER RECIPE OPTION...
 
