@@ -81,15 +81,20 @@ class LastProcess(SequenceGroup):
 
 def step_bytes(recipe: Recipe, vocabulary: int, length: int) -> StepBytes:
     """Return the bytes of tensors in a process at the peak of a step of a causal model, on rows of some length."""
+    rows, parts = recipe.training.batch_size, recipe.training.sequence_parallel
+    own = -(-length // parts)
+    activations = activation_bytes(recipe, vocabulary, own) + ROW_BYTES * rows * (length - own)
+    effects = rows * gathered_bytes(recipe, length, parts)
+    return count_state(recipe, vocabulary)._replace(activations=activations, effects=effects)
+
+
+def count_state(recipe: Recipe, vocabulary: int) -> StepBytes:
+    """Return the bytes of the training state of a causal model in a process that trains on a GPU."""
     with FakeTensorMode():
         groups = parameter_groups(LanguageModel(recipe.model, vocabulary), recipe.training)
     sizes = [(sum(weight.numel() for weight in group["params"]), moments_of(group)) for group in groups]
     moments = sum(size * sum(name != "step" for name in names) for size, names in sizes)
-    state = state_bytes(recipe, sum(size for size, _ in sizes), moments, on_gpu=True)
-    rows, parts = recipe.training.batch_size, recipe.training.sequence_parallel
-    own = -(-length // parts)
-    activations = activation_bytes(recipe, vocabulary, own) + ROW_BYTES * rows * (length - own)
-    return state._replace(activations=activations, effects=rows * gathered_bytes(recipe, length, parts))
+    return state_bytes(recipe, sum(size for size, _ in sizes), moments, on_gpu=True)
 
 
 def state_bytes(recipe: Recipe, parameters: int, moments: int, on_gpu: bool) -> StepBytes:
