@@ -3,7 +3,8 @@
 B batch, T time, V vocabulary.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from lmlong import recipe
 from lmlong.attention.base import CausalAttention
+from lmlong.attention.device_policy import FollowsPolicy
 from lmlong.attention.inputs import LastTokens, last_tokens
 from lmlong.attention.recurrence import Recurrence
 from lmlong.attention.state_check import StateError, check_alike, check_range
@@ -211,12 +213,8 @@ class LanguageModel(TextModel):
         past = state.last_tokens
         if past is not None:
             past = torch.cat([past, tokens], dim=1)[:, tokens.shape[1] :].clone()  # a view would keep all tokens alive
-        first, end, recompute = (
-            self.downsampled_layers.start,
-            self.downsampled_layers.stop,
-            self.activation_checkpointing,
-        )
-        layers, states = list(self.blocks), state.blocks
+        first, end = self.downsampled_layers.start, self.downsampled_layers.stop
+        layers, states, recompute = list(self.blocks), state.blocks, self.activation_checkpointing
         x, blocks = run_blocks(layers[:first], x, states[:first], positions, recompute)
         hourglass = None
         if self.hourglass is not None:
@@ -260,6 +258,20 @@ class LanguageModel(TextModel):
         if time > 1 and not self.policy_for(state.position).reads_values:
             return any_phase(self.hourglass.factor, time)
         return block_phase(self.hourglass.factor, state.position, document_starts, time)
+
+    @contextmanager
+    def whole_blocks(self) -> Iterator[None]:
+        """Return a context for hooks that look at downsampled layers. There, on any device, these read all full blocks
+        at once and nothing else; a GPU has to be waited for."""
+        aligned: list[FollowsPolicy] = [self, *([self.hourglass] if self.hourglass else [])]
+        policies = [module.policy for module in aligned]
+        for module in aligned:
+            module.policy = module.policy_for(self.embedding.weight)._replace(reads_values=True)
+        try:
+            yield
+        finally:
+            for module, policy in zip(aligned, policies, strict=True):
+                module.policy = policy
 
     def piece(self, rows: int, least: int | None = None) -> int:
         """Return how many tokens of each row to read at once: `least`, by default PIECE, or more by the device

@@ -31,7 +31,7 @@ from lmlong.training.loader import Loader, TrainingBatch
 from lmlong.training.optimizer import learning_rate_factor, make_optimizer, masks_updates
 from lmlong.training.prepare import PreparedRun
 from lmlong.training.progress import TrainingClock
-from lmlong.training.sequence_processes import SequenceProcesses, check_divides
+from lmlong.training.sequence_processes import SequenceProcesses
 
 RECENT = 20
 """Number of recent losses kept to detect a spike."""
@@ -87,7 +87,6 @@ class TrainingModule(LightningModule):
             if line := decision.line(known):
                 print_once(line)
             if (parts := self.recipe.training.sequence_parallel) > 1:
-                check_divides(self.model)
                 self.group = SequenceProcesses(self.trainer.global_rank, self.trainer.world_size, parts)
 
     def on_fit_start(self) -> None:
@@ -101,7 +100,7 @@ class TrainingModule(LightningModule):
         return Loader(self.prepared, numbers, self.trainer.global_rank)
 
     def configure_optimizers(self) -> Any:
-        return make_optimizer(self.model, self.recipe.training, self.policy)
+        return make_optimizer(self.model, self.recipe.training, self.policy, self.trainer.world_size)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Set the learning rate by the step, and by the time trained if `training.minutes` ends the run."""

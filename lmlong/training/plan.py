@@ -67,8 +67,7 @@ class MemoryModel:
         self.longer = min(length, max(LONGEST_PROFILED // rows, 128) if tokens is None else max(tokens // rows, 32))
         self.shorter = self.longer // 2
         self.first, self.second = self._profile(exact=False)
-        on_gpu = pick_device(recipe.device).type == "cuda"
-        first, second = (self.first, self.second) if on_gpu else self._profile(exact=True)
+        first, second = (self.first, self.second) if _is_on_gpu(recipe) else self._profile(exact=True)
         growths = (second.peak - first.peak, self.second.peak - self.first.peak)
         self.bytes_a_token = max(sum(growths) / 2, 0) / (rows * (self.longer - self.shorter))
 
@@ -119,9 +118,8 @@ class MemoryModel:
         """Return the bytes that distributed training adds to the memory of a single process; negative if it saves
         memory."""
         parameters, moments = self.second.parameters, self.second.moments
-        on_gpu = pick_device(self.recipe.device).type == "cuda"
         alone = FLOAT32 * (2 * parameters + moments)
-        return state_bytes(self.recipe, parameters, moments, on_gpu).total - alone
+        return state_bytes(self.recipe, parameters, moments, _is_on_gpu(self.recipe)).total - alone
 
 
 class Plan(NamedTuple):
@@ -198,8 +196,13 @@ def make_plan(recipe: Recipe, memory: int | None = None) -> Plan:
         proposal = ([], cost) if cost.bytes <= memory else _fit(recipe, memory, model)
     mean = None if set(lengths) == {recipe.text.sequence_length} else sum(lengths) / len(lengths)
     known = recipe.processes > 1 and recipe.objective == "causal" and not training.segment and not training.teacher
-    tensors = step_bytes(recipe, tokens.tokenizer.vocabulary, model.longest) if known else None
+    vocabulary = tokens.tokenizer.vocabulary
+    tensors = step_bytes(recipe, vocabulary, model.longest, _is_on_gpu(recipe)) if known else None
     return Plan(recipe, model.second.parameters, model.second.moments, cost, memory, proposal, tensors, mean)
+
+
+def _is_on_gpu(recipe: Recipe) -> bool:
+    return pick_device(recipe.device).type == "cuda"
 
 
 def _longest_part(length: int, parts: int) -> int:
@@ -227,18 +230,19 @@ def _profiled_tokens(recipe: Recipe, vocabulary: int) -> int | None:
 def _fit(recipe: Recipe, memory: int, model: MemoryModel) -> tuple[list[str], StepCost] | None:
     """Return the largest batch that fits, else the fewest parts of each row, else the longest segment of one row; a
     step keeps its number of sequences."""
+    training = recipe.training
     own = recipe.sequences_per_step // recipe.batches_at_once  # of each group of processes
-    sizes = [rows for rows in range(min(recipe.training.batch_size, own) - 1, 0, -1) if own % rows == 0]
-    segment = recipe.training.segment
+    sizes = [rows for rows in range(min(training.batch_size, own) - 1, 0, -1) if own % rows == 0]
+    segment = training.segment
     for rows in sizes:
         if (cost := model.cost(rows, segment)).bytes <= memory:
             return [f"training.batch_size={rows}", f"training.accumulate={own // rows}"], cost
     for parts in _more_parts(recipe):
         if (cost := model.cost(1, None, parts)).bytes <= memory:
-            passes = own * parts // recipe.training.sequence_parallel
+            passes = own * parts // training.sequence_parallel
             batch = ["training.batch_size=1", f"training.accumulate={passes}"]
             return [f"training.sequence_parallel={parts}", *batch], cost
-    if recipe.model.state_growth != "constant" or recipe.objective == "masked" or recipe.training.sequence_parallel > 1:
+    if recipe.model.state_growth != "constant" or recipe.objective == "masked" or training.sequence_parallel > 1:
         return None  # segments need a constant state, causal layers and whole rows
     batch = ["training.batch_size=1", f"training.accumulate={own}"] if own > 1 else []
     model = model if model.segmented else MemoryModel(recipe, 1, True, list(model.lengths.elements()), model.tokens)

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, distributed
 
+from lmlong.attention.plugins import in_words
 from lmlong.errors import UsageError
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.sequence_group import SequenceGroup
@@ -45,6 +46,6 @@ def check_divides(model: LanguageModel) -> None:
     for part in model.attention_parts:
         if not part.divides:
             raise UsageError(
-                f"training.sequence_parallel: {type(part).__name__} has no `effect`, by which the parts of a row would "
-                "be put together. Define it, or leave sequence_parallel out."
+                f"training.sequence_parallel: {in_words(part)} has no `effect`, by which the parts of a row would be "
+                "put together. Define effect and after_effect, or leave sequence_parallel out."
             )

@@ -79,22 +79,22 @@ class LastProcess(SequenceGroup):
         return x
 
 
-def step_bytes(recipe: Recipe, vocabulary: int, length: int) -> StepBytes:
+def step_bytes(recipe: Recipe, vocabulary: int, length: int, on_gpu: bool = True) -> StepBytes:
     """Return the bytes of tensors in a process at the peak of a step of a causal model, on rows of some length."""
     rows, parts = recipe.training.batch_size, recipe.training.sequence_parallel
     own = -(-length // parts)
     activations = activation_bytes(recipe, vocabulary, own) + ROW_BYTES * rows * (length - own)
     effects = rows * gathered_bytes(recipe, length, parts)
-    return count_state(recipe, vocabulary)._replace(activations=activations, effects=effects)
+    return count_state(recipe, vocabulary, on_gpu)._replace(activations=activations, effects=effects)
 
 
-def count_state(recipe: Recipe, vocabulary: int) -> StepBytes:
-    """Return the bytes of the training state of a causal model in a process that trains on a GPU."""
+def count_state(recipe: Recipe, vocabulary: int, on_gpu: bool = True) -> StepBytes:
+    """Return the bytes of the training state of a causal model in a process."""
     with FakeTensorMode():
         groups = parameter_groups(LanguageModel(recipe.model, vocabulary), recipe.training)
     sizes = [(sum(weight.numel() for weight in group["params"]), moments_of(group)) for group in groups]
     moments = sum(size * sum(name != "step" for name in names) for size, names in sizes)
-    return state_bytes(recipe, sum(size for size, _ in sizes), moments, on_gpu=True)
+    return state_bytes(recipe, sum(size for size, _ in sizes), moments, on_gpu)
 
 
 def state_bytes(recipe: Recipe, parameters: int, moments: int, on_gpu: bool) -> StepBytes:

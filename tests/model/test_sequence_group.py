@@ -7,32 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from models import stirred
+from model.parts import KINDS, TOKENS, build, text
+from models import LIKE_LLAMA
 from torch import Tensor
 
-from lmlong import recipe
-from lmlong.attention.device_policy import CPU_POLICY, GPU_POLICY, DevicePolicy, use_policy
+from lmlong.attention.device_policy import CPU_POLICY, GPU_POLICY, DevicePolicy
 from lmlong.attention.laws import error
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.sequence_group import SequenceGroup
 from lmlong.model.state import detach_state, state_tensors
-
-VOCABULARY, TOKENS = 20, 150
-
-KINDS: dict[str, dict[str, object]] = {
-    "linear": {"kind": "linear"},
-    "fixed decay": {"kind": "linear", "decay": "fixed"},
-    "channel": {"kind": "linear", "decay": "channel"},
-    "no decay": {"kind": "linear", "decay": "none"},
-    "favor": {"kind": "linear", "feature_map": "favor"},
-    "delta": {"kind": "delta"},
-    "window": {"kind": "window", "window": 30},
-    "parallel window": {"kind": "linear", "parallel_window": 30},
-    "parallel window and delta": {"kind": "delta", "parallel_window": 30},
-    "softmax": {"kind": "softmax"},
-    "ngram": {"kind": "ngram", "ngram": recipe.Ngram(buckets=32)},
-    "mixed": {"kind": ["linear", "window"], "window": 30},
-}
 
 
 class Threads(SequenceGroup):
@@ -75,22 +58,6 @@ def in_threads(size: int, work: Callable[[SequenceGroup], Any]) -> list[Any]:
         return list(threads.map(run, range(size)))
 
 
-def build(kind: str, checkpointing: bool = False, policy: DevicePolicy = CPU_POLICY, **shape: Any) -> LanguageModel:
-    options = recipe.Model(width=16, layers=2, heads=2, attention=recipe.Attention(**KINDS[kind]), **shape)  # type: ignore[arg-type]
-    model = stirred(LanguageModel(options, VOCABULARY, checkpointing), 0.3).double()
-    model.set_state_dtype(torch.float64)
-    use_policy(model, policy)
-    return model
-
-
-def text(starts: list[int], rows: int = 2, time: int = TOKENS) -> tuple[Tensor, Tensor, Tensor]:
-    """Return tokens, targets and document starts; documents start in the first row only."""
-    tokens = torch.randint(VOCABULARY, (rows, time + 1), generator=torch.Generator().manual_seed(1))
-    document_starts = torch.zeros(rows, time, dtype=torch.bool)
-    document_starts[0, starts] = True
-    return tokens[:, :-1], tokens[:, 1:].clone(), document_starts
-
-
 def assert_same(model: LanguageModel, size: int, batch: tuple[Tensor, Tensor, Tensor], state: Any = None) -> None:
     """Compare the loss, all gradients and the state after."""
     weights = list(model.parameters())
@@ -122,6 +89,22 @@ def test_parts_of_rows_are_one_text(kind: str, size: int, policy: DevicePolicy) 
     state = detach_state(model.loss(*text(starts))[1]) if model.constant_state else None
     assert_same(model, size, text([border + 5]), state)
     assert_same(model, size, text([]), state)
+
+
+@pytest.mark.parametrize("time", [3, 4])
+@pytest.mark.parametrize("kind", KINDS)
+def test_parts_may_be_shorter_than_a_convolution(kind: str, time: int) -> None:
+    """A part of one token is read from the last inputs of several parts before it."""
+    model = build(kind)
+    assert_same(model, 3, text([], time=time))
+    state = detach_state(model.loss(*text([7], time=9))[1]) if model.constant_state else None
+    assert_same(model, 3, text([time - 2, time - 1], time=time), state)
+
+
+@pytest.mark.parametrize("kind", ["linear", "favor", "window", "softmax", "parallel window"])
+def test_heads_that_share_keys_are_read_in_parts(kind: str) -> None:
+    shape = {**LIKE_LLAMA, "kv_heads": 1}
+    assert_same(build(kind, **shape), 3, text([40, 50, 51]))
 
 
 @pytest.mark.slow

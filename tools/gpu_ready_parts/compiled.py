@@ -1,11 +1,8 @@
-#!/usr/bin/env python
 """Compile the Triton kernels of attention for NVIDIA GPUs, and check what the compiler reports of each.
 
-    python tools/gpu_ready_parts/compiled.py            all configurations, some minutes on two cores
-    python tools/gpu_ready_parts/compiled.py --quick    two small kernels
-
 Triton's package contains the whole compiler for NVIDIA GPUs, so this needs no GPU. Each configuration is a launch of
-the real operation, forward and backward, recorded with tensors that have no data.
+the real operation, forward and backward, recorded with tensors that have no data. As a program, this compiles a share
+of the configurations.
 """
 
 import argparse
@@ -128,7 +125,7 @@ def line(row: dict[str, Any]) -> str:
 def _in_process(quick: bool, part: int, report: Callable[[str], None]) -> list[dict[str, Any]]:
     """Compile a share of the configurations in another process: Triton compiles one kernel at a time, and the compiler
     does not exist where TRITON_INTERPRET is set."""
-    command = [sys.executable, __file__, "--part", str(part), *(["--quick"] if quick else [])]
+    command = [sys.executable, __file__, str(part), *(["--quick"] if quick else [])]
     root = Path(__file__).resolve().parents[2]
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     path = os.pathsep.join([str(root), str(root / "tools"), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -241,14 +238,15 @@ def compile_for(launch: Launch, arch: int) -> dict[str, Any]:
     problem, log, begin = launch.problem, io.StringIO(), time.perf_counter()
     gates = "+".join(name for name, used in (("decay", problem.decays), ("starts", problem.starts)) if used) or "-"
     row: dict[str, Any] = {
-        **{
-            "kernel": launch.name,
-            "variant": launch.variant,
-            "features": problem.features,
-            "values": problem.values,
-            "dtype": problem.dtype,
-        },
-        **{"map": problem.feature_map, "gates": gates, "arch": arch, "error": None},
+        "kernel": launch.name,
+        "variant": launch.variant,
+        "features": problem.features,
+        "values": problem.values,
+        "dtype": problem.dtype,
+        "map": problem.feature_map,
+        "gates": gates,
+        "arch": arch,
+        "error": None,
     }
     driver.set_active(Target(arch))
     triton.knobs.nvidia.dump_ptxas_log = True  # printed
@@ -279,21 +277,16 @@ def _compile_part(quick: bool, part: int) -> Iterator[dict[str, Any]]:
             yield compile_for(launch, arch)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="compile a few kernels for small heads only")
-    parser.add_argument("--part", type=int, help=argparse.SUPPRESS)
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("part", type=int)
+    parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
-    if options.part is not None:
-        with tempfile.TemporaryDirectory() as folder:
-            os.environ["TRITON_CACHE_DIR"] = folder
-            for row in _compile_part(options.quick, options.part):
-                print(json.dumps(row), flush=True)
-        return 0
-    _, failures = check(options.quick, lambda text: print(text, flush=True))
-    print("\n".join(failures) or "all as it should be")
-    return int(bool(failures))
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["TRITON_CACHE_DIR"] = folder
+        for row in _compile_part(options.quick, options.part):
+            print(json.dumps(row), flush=True)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

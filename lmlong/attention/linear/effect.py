@@ -8,6 +8,8 @@ and r have a value for each feature. Nothing is read within the tokens, so no sc
 N chunks, B batch, H heads, C tokens in a chunk, T time, F features, V value dim.
 """
 
+from functools import reduce
+from itertools import repeat
 from typing import NamedTuple
 
 import torch
@@ -30,6 +32,10 @@ class LinearEffect(NamedTuple):
         """Return the packed state (B, H, F, V + 1) after the tokens, given the one before them."""
         return packed * self.transition[..., None].to(packed.dtype) + self.added.to(packed.dtype)
 
+    def then(self, later: "LinearEffect") -> "LinearEffect":
+        """Return the effect of these tokens followed by others."""
+        return LinearEffect(self.transition * later.transition, later.on(self.added))
+
 
 def linear_effect(
     feature_map: FeatureMap,
@@ -40,25 +46,21 @@ def linear_effect(
     dtype: torch.dtype,
     policy: DevicePolicy,
 ) -> LinearEffect:
-    """Return the effect of tokens on states in `dtype`, from as many tokens at once as the memory for temporary tensors
-    allows. Autograd keeps only the inputs: everything else is computed again for the gradients."""
+    """Return the effect of tokens on states in `dtype`, computed from as many tokens at once as the memory for
+    temporary tensors allows. Autograd keeps only the inputs, and the rest is computed again for the gradients."""
     tokens = SPAN
     if policy.span_bytes is not None:
-        wide, features = torch.promote_types(dtype, k.dtype).itemsize, feature_map.features
-        numbers = (10 if log_decay is None or log_decay.ndim == 3 else 14) * features + 3 * v.shape[3]
-        tokens = max(SPAN, policy.span_bytes // (wide * numbers * k.shape[0] * k.shape[1]) // SPAN * SPAN)
-    effect = None
-    for begin in range(0, max(k.shape[2], 1), tokens):
-        span = slice(begin, begin + tokens)
-        starts = None if document_starts is None else document_starts[:, span].bool()
-        decay = None if log_decay is None else log_decay[:, :, span]
-        of_span = recomputed(_of_span, feature_map, k[:, :, span], v[:, :, span], starts, decay, dtype)
-        if effect is None:
-            effect = of_span
-        else:
-            effect = LinearEffect(effect.transition * of_span.transition, of_span.on(effect.added))
-    assert effect is not None
-    return effect
+        by_channel = log_decay is not None and log_decay.ndim == 4
+        numbers = (6 if by_channel else 5) * feature_map.features + v.shape[3]  # an estimate, for each token of a head
+        tokens = policy.span_bytes // (v.shape[0] * v.shape[1] * numbers * dtype.itemsize)
+        tokens = max(SPAN, tokens // SPAN * SPAN)
+    keys, values = k.split(tokens, dim=2), v.split(tokens, dim=2)
+    starts = repeat(None) if document_starts is None else document_starts.bool().split(tokens, dim=1)
+    decays = repeat(None) if log_decay is None else log_decay.split(tokens, dim=2)
+    spans = [
+        recomputed(_of_span, feature_map, *span, dtype) for span in zip(keys, values, starts, decays, strict=False)
+    ]
+    return reduce(LinearEffect.then, spans)
 
 
 def _of_span(

@@ -109,15 +109,15 @@ class NgramAttention(CausalAttention[NgramState]):
         if v.shape[2] == 1 and document_starts is None and not torch.is_grad_enabled():
             sums, numbers, state = step(v, hashes, state, policy)
         else:
-            state = settle(state, policy)
-            sums, numbers, state = self.untraced(self.kernel.read, v, hashes, document_starts, state, policy)
+            settled = settle(state, policy)
+            sums, numbers, state = self.untraced(self.kernel.read, v, hashes, document_starts, settled)
         return self._gated(sums, numbers, inputs["read_gate"]).to(v.dtype), state
 
     def effect(
         self, k: Tensor, v: Tensor, document_starts: Tensor | None = None, inputs: Inputs = NOTHING
     ) -> NgramEffect:
         hashes, empty = inputs["ngram"], self.init_state(len(v), v.device, v.dtype)
-        *_, (S, number, ngram, *_) = self.kernel.read(v, hashes, document_starts, empty, self.policy_for(v))
+        *_, (S, number, ngram, *_) = self.kernel.read(v, hashes, document_starts, empty)
         written = hashes[..., 0]
         row, writes = row_of(written.clamp_min(0), self.buckets), (written != NO_NGRAM).to(number.dtype)
         # a row holds the values since it was last cleared: all that were written if no other n-gram wrote to it
