@@ -126,7 +126,7 @@ def sent_table(kinds: tuple[str, ...] = tuple(KINDS), **model: Any) -> list[str]
             cells += [group.sent_forward / 1e3, (group.bytes_sent - group.sent_forward) / 1e3]
         rows.append(cells)
     columns = [Column("kB by layer and step", 31, align="<")]
-    columns += [Column(f"{way} {size}", 12, ",.1f") for size in ("4k", "64k") for way in ("forward", "backward")]
+    columns += [Column(f"{way} {size}", 13, ",.1f") for size in ("4k", "64k") for way in ("forward", "backward")]
     return format_table(columns, rows)
 
 

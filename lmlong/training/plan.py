@@ -131,8 +131,8 @@ class Plan(NamedTuple):
     cost: StepCost
     memory: int | None  # available bytes
     proposal: tuple[list[str], StepCost] | None  # overrides with which the run fits
-    tensors: StepBytes | None = None  # that each process holds, if they are known
     mean_length: float | None = None  # of a row, if documents make row lengths differ; None for text.sequence_length
+    tensors: StepBytes | None = None  # that each process holds, if they are known
 
     @property
     def steps(self) -> int:
@@ -198,7 +198,7 @@ def make_plan(recipe: Recipe, memory: int | None = None) -> Plan:
     known = recipe.processes > 1 and recipe.objective == "causal" and not training.segment and not training.teacher
     vocabulary = tokens.tokenizer.vocabulary
     tensors = step_bytes(recipe, vocabulary, model.longest, _is_on_gpu(recipe)) if known else None
-    return Plan(recipe, model.second.parameters, model.second.moments, cost, memory, proposal, tensors, mean)
+    return Plan(recipe, model.second.parameters, model.second.moments, cost, memory, proposal, mean, tensors)
 
 
 def _is_on_gpu(recipe: Recipe) -> bool:
