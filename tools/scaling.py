@@ -29,7 +29,7 @@ from lmlong.training.step_bytes import (
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "scaling.md"
 
-MODELS = {"118M": {}, "1.3B": {"model.width": 2048, "model.layers": 24, "model.heads": 32}}
+MODELS = {"118M": {}, "1.3B": {"model.width": 2048, "model.layers": 22, "model.heads": 32}}
 """Options that replace those of the recipe `medium`."""
 
 LENGTHS, GPUS = (2**17, 2**20, 10 * 2**20), (1, 2, 4, 8, 16, 32, 64)

@@ -39,7 +39,7 @@ def test_more_gpus_hold_longer_rows(scaling: ModuleType, monkeypatch: pytest.Mon
     two, eight = (scaling.setup("118M", 2**17, False, gpus) for gpus in (2, 8))
     assert (two.parts, two.stage) == (eight.parts, eight.stage) == (2, "ddp")
     assert 65 < two.tensors.total / 1e9 < 72 and two.tensors.effects == 2 * 10**6
-    for length, stage in ((270_000, "ddp"), (278_000, "2"), (281_000, "3")):
+    for length, stage in ((270_000, "ddp"), (279_000, "2"), (281_000, "3")):
         longer = scaling.setup("118M", length, False, 4)  # 70 GB of activations, and 1 to 2 GB of the training state
         assert (longer.parts, longer.stage) == (4, stage)
 
