@@ -97,7 +97,7 @@ def setup(model: str, length: int, recompute: bool, gpus: int) -> Setup | None:
 
 def memory_tables() -> Iterator[tuple[str, list[str]]]:
     """Yield the table of what fits, and that of what each GPU holds where the fewest GPUs suffice."""
-    first = [Column("model", 5, align="<"), Column("tokens", 6), Column("checkpointing", 13, align="<")]
+    first = [Column("model", 6, align="<"), Column("tokens", 6), Column("checkpointing", 14)]
     found, fewest = [], []
     for model, length, recompute in ((m, n, c) for m in MODELS for n in LENGTHS for c in (False, True)):
         setups = [setup(model, length, recompute, gpus) for gpus in GPUS]
@@ -106,9 +106,9 @@ def memory_tables() -> Iterator[tuple[str, list[str]]]:
         if least := next(filter(None, setups), None):
             gigabytes = [size / 1e9 for size in (*least.tensors, least.tensors.total)]
             fewest.append([*names, least.gpus, least.parts, least.stage, *gigabytes])
-    yield "fits", format_table([*first, *(Column(str(gpus), 6) for gpus in GPUS)], found)
-    columns = [Column("GPUs", 4), Column("P", 3), Column("stage", 5)]
-    columns += [Column(name, len(name), ".2f") for name in (*StepBytes._fields, "total")]
+    yield "fits", format_table([*first, *(Column(str(gpus), 8) for gpus in GPUS)], found)
+    columns = [Column("GPUs", 6), Column("P", 4), Column("stage", 7)]
+    columns += [Column(name, len(name) + 2, ".2f") for name in (*StepBytes._fields, "total")]
     yield "parts", format_table([*first, *columns], fewest)
 
 
@@ -126,7 +126,7 @@ def sent_table(kinds: tuple[str, ...] = tuple(KINDS), **model: Any) -> list[str]
             cells += [group.sent_forward / 1e3, (group.bytes_sent - group.sent_forward) / 1e3]
         rows.append(cells)
     columns = [Column("kB by layer and step", 31, align="<")]
-    columns += [Column(f"{way} {size}", 13, ",.1f") for size in ("4k", "64k") for way in ("forward", "backward")]
+    columns += [Column(f"{way} {size}", 14, ",.1f") for size in ("4k", "64k") for way in ("forward", "backward")]
     return format_table(columns, rows)
 
 

@@ -15,6 +15,7 @@ from lmlong.model.memory import check_memory
 from lmlong.recipe import Recipe
 from lmlong.recipe.file import recipe_class
 from lmlong.training.optimizer import count_steps
+from lmlong.training.prepare import resolve
 from lmlong.training.profile import BatchShape, StepProfile, profile_step
 from lmlong.training.step_bytes import FLOAT32, ROW_BYTES, StepBytes, gathered_bytes, state_bytes, step_bytes
 
@@ -185,7 +186,10 @@ class Plan(NamedTuple):
 
 def make_plan(recipe: Recipe, memory: int | None = None) -> Plan:
     """Return the cost of a run, profiled by short steps, and a batch and segment that fit into `memory`."""
-    tokens, training = prepare(recipe.text), recipe.training
+    training = recipe.training
+    precision = resolve(training.precision, pick_device(recipe.device))
+    training = training.model_copy(update={"precision": precision})
+    recipe, tokens = recipe.model_copy(update={"training": training}), prepare(recipe.text)
     check_memory(recipe, tokens.tokenizer.vocabulary, pick_device(recipe.device))
     lengths = _row_lengths(recipe, tokens) if recipe.text.rows == "documents" else [recipe.text.sequence_length]
     profiled_tokens = _profiled_tokens(recipe, tokens.tokenizer.vocabulary)
@@ -195,9 +199,9 @@ def make_plan(recipe: Recipe, memory: int | None = None) -> Plan:
     if memory is not None:
         proposal = ([], cost) if cost.bytes <= memory else _fit(recipe, memory, model)
     mean = None if set(lengths) == {recipe.text.sequence_length} else sum(lengths) / len(lengths)
-    known = recipe.processes > 1 and recipe.objective == "causal" and not training.segment and not training.teacher
-    vocabulary = tokens.tokenizer.vocabulary
-    tensors = step_bytes(recipe, vocabulary, model.longest, _is_on_gpu(recipe)) if known else None
+    tensors = None
+    if recipe.processes > 1 and recipe.objective == "causal" and not (training.segment or training.teacher):
+        tensors = step_bytes(recipe, tokens.tokenizer.vocabulary, model.longest, _is_on_gpu(recipe))
     return Plan(recipe, model.second.parameters, model.second.moments, cost, memory, proposal, mean, tensors)
 
 

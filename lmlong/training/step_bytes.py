@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lmlong.attention.device_policy import GPU_POLICY, use_policy
 from lmlong.model.allocations import Allocations
+from lmlong.model.build import without_memory
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.sequence_group import SequenceGroup
 from lmlong.recipe import Recipe
@@ -90,7 +91,7 @@ def step_bytes(recipe: Recipe, vocabulary: int, length: int, on_gpu: bool = True
 
 def count_state(recipe: Recipe, vocabulary: int, on_gpu: bool = True) -> StepBytes:
     """Return the bytes of the training state of a causal model in a process."""
-    with FakeTensorMode():
+    with without_memory():
         groups = parameter_groups(LanguageModel(recipe.model, vocabulary), recipe.training)
     sizes = [(sum(weight.numel() for weight in group["params"]), moments_of(group)) for group in groups]
     moments = sum(size * sum(name != "step" for name in names) for size, names in sizes)
@@ -146,14 +147,14 @@ def _of_layers(recipe: Recipe, of: Callable[[Recipe], int]) -> int:
 
 def pass_through(recipe: Recipe, vocabulary: int, tokens: int, group: LastProcess | None = None) -> int:
     """Return the bytes at the peak of a forward and backward pass over rows of some tokens, or over the last part of
-    them. Each gradient of a weight is dropped."""
+    them."""
     training, dtype = recipe.training, {"bf16": torch.bfloat16, "16": torch.float16}.get(recipe.training.precision)
-    with FakeTensorMode():
+    with without_memory():
         model = LanguageModel(recipe.model, vocabulary, training.activation_checkpointing)
+    with FakeTensorMode():
+        _move_to_cpu(model)
         use_policy(model, GPU_POLICY)
         model.use_kernel("torch")
-        for weight in model.parameters():
-            weight.register_post_accumulate_grad_hook(_drop_gradient)
         with Allocations() as allocations:
             rows = torch.zeros(training.batch_size, tokens, dtype=torch.long)
             targets, starts = rows.clone(), torch.zeros_like(rows, dtype=torch.bool)
@@ -165,6 +166,17 @@ def pass_through(recipe: Recipe, vocabulary: int, tokens: int, group: LastProces
                     group.sent_forward = group.bytes_sent
             loss.backward()  # type: ignore[no-untyped-call]
     return allocations.peak
+
+
+def _move_to_cpu(model: LanguageModel) -> None:
+    """Replace the tensors of a model without memory by fake ones of a CPU; each gradient of a weight is dropped."""
+    for module in model.modules():
+        for name, weight in module.named_parameters(recurse=False):
+            fake = nn.Parameter(torch.empty(weight.shape, dtype=weight.dtype))
+            fake.register_post_accumulate_grad_hook(_drop_gradient)
+            setattr(module, name, fake)
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, torch.empty(buffer.shape, dtype=buffer.dtype))
 
 
 def _drop_gradient(weight: nn.Parameter) -> None:
