@@ -38,17 +38,21 @@ EXACT = {torch.float64: 1e-10, torch.float32: 2e-5}
 BEGINS = (0, 1, 30, 64, 90)
 """Positions at which the documents of a packed text begin."""
 
+PARTS = (1, 2, 30, 65, 89)
+"""Cuts of a text into parts for law 12: parts of one token, and cuts on, after and before the begin of a document."""
+
 
 class BrokenLaw(LmlongError):
     """An attention or a feature map breaks a law."""
 
 
-@json_keys("name", "kept", "laws=verdicts")
+@json_keys("name", "kept", "divides", "laws=verdicts")
 class Report(NamedTuple):
     """The worst measured error of an attention or a feature map for each law."""
 
     name: str  # its class, and the file of a plug-in
     verdicts: list[Verdict]
+    divides: bool = True  # whether law 12 applies
 
     @property
     def kept(self) -> bool:
@@ -57,22 +61,22 @@ class Report(NamedTuple):
 
 def check_attention(attention: CausalAttention | Callable[[int, int, int], CausalAttention]) -> Report:
     """Check laws 1 to 9 for an attention, or for the attention that a class or function builds from (heads, head_dim,
-    value_dim), in float64 and float32. Law 1 compares values and gradients. Raise BrokenLaw, which names the broken
-    laws."""
+    value_dim), in float64 and float32, and law 12 if it has an `effect`. Laws 1 and 12 compare values and gradients.
+    Raise BrokenLaw, which names the broken laws."""
     return _held(examine_attention(attention))
 
 
 def check_feature_map(feature_map: FeatureMap | Callable[[int, int], FeatureMap]) -> Report:
     """Check a feature map for 3 heads of width 8, or the one that a class or function builds from (heads, head_dim). It
     must map each token by itself, products of features must not be negative, and linear attention with it must keep
-    laws 1 to 10. Raise BrokenLaw, which names the broken laws."""
+    laws 1 to 10 and 12. Raise BrokenLaw, which names the broken laws."""
     return _held(examine_feature_map(feature_map))
 
 
 def examine_attention(attention: CausalAttention | Callable[[int, int, int], CausalAttention]) -> Report:
     """Return the same as `check_attention`, without raising BrokenLaw."""
     made = attention if isinstance(attention, CausalAttention) else attention(HEADS, HEAD_DIM, VALUE_DIM)
-    return Report(in_words(made), _worst(_verdicts(made)))
+    return Report(in_words(made), _worst(_verdicts(made)), made.divides)
 
 
 def examine_feature_map(feature_map: FeatureMap | Callable[[int, int], FeatureMap]) -> Report:
@@ -145,10 +149,10 @@ def _verdicts(attention: CausalAttention) -> Iterator[Verdict]:
     """Iterate over the verdicts of every law in both dtypes. An exception becomes a UsageError that names the law."""
     exact, single = (_Texts(copy.deepcopy(attention).cpu().to(dtype).eval(), dtype) for dtype in EXACT)
     for texts in (exact, single):
-        for number in range(1, 11):
+        for number in (*range(1, 11), 12):
             law = laws.LAWS[number]
             try:
-                with torch.set_grad_enabled(number == 1):
+                with torch.set_grad_enabled(number in (1, 12)):
                     errors = list(_errors(number, exact, texts))
             except Exception as error:
                 reason = explain(error, file_of(type(attention)))
@@ -163,7 +167,7 @@ def _errors(number: int, exact: _Texts, texts: _Texts) -> Errors:
     elif number == 1:
         yield from _definition(exact, texts)
     else:
-        yield from {8: _state_size, 9: _scales, 10: _denominators}[number](texts)
+        yield from {8: _state_size, 9: _scales, 10: _denominators, 12: _parts}[number](texts)
 
 
 def _definition(exact: _Texts, texts: _Texts) -> Errors:
@@ -203,6 +207,15 @@ def _denominators(of: _Texts) -> Errors:
         yield "", 1 / smallest if smallest > 0 else float("inf"), 1 / laws.DENOMINATOR_LIMIT
 
 
+def _parts(of: _Texts) -> Errors:
+    """Measure law 12. Documents begin in one of the rows."""
+    if of.attention.divides:
+        starts = torch.zeros(BATCH, TIME, dtype=torch.bool)
+        starts[0, BEGINS[2:]] = True
+        text, before = of.draw(starts=starts), of.draw(seed=1)
+        yield "", laws.parts_equal_forward(of.attention, before, text, PARTS), EXACT[of.dtype]
+
+
 def _of_feature_map(feature_map: FeatureMap) -> Iterator[Verdict]:
     """Iterate over the verdicts on a feature map by itself, for laws 4 and 10."""
     draw = torch.Generator().manual_seed(0)
@@ -238,7 +251,8 @@ def random_text(
     every 30th token starts a document unless `starts` says which; with False, none does."""
     draw = torch.Generator().manual_seed(seed)
     sizes = (attention.head_dim, attention.head_dim, attention.value_dim)
-    shapes = [(batch, attention.heads, time, size) for size in sizes]
+    heads = (attention.heads, attention.kv_heads, attention.kv_heads)
+    shapes = [(batch, count, time, size) for count, size in zip(heads, sizes, strict=True)]
     q, k, v = (torch.randn(shape, generator=draw, dtype=torch.float64) for shape in shapes)
     if not attention.has_keys:
         q, k = q[..., :0], k[..., :0]

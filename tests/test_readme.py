@@ -24,11 +24,13 @@ from commands import lmlong as call_lmlong
 from machine import new_cache
 
 from lmlong.attention import laws
+from lmlong.attention.plugins import load_plugin, unload_plugin
 from lmlong.cli.main import lmlong
 from lmlong.model.base import count_parameters
 from lmlong.model.build import build
 from lmlong.recipe import file as recipe_file
 from lmlong.recipe.parsed import shipped_recipes
+from lmlong.testing import check_attention
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -246,9 +248,17 @@ def test_the_page_of_laws_has_each_with_the_name_that_check_prints() -> None:
     page = PAGES["docs/reference/causal-attention-laws.md"]
     rows = re.findall(r"^\| (\d+) \| .* \| (.*) \|$", page, flags=re.MULTILINE)
     assert {int(number): name for number, name in rows} == dict(laws.LAWS)
-    assert "Eleven laws" in page and len(laws.LAWS) == 11
+    assert "Twelve laws" in page and len(laws.LAWS) == 12
     for text in PAGES.values():
-        assert not re.search(r"\b(six|seven|eight|nine|ten|twelve) laws", text)
+        assert not re.search(r"\b(six|seven|eight|nine|ten|eleven) laws", text)
+
+
+def test_the_guide_to_plugins_adds_an_effect(tmp_path: Path) -> None:
+    (file := tmp_path / "decayed.py").write_text("\n".join(blocks("docs/guides/plugins.md", "python")))
+    cls = load_plugin(file).attentions["decayed"]
+    unload_plugin(file)
+    report = check_attention(lambda *sizes: cls(*sizes, cls.Options()))
+    assert report.divides and report.verdicts[-1].number == 12
 
 
 def test_the_table_of_recipes_holds_every_recipe_with_its_size() -> None:

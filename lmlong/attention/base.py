@@ -111,6 +111,10 @@ class CausalAttention(FollowsPolicy, ABC, Generic[State]):
         """Return the state after some tokens, given the state before them and their effect."""
         raise NotImplementedError
 
+    def padded_effect(self, effect: Any, tokens: int) -> Any:
+        """Return an effect in the shape of that of `tokens` tokens, no fewer. Only a state that grows needs it."""
+        return effect
+
     @property
     def divides(self) -> bool:
         """Whether several processes can compute the parts of one text: whether it has an `effect`."""

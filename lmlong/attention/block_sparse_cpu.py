@@ -15,7 +15,7 @@ from lmlong.attention.key_blocks import BLOCK, BlockList, VisibleKeys
 
 @torch.library.custom_op("lmlong::read_blocks", mutates_args=())
 def read_blocks(q: Tensor, k: Tensor, v: Tensor, visible: list[Tensor], lists: list[Tensor]) -> Tensor:
-    weights = _weights(q, k, _mask(visible, BlockList(*lists[:2]), BlockList(*lists[2:4])))
+    weights = _weights(q, k, _mask(visible, lists[:4]))
     return (weights @ _of_each_query(v, q)).to(q.dtype)
 
 
@@ -23,9 +23,9 @@ def read_blocks(q: Tensor, k: Tensor, v: Tensor, visible: list[Tensor], lists: l
 def read_blocks_backward(
     dy: Tensor, q: Tensor, k: Tensor, v: Tensor, visible: list[Tensor], lists: list[Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    weights = _weights(q, k, _mask(visible, BlockList(*lists[:2]), BlockList(*lists[2:4])))
+    weights = _weights(q, k, _mask(visible, lists[:4]))
     # kernels compute dq by the lists of a block of queries, dk and dv by those of a block of keys
-    by_key = _weights(q, k, _mask(visible, BlockList(*lists[4:6]), BlockList(*lists[6:]), by_key=True))
+    by_key = _weights(q, k, _mask(visible, lists[4:], by_key=True))
     dy, keys, values = dy.to(weights), _of_each_query(k, q), _of_each_query(v, q)
     dweights, scale = dy @ values.mT, q.shape[3] ** -0.5
     mean = (weights * dweights).sum(3, keepdim=True)
@@ -47,8 +47,9 @@ def _of_each_query(x: Tensor, q: Tensor) -> Tensor:
     return x.to(at_least_float32(x.dtype)).repeat_interleave(q.shape[1] // x.shape[1], dim=1)
 
 
-def _mask(visible: list[Tensor], partial: BlockList, full: BlockList, by_key: bool = False) -> Tensor:
+def _mask(visible: list[Tensor], lists: list[Tensor], by_key: bool = False) -> Tensor:
     """Return the mask (B, 1, T, S) of the pairs that kernels compute."""
+    partial, full = BlockList(*lists[:2]), BlockList(*lists[2:])
     seen = VisibleKeys(*visible).mask()
 
     def pairs(blocks: BlockList) -> Tensor:

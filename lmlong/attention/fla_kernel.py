@@ -56,7 +56,7 @@ def release(version: str) -> tuple[int, ...]:
 
 def computes(x: Tensor, state: Tensor) -> bool:
     """Return whether the kernels compute values x with this state."""
-    return x.dtype in DTYPES and state.dtype == torch.float32
+    return x.dtype in DTYPES and state.dtype == torch.float32 and x.shape[-1] <= MAX_WIDTH
 
 
 def with_resets(log_decay: Tensor, document_starts: Tensor | None) -> Tensor:

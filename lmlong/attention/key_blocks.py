@@ -27,6 +27,11 @@ class VisibleKeys(NamedTuple):
         key = torch.arange(self.in_use.shape[1], dtype=torch.int32, device=self.last.device)
         return (self.first[..., None] <= key) & (key <= self.last[:, None]) & self.in_use[:, None]
 
+    def of_last_query(self, begin: int) -> Tensor:
+        """Return (B, S - begin), true if the last query sees the key, of the keys from `begin` on; none is later."""
+        key = torch.arange(begin, self.in_use.shape[1], dtype=torch.int32, device=self.last.device)
+        return (self.first[:, -1:] <= key) & self.in_use[:, begin:]
+
 
 class BlockList(NamedTuple):
     """For each row of blocks, the columns of the blocks in the list, followed by those of all other blocks."""

@@ -1,11 +1,12 @@
 """The laws of causal attention, as functions that return an error: 0 for an exact law, else relative to the norm.
 
 They apply to an attention and to a whole language model. In law 1 the definition is a quadratic form or a token loop,
-and values and gradients must match. The scales of law 9 are scales of queries and keys.
+and values and gradients must match. The scales of law 9 are scales of queries and keys. Law 12 is that of attentions
+with an `effect`, which several processes can compute.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from lmlong.attention.base import CausalAttention, state_tensors
 from lmlong.attention.inputs import Inputs
+from lmlong.native.state import map_state
 from lmlong.report.json_values import json_keys
 
 LAWS: Mapping[int, str] = {
@@ -27,6 +29,7 @@ LAWS: Mapping[int, str] = {
     9: "outputs not finite or dead at any scale",
     10: "1 / smallest denominator",
     11: "fast decode step = forward, in float32",
+    12: "parts read at once = forward",
 }
 
 SAME_TEXT = range(2, 8)
@@ -196,6 +199,42 @@ def documents_are_independent(subject: Subject, packed: Text, unpacked: Text, be
         for begin, stop in pairwise([*begins, _time(packed)])
     ]
     return error(y, torch.cat(alone, dim=y.ndim - 2))
+
+
+def parts_equal_forward(attention: CausalAttention, before: Text, text: Text, cuts: Sequence[int]) -> float:
+    """Return the error of law 12: outputs, final states and, if they are recorded, gradients of a text that continues
+    `before`, compared with one forward pass. The effects of all parts are computed independently. A part is read from
+    the state that the effects of the parts before it give."""
+    assert text[2] is not None
+    subject, trains = of_attention(attention, text[2]), torch.is_grad_enabled()
+    with torch.no_grad():
+        _, state = subject.forward(before, subject.init_state(_batch(text)))
+
+    def leaf(x: Tensor) -> Tensor:
+        return x.detach().requires_grad_(trains and x.is_floating_point())
+
+    text, state = tuple(None if x is None else leaf(x) for x in text), map_state(leaf, state)
+    parts = [cut(text, begin, stop) for begin, stop in pairwise([0, *sorted(cuts), _time(text)])]
+    effects = [attention.effect(*arguments(attention, part)[1:]) for part in parts]
+    longest = max(map(_time, parts))
+    padded = [attention.padded_effect(effect, longest) for effect in effects]
+    states = list(accumulate(padded, attention.after_effect, initial=state))
+    outputs, ends = zip(*map(subject.forward, parts, states[:-1]), strict=True)
+    whole, end = subject.forward(text, state)
+
+    def compared(y: Tensor, *ends: Any) -> list[Tensor]:
+        return [y, *(tensor for end in ends for tensor in state_tensors(subject.settle(end)))]
+
+    measured, expected = compared(torch.cat(outputs, dim=2), ends[-1], states[-1]), compared(whole, end, end)
+    if trains:
+        leaves = [
+            x for x in (*text, *state_tensors(state), *attention.parameters()) if x is not None and x.requires_grad
+        ]
+        slopes = [x.detach() for x in expected if x.requires_grad]
+        for tensors in (measured, expected):
+            recorded = [x for x in tensors if x.requires_grad]
+            tensors += torch.autograd.grad(recorded, leaves, slopes, materialize_grads=True)
+    return max(map(error, measured, expected))
 
 
 def dead_or_infinite(y: Tensor, definition: Tensor) -> int:

@@ -83,7 +83,7 @@ class NativeKernel(Kernel):
 
     @classmethod
     def unavailable_reason(cls, attention: nn.Module, device: torch.device) -> str | None:
-        return no_native_code(device, lambda: cls().library())
+        return no_native_code(device, cls().library)
 
     @abstractmethod
     def library(self) -> ctypes.CDLL | None:

@@ -108,13 +108,17 @@ class Recurrence(CausalAttention[State]):
             with without_autocast(q):
                 fq, fk = self.feature_map.query(q), self.feature_map.key(k)
                 return self.step(fq, fk, v, state, document_starts, log_decay, beta)
-        packed, x = self.pack(state), ScanInputs(q, k, v, document_starts, log_decay, beta)
+        y, packed = self.scan(self.pack(state), ScanInputs(q, k, v, document_starts, log_decay, beta))
+        return y, self.unpack(packed)
+
+    def scan(self, packed: Tensor, x: ScanInputs) -> tuple[Tensor, Tensor]:
+        """Return the outputs of many tokens, and the packed state after them."""
         done = self.kernel.operation(self.feature_map, packed, x)
         if done is not None:
-            return done[0], self.unpack(done[1])
-        weights, how = self.feature_map.parameters(), (self.policy_for(q), torch.is_grad_enabled())
+            return done
+        weights, how = self.feature_map.parameters(), (self.policy_for(x.q), torch.is_grad_enabled())
         y, packed, _ = self.untraced(Scan.apply, self.kernel, self.feature_map, *how, packed, *x, *weights)
-        return y, self.unpack(packed)
+        return y, packed
 
     def token_log_decay(self, q: Tensor, inputs: Inputs) -> Tensor | None:
         """Return the log decay of each token (B, H, T) or feature (B, H, T, F): learned, fixed, or None."""

@@ -26,6 +26,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
 
 from lmlong.attention.device_policy import DevicePolicy
 from lmlong.attention.feature_maps import FeatureMap
@@ -270,6 +271,13 @@ def _empty_like(x: Tensor) -> Tensor:
     the dimensions of an expanded tensor differently."""
     empty = torch.empty_like(x)
     return empty if empty.stride(-1) == 1 else torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def recomputed(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function. Of it, autograd keeps only the arguments, and calls it again for the gradients."""
+    if not torch.is_grad_enabled():
+        return function(*arguments)
+    return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
 
 
 def without_autocast(like: Tensor) -> torch.autocast:

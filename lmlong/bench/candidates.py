@@ -13,6 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from lmlong import recipe
 from lmlong.attention.base import CausalAttention
+from lmlong.attention.device_policy import policy_of
 from lmlong.attention.inputs import draw_inputs
 from lmlong.attention.registry import CAUSAL
 from lmlong.bench.speed import Candidate
@@ -21,6 +22,7 @@ from lmlong.model.fast_step import make_fast_step, why_no_fast_step
 from lmlong.model.kernel_choice import choose_kernels
 from lmlong.model.kernel_trial import Work
 from lmlong.model.language_model import LanguageModel
+from lmlong.model.precision import autocast
 from lmlong.model.state import state_bytes
 from lmlong.recipe.candidates import single_kinds
 from lmlong.training.optimizer import make_optimizer
@@ -104,12 +106,11 @@ def training_candidate(
     segment = options.training.segment if model.constant_state else None
     work = Work(1, min(segment or length, length), precision, trains=True)
     model.use_kernels(choose_kernels(model, work, device).choice.names)
-    optimizer = make_optimizer(model, options.training)
+    optimizer = make_optimizer(model, options.training, policy_of(device))
     tokens = torch.randint(model.embedding.num_embeddings, (1, length + 1), device=device)
-    dtype = {"bf16": torch.bfloat16, "16": torch.float16}.get(precision)
 
     def step() -> Tensor:
-        with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
+        with autocast(device, precision):
             nll, _ = model.loss(tokens[:, :-1], tokens[:, 1:], segment=segment)
         loss = nll / length
         loss.backward()

@@ -8,10 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lmlong.data.rows import IGNORED, CyclicTokens, Row, Rows
-
-MAX_LENGTHS = 16
-"""Maximum number of different batch lengths, so that memory and compiled code are reused."""
-
+from lmlong.recipe.text import ROW_LENGTHS
 
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]
 """A batch of any objective: tokens, targets, and a mask of document starts or padding, each (rows, time)."""
@@ -54,7 +51,7 @@ class TrainingBatches:
         filled = max(self._sources[source].filled(number) for source, number in sources)
         length = max(source.length for source in self._sources)
         factor = self._sources[0].text.factor
-        step = -(-length // (MAX_LENGTHS * factor)) * factor
+        step = -(-length // (ROW_LENGTHS * factor)) * factor
         return min(-(-filled // step) * step, length)
 
     def _numbers(self, micro_step: int, ranks: int) -> range:

@@ -77,7 +77,7 @@ class CausalDataModule(DataModule):
 
     def _streams(self) -> list[int]:
         """Return how many rows of a batch each source provides."""
-        rows = self.recipe.processes * self.recipe.training.batch_size
+        rows = self.recipe.batches_at_once * self.recipe.training.batch_size
         streams = streams_of_each(self.tokens.weights, rows)
         if not all(streams):
             raise UsageError(

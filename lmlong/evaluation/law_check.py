@@ -24,10 +24,12 @@ from lmlong.model.precision import DTYPES, autocast
 from lmlong.model.state_size import size
 from lmlong.report.json_values import json_keys
 from lmlong.report.table import Column, format_range, format_table
-from lmlong.testing import Report
+from lmlong.testing import EXACT, PARTS, Report, random_text
 
 TOKENS = 300
 """Length of the text that an attention alone reads."""
+
+NO_EFFECT = "law 12 does not apply: training.sequence_parallel needs an `effect`"
 
 LAWS = [
     Column("law", 52, align="<", value="law"),
@@ -41,7 +43,7 @@ DENOMINATORS = [
 ]
 
 
-@json_keys("kept", "precision", "rows", "tokens", "laws=verdicts", "denominators")
+@json_keys("kept", "divides", "precision", "rows", "tokens", "laws=verdicts", "denominators")
 class LawReport(NamedTuple):
     """The verdict on each law, and the denominators by position."""
 
@@ -50,6 +52,7 @@ class LawReport(NamedTuple):
     precision: str
     rows: int
     tokens: int
+    divides: bool  # whether law 12 applies to every attention
 
     @property
     def kept(self) -> bool:
@@ -71,7 +74,9 @@ def check(loaded: TrainedLanguageModel, tokens: Tensor, document_starts: Tensor)
         verdicts.append(Verdict(10, laws.LAWS[10], inverse, 1 / DENOMINATOR_LIMIT))
         if loaded.fast_step_at_once:
             verdicts.append(_fast_step(model, tokens))
-    return LawReport(verdicts, buckets, precision, *tokens.shape)
+        verdicts += _parts_at_once(model)
+    divides = all(attention.divides for attention in model.attentions)
+    return LawReport(verdicts, buckets, precision, len(tokens), tokens.shape[1], divides)
 
 
 def _same_text(model: LanguageModel, precision: str, text: Text) -> Iterator[Verdict]:
@@ -126,6 +131,18 @@ def _bad_outputs(attention: CausalAttention, scale: float, like: Tensor) -> int:
     state = attention.init_state(1, like.device, like.dtype)
     y, _ = attention(q, k, v, state, None, inputs)
     return laws.dead_or_infinite(y, attention.reference(q, k, v, None, inputs))
+
+
+def _parts_at_once(model: LanguageModel) -> Iterator[Verdict]:
+    """Yield law 12, on random inputs in the dtype of the weights, if an attention has an effect."""
+    weight, errors = model.embedding.weight, []
+    for attention in {type(attention): attention for attention in model.attentions}.values():
+        if attention.divides:
+            drawn = (random_text(attention, TOKENS, weight.dtype, seed=seed) for seed in range(2))
+            before, text = (tuple(None if x is None else x.to(weight.device) for x in each) for each in drawn)
+            errors.append(laws.parts_equal_forward(attention, before, text, PARTS))
+    if errors:
+        yield Verdict(12, laws.LAWS[12], max(errors), EXACT[weight.dtype])
 
 
 def _subject(model: LanguageModel) -> Subject:
@@ -191,11 +208,17 @@ def table(report: LawReport) -> str:
     broken = sum(not verdict.kept for verdict in report.verdicts)
     text = f"{report.rows} rows of {report.tokens:,} tokens, computed in {report.precision}"
     lines += ["", f"{broken} of {len(report.verdicts)} laws broken" if broken else "all laws kept", text]
+    if not report.divides:
+        lines.append(NO_EFFECT)
     return "\n".join(lines)
 
 
 def table_of_plugins(reports: Sequence[Report]) -> str:
     """Return the laws of each attention and feature map of plug-ins, for an 80-column terminal."""
-    parts = ["\n".join([report.name, "", *format_table(LAWS, report.verdicts)]) for report in reports]
+    notes = [[] if report.divides else ["", NO_EFFECT] for report in reports]
+    parts = [
+        "\n".join([report.name, "", *format_table(LAWS, report.verdicts), *note])
+        for report, note in zip(reports, notes, strict=True)
+    ]
     broken = [report.name for report in reports if not report.kept]
     return "\n\n".join([*parts, f"laws broken by {', '.join(broken)}" if broken else "all laws kept"])

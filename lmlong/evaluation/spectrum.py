@@ -5,6 +5,7 @@ sum (figure 1 of its paper). H heads, L layers, T tokens, or blocks of tokens in
 """
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +21,7 @@ from lmlong.evaluation import spans as cut
 from lmlong.evaluation.state_health import watched
 from lmlong.inference.loading import TrainedModel
 from lmlong.model.base import TextModel
+from lmlong.model.language_model import LanguageModel
 from lmlong.recipe import Recipe
 from lmlong.recipe.lengths import name_length
 from lmlong.report.json_values import json_keys
@@ -127,7 +129,8 @@ def attention_matrices(model: TextModel, tokens: np.ndarray) -> list[Tensor]:
         matrices.append(matrix(attention, q, k, *rest)[0])
 
     attentions = [module for module in model.modules() if isinstance(module, CausalAttention | EncoderAttention)]
-    with watched(attentions, look):
+    aligned = model.whole_blocks() if isinstance(model, LanguageModel) else nullcontext()
+    with watched(attentions, look), aligned:
         model.hidden_states(torch.from_numpy(tokens)[None].to(model.embedding.weight.device))
     return matrices
 

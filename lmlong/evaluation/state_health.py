@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from lmlong.attention.linear.layer import LinearAttention
 from lmlong.attention.linear.naive import LinearState
 from lmlong.model.device import as_float64
-from lmlong.model.hourglass import most_blocks
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.rope import document_positions
 
@@ -33,9 +32,9 @@ def denominators(model: LanguageModel, tokens: Tensor, document_starts: Tensor) 
     if not linear:
         return []
     seen: list[Tensor] = []
-    with watched(linear, lambda attention, inputs: seen.append(attention.denominators(*inputs))):
+    with watched(linear, lambda attention, inputs: seen.append(attention.denominators(*inputs))), model.whole_blocks():
         model.hidden_states(tokens, None, document_starts)
-    positions = _positions(model, tokens, document_starts)
+        positions = _positions(model, tokens, document_starts)
     # other shapes come from a layer that reads the blocks of one row a second time
     seen = [values for values in seen if len(values) == len(tokens) and values.shape[2] in positions]
     buckets, first, longest = [], 1, int(max(of_tokens.max() for of_tokens in positions.values())) + 1
@@ -68,10 +67,9 @@ def _positions(model: LanguageModel, tokens: Tensor, document_starts: Tensor) ->
     )
     if model.hourglass is None:
         return {time: positions}
-    factor = model.hourglass.factor
-    slots = model.hourglass.slots(positions, most_blocks(factor, time))
-    ends, valid = (x[:, : time // factor] for x in slots[:2])
-    return {time: positions, ends.shape[1]: positions.gather(1, ends).where(valid, -1)}
+    blocks = time // model.hourglass.factor
+    ends, valid, _ = model.hourglass.slots(positions, blocks)
+    return {time: positions, **({blocks: positions.gather(1, ends).where(valid, -1)} if blocks else {})}
 
 
 def _linear_states(state: Any) -> Iterator[LinearState]:
@@ -104,7 +102,7 @@ def health(model: LanguageModel, text: np.ndarray) -> list[Health]:
         smallest.append(float(attention.denominators(*inputs).min()))
 
     state, read, size = model.init_state(1), 0, model.piece(1)
-    with watched(linear, watch):
+    with watched(linear, watch), model.whole_blocks():
         while linear and (end := min(2 * read or 1, len(text))) > read:
             for begin in range(read, end, size):
                 piece = torch.from_numpy(text[begin : min(begin + size, end)].astype(np.int64))

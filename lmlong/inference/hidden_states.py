@@ -35,6 +35,8 @@ def stream(
         outputs = [weight.new_zeros(1, 0, weight.shape[1]) for _ in model.blocks if blocks]
         # not inference mode: its tensors cannot be inputs of a layer that is trained
         with torch.no_grad(), ExitStack() as hooks:
+            if blocks:
+                hooks.enter_context(model.whole_blocks())
             for layer, _ in enumerate(outputs):
                 hooks.callback(model.blocks[layer].register_forward_hook(partial(_keep, outputs, layer)).remove)
             last, state = model.hidden_states(read, state)

@@ -18,6 +18,7 @@ from lmlong.attention.registry import CAUSAL
 from lmlong.errors import UsageError
 from lmlong.model.layers import RMSNorm, StackedLinear, SwiGLU
 from lmlong.model.rope import apply_rope, rope_frequencies
+from lmlong.model.sequence_group import SequencePart
 from lmlong.model.short_conv import ShortConvolution
 from lmlong.native.spec import NativeSpec
 
@@ -28,6 +29,12 @@ class Positions(NamedTuple):
     in_document: Tensor  # (B, T) number of earlier tokens in the document
     document_starts: Tensor | None  # (B, T) bool, true at the first token of a document; None if none starts
     last_tokens: Tensor | None = None  # (B, T, P) the last tokens at each token, -1 before its document
+    part: SequencePart | None = None  # which part of the rows this process reads; None for all
+
+    def select(self, rows: slice, times: slice) -> "Positions":
+        """Return the positions of some tokens of some rows."""
+        each = (None if x is None else x[rows, times] for x in self[:3])
+        return Positions(*each)  # type: ignore[arg-type]
 
 
 class BlockState(NamedTuple):
@@ -93,12 +100,17 @@ class Mixer(nn.Module):
         qkv, gate = self.in_proj(x).split([sum(self.qkv_widths), self.gate_width], dim=-1)
         tail = state.tail
         if self.convolution is not None and tail is not None:
+            if positions.part is not None:
+                tail, qkv = positions.part.tail(tail, qkv)
             qkv, tail = self.convolution(qkv, tail, positions.in_document, positions.document_starts)
         q, k, v = self.split_heads(qkv)
         inputs = self.attention_inputs(x, q, k, positions)
         if self.uses_rope:
             q, k = (apply_rope(part, positions.in_document, self.rope) for part in (q, k))
-        y, attention = self.attention(q, k, v, state.attention, positions.document_starts, inputs)
+        attention, starts = state.attention, positions.document_starts
+        if positions.part is not None:
+            attention, v = positions.part.attention_state(self.attention, attention, k, v, starts, inputs)
+        y, attention = self.attention(q, k, v, attention, starts, inputs)
         y = y.transpose(1, 2)
         if self.head_norm is not None:
             y = self.head_norm(y)

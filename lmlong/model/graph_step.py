@@ -6,11 +6,9 @@ once, but always on the same addresses, so the engine has tensors of its own for
 B rows, V vocabulary.
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from threading import Lock
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +23,9 @@ MAX_BATCHES = 8
 
 WARM_UP = 2
 """Steps before the recording, in which libraries load kernels and allocate memory that no graph may contain."""
+
+ALIGNMENT = 16
+"""Bytes that kernels load at once."""
 
 Run = Callable[[], Tensor]
 """A step between fixed tensors, which returns logits (B, V)."""
@@ -105,8 +106,10 @@ class GraphBatch:
             self._token, model.settle(like), any_phase(model.hourglass.factor, 1) if model.hourglass else None
         )
         self._form = map_state(lambda x: x.to("meta"), after)
-        self._memory = _Memory.empty(list(state_tensors(self._form)), self._token.device)
-        self._tensors = list(self._memory.tensors())
+        size = sum(_aligned(x.nbytes) for x in state_tensors(self._form))
+        # one block of memory, so that one operation copies it
+        self._memory = torch.empty(size, dtype=torch.uint8, device=self._token.device)
+        self._tensors = list(_parts(self._memory, state_tensors(self._form)))
         self.state: ModelState = rebuild_state(self._form, iter(self._tensors))  # the next step overwrites it
         blocks = zip(model.attentions, self.state.blocks, strict=True)
         owned = (block._replace(attention=attention.owned(block.attention)) for attention, block in blocks)
@@ -132,7 +135,7 @@ class GraphBatch:
 
     def copy(self) -> ModelState:
         """Return a copy of the state."""
-        return rebuild_state(self._form, self._memory.clone().tensors())
+        return rebuild_state(self._form, _parts(self._memory.clone(), state_tensors(self._form)))
 
     def _run(self, phase: BlockPhase | None) -> Tensor:
         logits, after = self._model.decode_step(self._token, self._owned, phase)
@@ -142,30 +145,14 @@ class GraphBatch:
         return logits
 
 
-class _Memory(NamedTuple):
-    """Tensors in one block of memory for each dtype, so that a few operations copy them all."""
+def _parts(memory: Tensor, form: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Yield tensors of the shapes and dtypes of `form` in a block of bytes."""
+    begin = 0
+    for x in form:
+        yield memory[begin : begin + x.nbytes].view(x.dtype).view(x.shape)
+        begin += _aligned(x.nbytes)
 
-    form: Sequence[Tensor]  # tensors of the same shapes and dtypes
-    blocks: dict[torch.dtype, Tensor]
 
-    @classmethod
-    def empty(cls, form: Sequence[Tensor], device: torch.device) -> "_Memory":
-        numbers: Counter[torch.dtype] = Counter()
-        for x in form:
-            numbers[x.dtype] += x.numel()
-        blocks = {dtype: torch.empty(count, dtype=dtype, device=device) for dtype, count in numbers.items()}
-        return cls(form, blocks)
-
-    def tensors(self) -> Iterator[Tensor]:
-        """Yield the tensors in order."""
-        sizes = {dtype: [x.numel() for x in self.form if x.dtype == dtype] for dtype in self.blocks}
-        parts = {dtype: iter(block.split(sizes[dtype])) for dtype, block in self.blocks.items()}
-        for x in self.form:
-            yield next(parts[x.dtype]).view(x.shape)
-
-    def clone(self) -> "_Memory":
-        return _Memory(self.form, {dtype: block.clone() for dtype, block in self.blocks.items()})
-
-    def copy_(self, other: "_Memory") -> None:
-        for dtype, block in self.blocks.items():
-            block.copy_(other.blocks[dtype])
+def _aligned(size: int) -> int:
+    """Return the number of bytes after which another tensor may begin."""
+    return -(-size // ALIGNMENT) * ALIGNMENT

@@ -70,11 +70,16 @@ def block_phase(factor: int, position: Tensor, document_starts: Tensor | None, t
 class Slots(NamedTuple):
     """Where the blocks of each row are in a batch of N slots, if they do not end evenly.
 
-    A row may have fewer blocks; its other slots have meaningless vectors. On a CPU these are the last slots. Where no
-    value is read, they come before the first block that begins a document in the row, which clears the states that they
-    have changed, and without such a block they are the last slots. If no document starts in the row, that is one slot
-    at most, and none if the factor divides the number of tokens. If one does, but has no full block yet, the states do
-    not matter: its first block will clear them.
+    A row may have fewer blocks. Its other slots have meaningless vectors, which change the states of the middle layers.
+
+    On a CPU these are the last slots, and the states of such a row are computed again. Where no value is read, it
+    depends on the documents that start in the row:
+
+    - none: the last slot at most has no block, and keeps the states before it. If the factor divides the number of
+      tokens, every slot has a block.
+    - one that has a full block: slots without a block come before the first such block, which clears the states.
+    - only documents without a full block: slots without a block are the last, and the states do not matter, since the
+      document's first full block clears them in a later call.
     """
 
     ends: Tensor  # (B, N) the token that ends the block of each slot
@@ -206,7 +211,7 @@ class Hourglass(BlockPooling):
         outputs, last = [], pooled.shape[1] - 1
         for begin, end in ((0, last), (last, last + 1)) if last else ((0, 1),):
             before = states
-            part = Positions(*(None if x is None else x[:, begin:end] for x in positions))  # type: ignore[arg-type]
+            part = positions.select(slice(None), slice(begin, end))
             y, states = run_blocks(middle, pooled[:, begin:end], before, part, recompute)
             outputs.append(y)
         return torch.cat(outputs, dim=1), where_state(slots.valid[:, -1], states, before)
@@ -230,8 +235,7 @@ def _states_after(
     for row, count in enumerate(counts.tolist()):
         state = state_row(after if count == blocks else before, row)
         if 0 < count < blocks:
-            seen = (None if x is None else x[row : row + 1, :count] for x in positions)
-            row_positions = Positions(*seen)  # type: ignore[arg-type]
+            row_positions = positions.select(slice(row, row + 1), slice(count))
             _, state = run_blocks(middle, pooled[row : row + 1, :count], state, row_positions, recompute)
         states.append(state)
     return concat_states(states)

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import torch
 
 from lmlong.attention.base import CausalAttention
-from lmlong.attention.device_policy import DevicePolicy, policy_of
+from lmlong.attention.device_policy import policy_of
 from lmlong.attention.inputs import Gate
 from lmlong.io.cache import cache_folder, key_of
 from lmlong.io.files import atomic_write, parse_json, read_ordinary
 from lmlong.model.device import describe_machine
-from lmlong.model.kernel_trial import BrokenDeviceError, Measure, Trial, Work, try_kernels
+from lmlong.model.kernel_trial import BrokenDeviceError, TrialResult, Work, try_kernels
 from lmlong.model.language_model import LanguageModel
 
 PACKAGES = ("torch", "triton", "fla-core", "lmlong")
@@ -74,68 +74,62 @@ class Decision(NamedTuple):
         return f"{line}; the checkpoint has {_in_words(known)}" if known and changed else line
 
 
+class _Entry(NamedTuple):
+    """An entry of the cache."""
+
+    kernel: str
+    reason: str
+
+
 def choose_kernels(
-    model: LanguageModel,
-    work: Work,
-    device: torch.device,
-    known: KernelChoice | None = None,
-    policy: DevicePolicy | None = None,
-    measure: Measure | None = None,
+    model: LanguageModel, work: Work, device: torch.device, known: KernelChoice | None = None
 ) -> Decision:
     """Choose the kernel of each kind of attention in a model for its work on a device.
 
     The choice of a checkpoint, `known`, is kept if it was made on the same device with the same versions. Otherwise the
     cache has the choice, or kernels are tried. A kernel set by name is kept, and so is native code on a CPU.
     """
-    if model.kernel_is_set or not (policy or policy_of(device)).tries_kernels:
+    if model.kernel_is_set or not policy_of(device).tries_kernels:
         return Decision(KernelChoice(model.kernel_names, BY_NAME if model.kernel_is_set else DEFAULT), {})
-    environment = describe_environment(device, work.precision)
     entries, tried = {}, False
     for kind, (attention, *_) in model.with_kernels.items():
-        usable = _usable(attention, device)
-        file = _cache_file(attention, work, environment, usable)
-        entry = _known(kind, usable, environment, known) or _read_entry(file, usable)
+        usable, file, entry = _look_up(kind, attention, work, device, known)
         if entry is None:
-            entry, tried = _try(attention, usable, work, device, policy, measure, file), True
+            entry, tried = _try(attention, usable, work, device, file), True
         entries[kind] = entry
     names, reasons = ({kind: entry[at] for kind, entry in entries.items()} for at in (0, 1))
-    return Decision(KernelChoice(names, environment), reasons, tried)
+    return Decision(KernelChoice(names, describe_environment(device, work.precision)), reasons, tried)
 
 
 def kernels_here(
-    model: LanguageModel,
-    work: Work,
-    device: torch.device,
-    known: KernelChoice | None = None,
-    policy: DevicePolicy | None = None,
+    model: LanguageModel, work: Work, device: torch.device, known: KernelChoice | None = None
 ) -> dict[str, str | None]:
     """Return the kernel that `choose_kernels` would choose for each kind of attention; None if by a trial."""
-    names: dict[str, str | None] = {}
-    environment = describe_environment(device, work.precision)
-    for kind, (attention, *_) in model.with_kernels.items():
-        usable = _usable(attention, device)
-        if (policy or policy_of(device)).tries_kernels:
-            file = _cache_file(attention, work, environment, usable)
-            entry = _known(kind, usable, environment, known) or _read_entry(file, usable)
-            names[kind] = entry and entry.kernel
-        else:
-            names[kind] = "native" if "native" in usable else "torch"
-    return names
+    attentions = {kind: attention for kind, (attention, *_) in model.with_kernels.items()}
+    if not policy_of(device).tries_kernels:
+        return {kind: "native" if "native" in _usable(one, device) else "torch" for kind, one in attentions.items()}
+    entries = {kind: _look_up(kind, one, work, device, known)[2] for kind, one in attentions.items()}
+    return {kind: entry and entry.kernel for kind, entry in entries.items()}
+
+
+def _look_up(
+    kind: str, attention: CausalAttention, work: Work, device: torch.device, known: KernelChoice | None
+) -> tuple[list[str], Path, _Entry | None]:
+    """Return the kernels that can compute an attention, where the cache has the choice among them, and the choice; None
+    if it needs a trial."""
+    environment, usable = describe_environment(device, work.precision), _usable(attention, device)
+    file = _cache_file(attention, work, environment, usable)
+    if len(usable) == 1:
+        return usable, file, _Entry(usable[0], "no other kernel can be used here")
+    if known and known.chosen_by == environment and (name := known.names.get(kind)) in usable:
+        return usable, file, _Entry(str(name), "as in the checkpoint")
+    return usable, file, _read_entry(file, usable)
 
 
 def _usable(attention: CausalAttention, device: torch.device) -> list[str]:
     """Return the kernels that can compute an attention on a device, torch first."""
     usable = [name for name, why in attention.kernel_reasons(device).items() if why is None]
     return sorted(usable, key=lambda name: name != "torch")
-
-
-def _known(kind: str, usable: Sequence[str], environment: str, known: KernelChoice | None) -> "_Entry | None":
-    """Return the kernel of a kind if no trial is needed: the only one, or that of a checkpoint; else None."""
-    if len(usable) == 1:
-        return _Entry(usable[0], "no other kernel can be used here")
-    if known and known.chosen_by == environment and (name := known.names.get(kind)) in usable:
-        return _Entry(str(name), "as in the checkpoint")
-    return None
 
 
 def describe_environment(device: torch.device, precision: str) -> str:
@@ -151,34 +145,18 @@ def _versions() -> list[str]:
     return versions
 
 
-class _Entry(NamedTuple):
-    """An entry of the cache."""
-
-    kernel: str
-    reason: str
-
-
-def _try(
-    attention: CausalAttention,
-    usable: Sequence[str],
-    work: Work,
-    device: torch.device,
-    policy: DevicePolicy | None,
-    measure: Measure | None,
-    file: Path,
-) -> _Entry:
+def _try(attention: CausalAttention, usable: Sequence[str], work: Work, device: torch.device, file: Path) -> _Entry:
     """Try kernels, and store the result in the cache."""
     try:
-        trials = try_kernels(attention, usable, work, device, policy, measure)
+        entry = _fastest(try_kernels(attention, usable, work, device))
     except BrokenDeviceError as error:
         _write_entry(file, _Entry("torch", f"another kernel fails: {error}"))
         raise
-    entry = _fastest(trials)
     _write_entry(file, entry)
     return entry
 
 
-def _fastest(trials: Sequence[Trial]) -> _Entry:
+def _fastest(trials: Sequence[TrialResult]) -> _Entry:
     """Return the fastest kernel that agrees, with the results of all."""
     times = {trial.kernel: trial.seconds for trial in trials if trial.seconds is not None}
     best = min(times, key=times.__getitem__, default="torch")

@@ -6,14 +6,13 @@ B batch, H heads, T time, K key dim, V value dim.
 import copy
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from lmlong.attention.base import CausalAttention
-from lmlong.attention.device_policy import DevicePolicy, use_policy
 from lmlong.attention.inputs import draw_inputs
 from lmlong.attention.laws import error
 from lmlong.errors import LmlongError
@@ -45,7 +44,7 @@ class Work(NamedTuple):
     trains: bool  # forward and backward; only forward if False
 
 
-class Text(NamedTuple):
+class TrialText(NamedTuple):
     """Random inputs of an attention."""
 
     q: Tensor  # (B, H, T, K)
@@ -56,11 +55,11 @@ class Text(NamedTuple):
     inputs: dict[str, Tensor]
     state: Any
 
-    def in_float32(self) -> "Text":
+    def in_float32(self) -> "TrialText":
         return self._replace(q=self.q.float(), k=self.k.float(), v=self.v.float(), dy=self.dy.float())
 
 
-class Trial(NamedTuple):
+class TrialResult(NamedTuple):
     """The result of one kernel."""
 
     kernel: str
@@ -68,21 +67,17 @@ class Trial(NamedTuple):
     refusal: str = ""
 
 
-Measure = Callable[[CausalAttention, Text, Work], float]
-"""(attention with its kernel, text, work) -> seconds."""
-
-
 class BrokenDeviceError(LmlongError):
     """A kernel has left the device in a state in which this process cannot use it."""
 
-    def __init__(self, kernel: str, error: Exception):
+    def __init__(self, kernel: str, failure: Exception):
         super().__init__(
-            f"kernel: {kernel} has made the GPU unusable for this process ({_first_line(error)}). Run the command "
+            f"kernel: {kernel} has made the GPU unusable for this process ({_first_line(failure)}). Run the command "
             "again: it does not try this kernel again."
         )
 
 
-def median_seconds(attention: CausalAttention, text: Text, work: Work) -> float:
+def median_seconds(attention: CausalAttention, text: TrialText, work: Work) -> float:
     """Return the median time of an attention in seconds."""
     seconds = []
     for _ in range(WARM_UP + REPEATS):
@@ -95,18 +90,11 @@ def median_seconds(attention: CausalAttention, text: Text, work: Work) -> float:
 
 
 def try_kernels(
-    attention: CausalAttention,
-    names: Sequence[str],
-    work: Work,
-    device: torch.device,
-    policy: DevicePolicy | None = None,
-    measure: Measure | None = None,
-) -> list[Trial]:
-    """Return the results of kernels on a copy of an attention, in this order. `measure` is by default
-    `median_seconds`."""
+    attention: CausalAttention, names: Sequence[str], work: Work, device: torch.device
+) -> list[TrialResult]:
+    """Return the results of kernels on a copy of an attention, in this order."""
     copied = copy.deepcopy(attention).to(device)
     copied.compiled = False
-    use_policy(copied, policy)
     copied.use_kernel("torch")
     short = draw_text(copied, work._replace(rows=2, tokens=SHORT), device)
     short.document_starts[0, list(STARTS)] = True
@@ -125,18 +113,18 @@ def try_kernels(
         copied.use_kernel(name)
         try:
             refusal = disagreement(compute(copied, short, work), exact, allowed)
-            seconds = None if refusal else (measure or median_seconds)(copied, long, work)
-            trials.append(Trial(name, seconds, refusal))
+            seconds = None if refusal else median_seconds(copied, long, work)
+            trials.append(TrialResult(name, seconds, refusal))
         except torch.OutOfMemoryError:
-            trials.append(Trial(name, None, "needs more memory than there is"))
+            trials.append(TrialResult(name, None, "needs more memory than there is"))
         except Exception as failure:  # compilers and drivers raise many types
-            trials.append(Trial(name, None, f"fails: {_first_line(failure)}"))
+            trials.append(TrialResult(name, None, f"fails: {_first_line(failure)}"))
             _check_device(device, name, failure)
     torch.cuda.empty_cache()  # does nothing on other devices
     return trials
 
 
-def draw_text(attention: CausalAttention, work: Work, device: torch.device) -> Text:
+def draw_text(attention: CausalAttention, work: Work, device: torch.device) -> TrialText:
     """Draw a text without document starts, in the memory layout in which a model passes it, from the empty state."""
     dtype, rows, tokens = DTYPES[work.precision], work.rows, work.tokens
     generator = torch.Generator(device).manual_seed(0)
@@ -148,7 +136,7 @@ def draw_text(attention: CausalAttention, work: Work, device: torch.device) -> T
     # a long text repeats a short one, which takes less time than drawing it on the CPU
     drawn = draw_inputs(attention.inputs, 1, min(tokens, SHORT), torch.Generator().manual_seed(0))
     repeats = -(-tokens // SHORT)
-    return Text(
+    return TrialText(
         normal(attention.heads, key_dim),
         normal(attention.kv_heads, key_dim),
         normal(attention.kv_heads, attention.value_dim),
@@ -159,7 +147,7 @@ def draw_text(attention: CausalAttention, work: Work, device: torch.device) -> T
     )
 
 
-def compute(attention: CausalAttention, text: Text, work: Work) -> dict[str, Tensor]:
+def compute(attention: CausalAttention, text: TrialText, work: Work) -> dict[str, Tensor]:
     """Return the outputs, the state after and, if the work trains, all gradients, by name."""
     tensors = {"q": text.q, "k": text.k, "v": text.v, **text.inputs}
     states = {f"S{number or ''}": x for number, x in enumerate(state_tensors(text.state))}
@@ -207,7 +195,7 @@ def _check_device(device: torch.device, kernel: str, failure: Exception) -> None
         raise BrokenDeviceError(kernel, failure) from failure
 
 
-def _first_line(error: Exception) -> str:
-    line = next(iter(str(error).splitlines()), "")[:100]
+def _first_line(failure: Exception) -> str:
+    line = next(iter(str(failure).splitlines()), "")[:100]
     line = "".join(character if character.isprintable() else " " for character in line)
-    return f"{type(error).__name__}: {line}" if line else type(error).__name__
+    return f"{type(failure).__name__}: {line}" if line else type(failure).__name__

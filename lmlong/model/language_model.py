@@ -3,7 +3,8 @@
 B batch, T time, V vocabulary.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -11,9 +12,11 @@ from torch import Tensor, nn
 
 from lmlong import recipe
 from lmlong.attention.base import CausalAttention
+from lmlong.attention.device_policy import FollowsPolicy
 from lmlong.attention.inputs import LastTokens, last_tokens
 from lmlong.attention.recurrence import Recurrence
 from lmlong.attention.state_check import StateError, check_alike, check_range
+from lmlong.attention.tail import after_tail, tail_of
 from lmlong.errors import UsageError
 from lmlong.model.base import LMHead, QuantizedLMHead, TextModel, compiled
 from lmlong.model.block import Block, BlockState, Positions, run_blocks
@@ -22,6 +25,7 @@ from lmlong.model.layers import QuantizedLinear, RMSNorm
 from lmlong.model.loss import TeacherOutput
 from lmlong.model.rope import document_positions
 from lmlong.model.segments import Segment, checkpointed_loss, segmented_loss
+from lmlong.model.sequence_group import SequenceGroup, SequencePart
 from lmlong.native.spec import NativeSpec
 
 PIECE = 4096
@@ -122,6 +126,29 @@ class LanguageModel(TextModel):
         hidden, state = self.hidden_states(segment.tokens, state, segment.document_starts)
         return self.lm_head(hidden, segment.targets, teacher=segment.teacher), state
 
+    def loss_of_part(
+        self,
+        tokens: Tensor,
+        targets: Tensor,
+        document_starts: Tensor | None,
+        state: ModelState | None,
+        group: SequenceGroup,
+    ) -> tuple[Tensor, ModelState]:
+        """Return the summed -log p of the targets (B, T) in this process's part of the rows, starting from `state`, and
+        the state after this part. All processes of the group call this with the same rows."""
+        state = self.init_state(len(tokens)) if state is None else state
+        part = SequencePart(group, tokens.shape[1])
+        own, before = part.own, slice(part.own.start)
+        starts = None if document_starts is None else document_starts[:, own]
+        position, last = state.position, state.last_tokens
+        if before.stop:
+            starts_before = None if document_starts is None else document_starts[:, before]
+            position = document_positions(starts_before, position, before.stop)[:, -1] + 1
+            last = None if last is None else after_tail(last, tail_of(tokens[:, before], last.shape[1]))
+        entered = state._replace(position=position, last_tokens=last)
+        hidden, after = self.hidden_states(tokens[:, own], entered, starts, part)
+        return self.lm_head(hidden, targets[:, own]), after
+
     @torch.no_grad()
     def token_nll(
         self, tokens: Tensor, targets: Tensor, mask: Tensor | None = None, state: ModelState | None = None
@@ -160,27 +187,34 @@ class LanguageModel(TextModel):
             check_range("last_tokens", state.last_tokens, 0, self.embedding.num_embeddings - 1)
 
     def hidden_states(  # type: ignore[override]
-        self, tokens: Tensor, state: ModelState | None = None, document_starts: Tensor | None = None
+        self,
+        tokens: Tensor,
+        state: ModelState | None = None,
+        document_starts: Tensor | None = None,
+        part: SequencePart | None = None,
     ) -> tuple[Tensor, ModelState]:
-        """Return the last hidden states (B, T, width), and the state after."""
+        """Return the last hidden states (B, T, width), and the state after. If the tokens are a part of longer rows,
+        the states of the layers are those before the rows."""
         state = self.init_state(len(tokens)) if state is None else state
         phase = self.block_phase(state, document_starts, tokens.shape[1])
         run = compiled(LanguageModel._run) if self.is_compiled else LanguageModel._run
-        return run(self, tokens, state, document_starts, phase)
+        return run(self, tokens, state, document_starts, phase, part)
 
     def _run(
-        self, tokens: Tensor, state: ModelState, document_starts: Tensor | None, phase: BlockPhase | None
+        self,
+        tokens: Tensor,
+        state: ModelState,
+        document_starts: Tensor | None,
+        phase: BlockPhase | None,
+        part: SequencePart | None = None,
     ) -> tuple[Tensor, ModelState]:
         x, positions = self.embed(tokens, state, document_starts)
+        positions = positions._replace(part=part)
         past = state.last_tokens
         if past is not None:
             past = torch.cat([past, tokens], dim=1)[:, tokens.shape[1] :].clone()  # a view would keep all tokens alive
-        first, end, recompute = (
-            self.downsampled_layers.start,
-            self.downsampled_layers.stop,
-            self.activation_checkpointing,
-        )
-        layers, states = list(self.blocks), state.blocks
+        first, end = self.downsampled_layers.start, self.downsampled_layers.stop
+        layers, states, recompute = list(self.blocks), state.blocks, self.activation_checkpointing
         x, blocks = run_blocks(layers[:first], x, states[:first], positions, recompute)
         hourglass = None
         if self.hourglass is not None:
@@ -224,6 +258,20 @@ class LanguageModel(TextModel):
         if time > 1 and not self.policy_for(state.position).reads_values:
             return any_phase(self.hourglass.factor, time)
         return block_phase(self.hourglass.factor, state.position, document_starts, time)
+
+    @contextmanager
+    def whole_blocks(self) -> Iterator[None]:
+        """Return a context for hooks that look at downsampled layers. There, on any device, these read all full blocks
+        at once and nothing else; a GPU has to be waited for."""
+        aligned: list[FollowsPolicy] = [self, *([self.hourglass] if self.hourglass else [])]
+        policies = [module.policy for module in aligned]
+        for module in aligned:
+            module.policy = module.policy_for(self.embedding.weight)._replace(reads_values=True)
+        try:
+            yield
+        finally:
+            for module, policy in zip(aligned, policies, strict=True):
+                module.policy = policy
 
     def piece(self, rows: int, least: int | None = None) -> int:
         """Return how many tokens of each row to read at once: `least`, by default PIECE, or more by the device

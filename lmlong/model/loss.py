@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
-from lmlong.attention.device_policy import DevicePolicy, policy_of
+from lmlong.attention.device_policy import CPU_POLICY, DevicePolicy
 
 IGNORED = -100
 """A target that is not scored: padding, and the target of the last token of a document."""
@@ -36,7 +36,7 @@ def chunked_cross_entropy(
     weight: Tensor,
     targets: Tensor,
     teacher: TeacherOutput | None = None,
-    policy: DevicePolicy | None = None,
+    policy: DevicePolicy = CPU_POLICY,
 ) -> Tensor:
     """Return the sum of -log p(target) over scored targets, for hidden (..., width), weight (V, width), targets (...).
 
@@ -48,21 +48,18 @@ def chunked_cross_entropy(
         teacher = teacher._replace(hidden=teacher.hidden.flatten(0, -2))
     # read here, since gradients are always disabled inside an autograd function
     needs_grad = torch.is_grad_enabled()
-    chunk = _chunk_tokens(weight, policy or policy_of(hidden.device))
+    chunk = _chunk_tokens(weight, policy)
     return _ChunkedCrossEntropy.apply(hidden.flatten(0, -2), weight, targets.flatten(), teacher, needs_grad, chunk)
 
 
-def token_nll(hidden: Tensor, weight: Tensor, targets: Tensor, policy: DevicePolicy | None = None) -> Tensor:
+def token_nll(hidden: Tensor, weight: Tensor, targets: Tensor, policy: DevicePolicy = CPU_POLICY) -> Tensor:
     """Return -log p of each target, 0 if ignored; without gradients."""
-    policy = policy or policy_of(hidden.device)
-    chunk = _chunk_tokens(weight, policy)
-    if not policy.reads_values:
-        chunks = zip(hidden.flatten(0, -2).split(chunk), targets.flatten().split(chunk), strict=True)
-        return torch.cat([_nll(logits_in_float32(h, weight), t)[0] for h, t in chunks]).view(targets.shape)
     scored = targets != IGNORED
-    chunks = zip(hidden[scored].split(chunk), targets[scored].split(chunk), strict=True)
+    # to leave out the others, the number of scored targets has to be read
+    tokens = (hidden[scored], targets[scored]) if policy.reads_values else (hidden.flatten(0, -2), targets.flatten())
+    chunks = zip(*(x.split(_chunk_tokens(weight, policy)) for x in tokens), strict=True)
     nll = torch.cat([_nll(logits_in_float32(h, weight), t)[0] for h, t in chunks])
-    return nll.new_zeros(targets.shape).masked_scatter(scored, nll)
+    return nll.new_zeros(targets.shape).masked_scatter(scored, nll) if policy.reads_values else nll.view(targets.shape)
 
 
 def logits_in_float32(hidden: Tensor, weight: Tensor) -> Tensor:

@@ -122,24 +122,23 @@ class TorchRowStep:
         """Return logits (B, V) after one more token (B,) of each row."""
         batch = rows[0].batch if _same(rows, self._stepped) else _joined_states(rows)
         logits, state = self._model.step(tokens.to(batch.position.device), batch)
-        for index, row in enumerate(rows):
-            row.batch, row.index = state, index
-        self._stepped = list(rows)
+        self._place(rows, state)
         return logits
 
+    def _place(self, rows: Sequence[TorchRow], batch: ModelState) -> None:
+        for index, row in enumerate(rows):
+            row.batch, row.index = batch, index
+        self._stepped = list(rows)
 
-class GraphRowStep:
+
+class GraphRowStep(TorchRowStep):
     """Steps of rows by CUDA graphs. The rows that have stepped last are in tensors of its own; before other rows step,
     they get a copy."""
 
     def __init__(self, model: LanguageModel, record: Recorder = cuda_graph):
-        self._model, self._batches = model, GraphBatches(model, record)
-        self._stepped: list[TorchRow] = []
+        super().__init__(model)
+        self._batches = GraphBatches(model, record)
         self._batch: GraphBatch | None = None
-
-    def admit(self, state: ModelState) -> TorchRow:
-        """Return a row that starts from the state of one text, which is not modified."""
-        return TorchRow(state)
 
     @torch.inference_mode()
     def __call__(self, rows: Sequence[Any], tokens: Tensor) -> Tensor:
@@ -158,14 +157,12 @@ class GraphRowStep:
         state = _joined_states(rows)
         batch = self._batches.of(state)
         batch.load(state)
-        for index, row in enumerate(rows):
-            row.batch, row.index = batch.state, index
-        self._stepped = list(rows)
+        self._place(rows, batch.state)
         return batch
 
 
 Row = NativeRow | TorchRow
-RowStep = NativeRowStep | TorchRowStep | GraphRowStep
+RowStep = NativeRowStep | TorchRowStep
 
 
 def make_row_step(model: LanguageModel) -> RowStep:

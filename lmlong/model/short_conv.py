@@ -60,15 +60,11 @@ class ShortConvolution(FollowsPolicy):
         weight = self.weight.to(x.dtype)
         if x.shape[1] == self.width and document_starts is None and not torch.is_grad_enabled():
             return (x * weight.mT).sum(1, keepdim=True), x[:, 1:].clone()
-        policy = self.policy_for(x)
-        if policy.conv_tokens is None:
-            y = self._masked_taps(x, weight, None if document_starts is None else positions)
-        else:
-            y = _Taps.apply(x, weight, policy.conv_tokens)
+        block, in_document = self.policy_for(x).conv_tokens, None if document_starts is None else positions
+        args = x, weight, in_document
+        y = self._masked_taps(*args) if block is None else self._taps_in_blocks(*args, block)
         tail = x[:, x.shape[1] - self.width + 1 :].clone()  # a view would keep all of x alive
         if document_starts is not None:
-            if policy.conv_tokens is not None:
-                y = self._mask_documents(y, x, weight, positions)
             distance = torch.arange(self.width - 2, -1, -1, device=x.device)  # of the tail's tokens to the last one
             tail = tail * (positions[:, -1:] >= distance)[..., None]
         return y, tail
@@ -88,8 +84,12 @@ class ShortConvolution(FollowsPolicy):
         assert y is not None
         return y
 
-    def _mask_documents(self, y: Tensor, x: Tensor, weight: Tensor, positions: Tensor) -> Tensor:
-        """Recompute the few outputs whose taps reach into the previous document."""
+    def _taps_in_blocks(self, x: Tensor, weight: Tensor, positions: Tensor | None, block: int) -> Tensor:
+        """Return the same block by block. The few outputs whose taps reach into the previous document are computed a
+        second time."""
+        y = _Taps.apply(x, weight, block)
+        if positions is None:
+            return y
         rows, times = (positions < self.width - 1).nonzero(as_tuple=True)
         offsets = torch.arange(self.width, device=x.device)  # the last one is the token itself
         seen = x[rows[:, None], times[:, None] + offsets]  # (tokens, W, C)

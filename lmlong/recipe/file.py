@@ -73,9 +73,14 @@ class Recipe(Options):
         return self.nodes * self.devices
 
     @property
+    def batches_at_once(self) -> int:
+        """Number of batches that all processes together read at the same time, each by the processes of one group."""
+        return self.processes // self.training.sequence_parallel
+
+    @property
     def sequences_per_step(self) -> int:
         """Sequences that all processes together read for one optimizer step."""
-        return self.processes * self.training.batch_size * self.training.accumulate
+        return self.batches_at_once * self.training.batch_size * self.training.accumulate
 
     @property
     def tokens_per_step(self) -> int:
@@ -96,6 +101,13 @@ class Recipe(Options):
 
     def disagreements(self) -> Iterator[PydanticCustomError]:
         yield from disagreements(self.objective, Sections(self.text, self.model, self.training))
+        parts, within = self.training.sequence_parallel, min(self.training.sequence_parallel, self.devices)
+        if self.devices % within or parts % within or self.processes % parts:
+            yield mistake(
+                "training.sequence_parallel",
+                f"{parts} devices cannot read a row together with devices: {self.devices} on nodes: {self.nodes}. "
+                "Use a divisor of devices, or all devices of several machines.",
+            )
         length = self.conversion and self.conversion.sequence_length
         if length and self.text.sequence_length % length:
             yield mistake(

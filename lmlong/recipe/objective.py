@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 from lmlong.recipe.kinds import ATTENTION_KINDS
 from lmlong.recipe.model import Model
 from lmlong.recipe.section import mistake
-from lmlong.recipe.text import Text
+from lmlong.recipe.text import ROW_LENGTHS, Text
 from lmlong.recipe.training import Training
 
 ENCODER_DEFAULTS: dict[str, Any] = {"model": {"convolution": 0, "attention": {"kind": "linear", "decay": "none"}}}
@@ -29,6 +29,7 @@ CAUSAL_ONLY = {
     "model.tied_output": NO_CHOICE,
     "model.convolution": "it only sees the past, but an encoder looks at both sides",
     "training.segment": NO_STATE,
+    "training.sequence_parallel": NO_STATE,
     "training.carry_state": NO_STATE,
     "training.state_passing": NO_STATE,
     "training.sample_tokens": "an encoder writes no text",
@@ -101,6 +102,21 @@ def _causal(text: Text, model: Model, training: Training) -> Iterator[PydanticCu
                 f"training.{key}",
                 "states become invalid when random features are resampled. Leave this out, or resample_every.",
             )
+
+    if (parts := training.sequence_parallel) > 1:
+        yield from _in_parts(parts, text, model)
+
+
+def _in_parts(parts: int, text: Text, model: Model) -> Iterator[PydanticCustomError]:
+    """Iterate over the mistakes in a recipe whose rows are read in parts by several devices."""
+    key = "training.sequence_parallel"
+    if model.downsample:
+        yield mistake(key, "not supported with model.downsample, whose blocks would lie in two parts. Leave one out.")
+    if model.dropout:
+        yield mistake(key, "not supported with model.dropout, whose draws would differ by part. Leave one out.")
+    shortest = text.sequence_length if text.rows == "windows" else -(-text.sequence_length // ROW_LENGTHS)
+    if shortest < parts:
+        yield mistake(key, f"rows of {shortest} tokens cannot be divided into {parts} parts. Use fewer devices.")
 
 
 def _masked(sections: Sections) -> Iterator[PydanticCustomError]:

@@ -127,6 +127,10 @@ class Masking(Options):
     become the mask token)."""
 
 
+ROW_LENGTHS = 16
+"""Maximum number of different lengths of training batches, so that memory and compiled code are reused."""
+
+
 class Text(Options):
     """The training text, and how it is cut into sequences."""
 

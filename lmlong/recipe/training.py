@@ -59,7 +59,11 @@ class Training(Budget):
     auto is ddp for more than one device."""
     deepspeed: DeepSpeed = DeepSpeed()
     batch_size: int = Field(default=8, gt=0, le=bounds.ROWS)
-    """Sequences in one forward pass on one device."""
+    """Sequences in one forward pass on one device, or on the devices of `sequence_parallel` together."""
+    sequence_parallel: int = Field(default=1, gt=0, le=bounds.PROCESSES)
+    """Devices that read each row together, a part of it each, for rows too long for the memory of one device. States
+    pass between the parts in each layer, so the results are those of one device. Must divide `devices`, or be the
+    number of devices of several machines."""
     accumulate: int = Field(default=1, gt=0, le=bounds.ROWS)
     """Forward passes whose gradients are added up for one optimizer step."""
     optimizer: Literal["auto", "muon", "adamw"] = "auto"
@@ -180,6 +184,7 @@ class Training(Budget):
                 "a teacher reads each row from an empty state, unlike a model with carry_state or state_passing. "
                 "Leave out the teacher, or these two.",
             )
+        yield from self._undividable()
         if self.strategy == "deepspeed" and self.precision == "16":
             yield mistake("precision", "16 is not supported with strategy: deepspeed. Use bf16, 32 or auto.")
         if self.strategy == "deepspeed" and self.deepspeed.stage == 3 and self.compile:
@@ -187,6 +192,18 @@ class Training(Budget):
                 "compile",
                 "stage 3 of deepspeed gathers weights by layer, which compile does not support. Use stage 1 or 2.",
             )
+
+    def _undividable(self) -> Iterator[PydanticCustomError]:
+        """Iterate over the options that do not go together with several parts of a row."""
+        if self.sequence_parallel == 1:
+            return
+        reasons = {
+            "segment": "the parts of a row exchange states layer by layer, but segments run through all layers one "
+            "after the other. Use activation_checkpointing and more devices instead, or leave out sequence_parallel.",
+            "compile": "the exchange between the parts of a row cannot be compiled. Leave out one of them.",
+            "teacher": "a teacher reads whole rows. Leave it out, or sequence_parallel.",
+        }
+        yield from (mistake(key, why) for key, why in reasons.items() if getattr(self, key))
 
 
 class Stage(Budget):

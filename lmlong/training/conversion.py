@@ -35,6 +35,11 @@ class StageRun(NamedTuple):
 
 def stages(recipe: Recipe, teacher: str, folder: Path) -> list[StageRun]:
     """Return the runs that convert `teacher` into the model of a recipe; the last one is in `folder`."""
+    if recipe.training.sequence_parallel > 1:
+        raise UsageError(
+            "training.sequence_parallel: a conversion learns from a teacher, which reads whole rows. Leave it out, and "
+            "set it in a run on longer rows with training.init_from."
+        )
     conversion = recipe.conversion or Conversion()
     layers, predictions = (folder.with_name(f"{folder.name}-{name}") for name in ("layers", "predictions"))
     by_layer = {"init_from": teacher, "teacher": teacher, "teacher_of": "layers"} | _budget(conversion.layers)

@@ -31,6 +31,7 @@ from lmlong.training.deepspeed_config import set_sizes, settings
 from lmlong.training.module import TrainingModule
 from lmlong.training.muon import Muon
 from lmlong.training.optimizer import moments_of, parameter_groups
+from lmlong.training.orthogonal import DividedMatrix
 
 LEFT_BEHIND = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK")
 """Environment variables by which the processes of one run find each other."""
@@ -152,18 +153,16 @@ class DeepSpeedTraining(DeepSpeedStrategy):
         """DeepSpeed's optimizer, which holds ours as its own `optimizer`."""
         return self.optimizers[0]
 
-    def gather(self, part: Tensor, values: Tensor) -> tuple[list[Tensor], list[list[int]]]:
-        """Return whole weights, gathered from the `values` of each rank's part, and the heights of the matrices that
-        they stack; all ranks call this."""
-        every = values.new_empty(self.world_size, len(values)).to(self.root_device)
-        torch.distributed.all_gather_into_tensor(every.view(-1), values.to(self.root_device))
-        whole, stacks = [], []
+    def matrices(self, part: Tensor) -> list[DividedMatrix]:
+        """Return the matrices of a flat tensor of weights, for Muon."""
+        matrices = []
         for weight, begin, size in self._spans(part):
-            flat = every[:, begin : begin + size] if self.zero_stage_3 else every.view(-1)[begin : begin + size]
-            shape = weight.ds_shape if self.zero_stage_3 else weight.shape
-            whole.append(flat.flatten()[: shape.numel()].view(shape))
-            stacks.append(self.stacks[id(weight)])
-        return whole, stacks
+            _, width = weight.ds_shape if self.zero_stage_3 else weight.shape
+            first, span, offset = (0, size, begin) if self.zero_stage_3 else (begin, len(part), 0)
+            for height in self.stacks[id(weight)]:
+                matrices.append(DividedMatrix((height, width), first, span, offset))
+                first += height * width
+        return matrices
 
     def part_of(self, part: Tensor, weights: list[Tensor]) -> Tensor:
         """Return this rank's part of whole weights, or of their moments."""

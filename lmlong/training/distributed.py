@@ -1,9 +1,7 @@
 """The processes of a run, started by lmlong itself on one machine, or by torchrun or SLURM on several."""
 
 import os
-import signal
 import sys
-import time
 from collections.abc import Sequence
 
 import torch
@@ -13,12 +11,6 @@ from torch import Tensor
 from lmlong.errors import UsageError
 from lmlong.model.metrics import LossTotals
 from lmlong.recipe import Recipe
-
-PARENT = os.getppid()
-"""The process that started this one."""
-
-DISCONNECTED = ("Connection closed by peer", "Connection reset by peer", "remote process exited")
-"""Errors that gloo and NCCL report when another process has ended."""
 
 BY_HAND = ("bash", "interactive")
 """Names of SLURM jobs in which a person starts commands without srun."""
@@ -61,31 +53,15 @@ def check_launch(recipe: Recipe) -> None:
         raise UsageError(
             f"devices: srun started {per_node} processes on each machine, but {expected}. Make them agree."
         )
+    if by == "srun" and recipe.training.sequence_parallel > 1:
+        node, local, rank = (int(os.environ.get(f"SLURM_{name}", 0)) for name in ("NODEID", "LOCALID", "PROCID"))
+        if rank != node * recipe.devices + local:
+            raise UsageError(
+                f"training.sequence_parallel: srun made rank {rank} process {local} of machine {node}, so neighbouring "
+                "ranks, which read a row together, are on different machines. Give srun --distribution=block."
+            )
     if by == "srun":
         os.environ.setdefault("SLURM_NTASKS_PER_NODE", str(recipe.devices))  # Lightning requires it
-
-
-def lost_rank(trainer: Trainer, error: RuntimeError) -> str | None:
-    """Return which process of the run has ended and thereby stopped the others; None for any other error."""
-    if trainer.world_size == 1:
-        return None
-    again = "The others have ended too: resume from the last checkpoint with --resume auto."
-    if os.getppid() != PARENT:
-        return f"rank 0, which started this one, has ended. {again}"
-    children = getattr(trainer.strategy.launcher, "procs", [])
-    patience = time.monotonic() + 1.0 if children else 0.0
-    while not (ended := {rank: code for rank, child in enumerate(children, 1) if (code := child.poll())}):
-        if time.monotonic() > patience:
-            break
-        time.sleep(0.05)
-    killed = {rank: code for rank, code in ended.items() if code < 0}
-    for rank, code in (killed or ended).items():
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        memory = ", as the system does when memory is short" if code == -signal.SIGKILL else ""
-        return f"rank {rank} of {trainer.world_size} {how}{memory}. {again}"
-    if any(words in str(error) for words in DISCONNECTED):
-        return f"another process of the run has ended, see its messages; this is rank {trainer.global_rank}. {again}"
-    return None
 
 
 def all_reduce_sum(trainer: Trainer, totals: Sequence[LossTotals]) -> list[LossTotals]:
@@ -111,8 +87,3 @@ def all_gather(trainer: Trainer, tensor: Tensor) -> Tensor:
         return tensor
     every = trainer.strategy.all_gather(tensor.to(torch.uint8) if tensor.dtype == torch.bool else tensor)
     return every.to(tensor.dtype)
-
-
-def rank_slice(trainer: Trainer, tensor: Tensor) -> Tensor:
-    """Return this rank's part of a gathered tensor."""
-    return tensor if trainer.world_size == 1 else tensor[trainer.global_rank]

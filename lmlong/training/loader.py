@@ -9,6 +9,7 @@ from torch import Tensor
 from lmlong.data.shuffle import draw
 from lmlong.model.loss import IGNORED
 from lmlong.model.metrics import LossTotals, batch_tensors
+from lmlong.model.sequence_group import part_of
 from lmlong.training.prepare import PreparedRun
 
 PASSED = 1
@@ -22,7 +23,7 @@ class TrainingBatch(NamedTuple):
     targets: Tensor  # (rows, time)
     mask: Tensor  # (rows, time) document starts or padding
     passed: Tensor | None  # (rows,) whether a row begins with the state after the previous batch (`state_passing`)
-    scored: int  # targets
+    scored: int  # targets, of the part that this rank reads
     bytes: int  # of these targets
 
     @property
@@ -36,11 +37,12 @@ class TrainingBatch(NamedTuple):
 
 
 class Loader:
-    """The batches of these numbers, for one rank."""
+    """The batches of these numbers, for one rank; ranks that read parts of the same rows have the same batches."""
 
-    def __init__(self, prepared: PreparedRun, numbers: range, rank: int, ranks: int):
+    def __init__(self, prepared: PreparedRun, numbers: range, rank: int):
         self.recipe, self.batches, self.numbers = prepared.recipe, prepared.data.training(), numbers
-        self.rank, self.ranks = rank, ranks
+        self.parts = prepared.recipe.training.sequence_parallel
+        self.group, self.part = divmod(rank, self.parts)
         self.token_bytes = prepared.tokens.tokenizer.token_bytes
         self.is_pinned = prepared.device.type == "cuda"  # otherwise a copy to the GPU waits for all of its work
 
@@ -49,8 +51,9 @@ class Loader:
 
     def __iter__(self) -> Iterator[TrainingBatch]:
         for number in self.numbers:
-            arrays = self.batches.batch(number, self.rank, self.ranks)
-            targets = arrays[1][arrays[1] != IGNORED]
+            arrays = self.batches.batch(number, self.group, self.recipe.batches_at_once)
+            targets = arrays[1][:, part_of(arrays[1].shape[1], self.part, self.parts)]
+            targets = targets[targets != IGNORED]
             size = int(self.token_bytes[targets].sum())
             passed = self._passed(number, len(arrays[0]))
             batch = TrainingBatch(*batch_tensors(arrays), passed, len(targets), size)
@@ -58,7 +61,7 @@ class Loader:
 
     def _passed(self, number: int, rows: int) -> Tensor | None:
         """Draw the rows of a batch that begin with a passed state, by batch and row."""
-        share, first = self.recipe.training.state_passing, self.rank * rows
+        share, first = self.recipe.training.state_passing, self.group * rows
         if not share:
             return None
         draws = (draw(self.recipe.seed, PASSED, number, first + row) for row in range(rows))

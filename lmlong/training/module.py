@@ -31,6 +31,7 @@ from lmlong.training.loader import Loader, TrainingBatch
 from lmlong.training.optimizer import learning_rate_factor, make_optimizer, masks_updates
 from lmlong.training.prepare import PreparedRun, divides_weights, trial_model
 from lmlong.training.progress import TrainingClock
+from lmlong.training.sequence_processes import SequenceProcesses
 
 RECENT = 20
 """Number of recent losses kept to detect a spike."""
@@ -68,6 +69,7 @@ class TrainingModule(LightningModule):
         self.recent: deque[float] = deque(maxlen=RECENT)
         self.carried: Any = None  # the state after the previous batch, if the recipe passes it on
         self.kernels: KernelChoice | None = None  # of a language model
+        self.group: SequenceProcesses | None = None  # that reads parts of the same rows
 
     @property
     def step(self) -> int:
@@ -84,6 +86,8 @@ class TrainingModule(LightningModule):
             self.kernels = decision.choice
             if line := decision.line(known):
                 print_once(line)
+            if (parts := self.recipe.training.sequence_parallel) > 1:
+                self.group = SequenceProcesses(self.trainer.global_rank, self.trainer.world_size, parts)
 
     def configure_model(self) -> None:
         """Build the model again where the ranks divide its weights, within the strategy's context, which does that."""
@@ -101,10 +105,10 @@ class TrainingModule(LightningModule):
         """Return the batches of the remaining steps."""
         batches = self.remaining_steps * self.recipe.training.accumulate
         numbers = range(self.first_batch, self.first_batch + batches)
-        return Loader(self.prepared, numbers, self.trainer.global_rank, self.trainer.world_size)
+        return Loader(self.prepared, numbers, self.trainer.global_rank)
 
     def configure_optimizers(self) -> Any:
-        return make_optimizer(self.model, self.recipe.training, self.policy)
+        return make_optimizer(self.model, self.recipe.training, self.policy, self.trainer.world_size)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Set the learning rate by the step, and by the time trained if `training.minutes` ends the run."""
@@ -119,15 +123,15 @@ class TrainingModule(LightningModule):
         self._seed(number)
         state, mask = self._initial_state(batch)
         with self.trainer.precision_plugin.forward_context():
-            segment = self.recipe.training.segment
-            learned, nll, state = taught_loss(
-                self.model, self.teacher, batch.tokens, batch.targets, mask, state, segment
-            )
+            learned, nll, state = self._loss(batch, mask, state)
         if self.recipe.training.passes_states:
-            self.carried = detach_state(state)
+            self.carried = detach_state(state if self.group is None else self.group.state_after(state))
         self.figures.append(BatchFigures(number, batch.counts, learned.detach(), nll))
-        # divided by a constant, so that batches, ranks and accumulated parts add up to the same gradient
-        return learned / (len(batch.targets) * self.recipe.targets_per_sequence)
+        # divided by a constant, so that batches, ranks and accumulated parts add up to the same gradient; the mean over
+        # the ranks of the gradients of the parts of a row is multiplied by their number
+        return (
+            learned * self.recipe.training.sequence_parallel / (len(batch.targets) * self.recipe.targets_per_sequence)
+        )
 
     def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:
         training = self.recipe.training
@@ -193,6 +197,15 @@ class TrainingModule(LightningModule):
         mask = batch.mask.clone()
         mask[:, 0] &= ~batch.passed
         return where_state(batch.passed, self.carried, self.model.init_state(len(mask))), mask
+
+    def _loss(self, batch: TrainingBatch, mask: Tensor, state: Any) -> tuple[Tensor, Tensor, Any]:
+        """Return the loss to minimize, the reported loss, and the state after the tokens that this process reads."""
+        rows = batch.tokens, batch.targets, mask, state
+        if self.group is None:
+            return taught_loss(self.model, self.teacher, *rows, self.recipe.training.segment)
+        assert isinstance(self.model, LanguageModel)
+        loss, state = self.model.loss_of_part(*rows, self.group)
+        return loss, loss.detach(), state
 
     def _choose_kernels(self, model: LanguageModel, work: Work, known: KernelChoice | None = None) -> Decision:
         """Set the kernels that rank 0 chooses for all ranks."""

@@ -10,15 +10,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, overload
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Coefficients of x, x³ and x⁵, from Jordan: five steps map singular values between 0.001 and 1 to values between 0.7
-and 1.2."""
-
-STEPS = 5
+from lmlong.training.orthogonal import write_directions, write_directions_by_ranks, write_divided_directions
 
 ADAMW_RMS = 0.2
 """Root mean square of AdamW's steps, as a share of the learning rate. Muon's steps get the same size, so one rate suits
@@ -33,12 +29,13 @@ class Muon(torch.optim.Optimizer):
     """Muon for groups with `stacks`, the heights of the matrices stacked in each weight; AdamW for other groups.
 
     Each group has its own learning rate. Matrix products use `dtype`; bfloat16 is precise enough. With `fused`, torch's
-    fused kernels update all weights of a group at once.
+    fused kernels update all weights of a group at once. `ranks` processes that hold the same weights, gradients and
+    moments divide the matrices among them.
     """
 
     partition: Any = None
-    """A strategy that divides weights among devices, so that a parameter is a flat part of many: it has the methods
-    `gather` and `part_of` of `DeepSpeedTraining`."""
+    """A strategy that divides weights among ranks, so that a parameter is a flat part of many: it has the method
+    `matrices` of `DeepSpeedTraining`."""
 
     found_inf: Tensor | None = None
     """With `fused`: a number on the device. If it is 1, a step changes neither weights nor moments."""
@@ -49,10 +46,11 @@ class Muon(torch.optim.Optimizer):
         betas: tuple[float, float],
         dtype: torch.dtype,
         fused: bool = False,
+        ranks: int = 1,
     ):
         defaults = {"betas": betas, "eps": 1e-8, "weight_decay": 0.0, "momentum": 0.95, "fused": fused}
         super().__init__(groups, defaults)
-        self.dtype = dtype
+        self.dtype, self.ranks = dtype, ranks
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -73,6 +71,8 @@ class Muon(torch.optim.Optimizer):
 
     def _muon_step(self, group: dict[str, Any]) -> None:
         weights = [weight for weight in group["params"] if weight.grad is not None]
+        if not weights:  # on all ranks, which share the gradient
+            return
         updates = self._updates(weights, group)
         steps, rate, decay = self._steps(group, weights, updates), group["lr"], group["weight_decay"]
         if group["fused"]:
@@ -116,14 +116,34 @@ class Muon(torch.optim.Optimizer):
 
     def _steps(self, group: dict[str, Any], weights: list[Tensor], updates: list[Tensor]) -> list[Tensor]:
         """Return the steps of weights, or of parts of weights, at learning rate 1."""
-        if self.partition is None:
-            stacks = {id(weight): heights for weight, heights in zip(group["params"], group["stacks"], strict=True)}
-            return orthogonal_steps(updates, [stacks[id(weight)] for weight in weights], self.dtype)
-        steps = []
-        for part, update in zip(weights, updates, strict=True):
-            whole, heights = self.partition.gather(part, update)
-            steps.append(self.partition.part_of(part, orthogonal_steps(whole, heights, self.dtype)))
+        if self.partition is not None:
+            return [self._divided_step(*each) for each in zip(weights, updates, strict=True)]
+        stacks = {id(weight): heights for weight, heights in zip(group["params"], group["stacks"], strict=True)}
+        steps = [torch.empty_like(update) for update in updates]
+        matrices, targets = (
+            [
+                matrix
+                for weight, tensor in zip(weights, tensors, strict=True)
+                for matrix in tensor.split(stacks[id(weight)])
+            ]
+            for tensors in (updates, steps)
+        )
+        if self.ranks > 1:
+            write_directions_by_ranks(matrices, targets, self.dtype, self.ranks)
+        else:
+            write_directions(matrices, targets, self.dtype)
+        for target in targets:
+            target.mul_(step_size(target.shape))
         return steps
+
+    def _divided_step(self, part: Tensor, update: Tensor) -> Tensor:
+        """Return the step of this rank's part of weights."""
+        matrices, device, rank = self.partition.matrices(part), self.partition.root_device, distributed.get_rank()
+        step = torch.zeros_like(update, device=device)
+        write_divided_directions(matrices, update.to(device), step, self.dtype)
+        for matrix in matrices:
+            step[matrix.held_by(rank)] *= step_size(matrix.shape)
+        return step.to(part.device)
 
     def _adamw_step(self, group: dict[str, Any]) -> None:
         weights = [weight for weight in group["params"] if weight.grad is not None]
@@ -153,36 +173,8 @@ class Muon(torch.optim.Optimizer):
         )
 
 
-def orthogonal_steps(updates: list[Tensor], stacks: list[list[int]], dtype: torch.dtype) -> list[Tensor]:
-    """Return the steps of weights at learning rate 1. Stacked matrices are made orthogonal separately, in batches of
-    equal shapes."""
-    steps = [torch.empty_like(update) for update in updates]
-    shapes: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {}
-    for update, step, heights in zip(updates, steps, stacks, strict=True):
-        for matrix, target in zip(update.split(heights), step.split(heights), strict=True):
-            shapes.setdefault((matrix.shape[0], matrix.shape[1]), []).append((matrix, target))
-    for shape, pairs in shapes.items():
-        directions = orthogonal(torch.stack([matrix for matrix, _ in pairs]).to(dtype))
-        for (_, target), direction in zip(pairs, directions, strict=True):
-            target.copy_(direction).mul_(step_size(shape))
-    return steps
-
-
 def step_size(shape: Sequence[int]) -> float:
     """Return the largest singular value of a step at learning rate 1, for a matrix of (height, width). With it, a step
     changes a layer's output by about the same amount at any width."""
     height, width = shape
     return ADAMW_RMS * math.sqrt(BASE_WIDTH * max(1, height / width))
-
-
-def orthogonal(matrices: Tensor) -> Tensor:
-    """Return approximately U Vᵀ of matrices U S Vᵀ (N, height, width)."""
-    height, width = matrices.shape[-2:]
-    x = matrices.mT if height > width else matrices
-    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp_min(1e-7)
-    a, b, c = COEFFICIENTS
-    for _ in range(STEPS):
-        gram = x @ x.mT
-        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
-        x = torch.baddbmm(x, polynomial, x, beta=a)
-    return x.mT if height > width else x

@@ -44,13 +44,14 @@ def parameter_groups(model: TextModel, options: recipe.Training) -> list[dict[st
 
 
 def make_optimizer(
-    model: TextModel, options: recipe.Training, policy: DevicePolicy = CPU_POLICY
+    model: TextModel, options: recipe.Training, policy: DevicePolicy = CPU_POLICY, ranks: int = 1
 ) -> torch.optim.Optimizer:
-    """Return the optimizer of a recipe."""
+    """Return the optimizer of a recipe, in one of the `ranks` of a run."""
     groups, betas = parameter_groups(model, options), (options.beta1, options.beta2)
     fused = masks_updates(options, policy)
     if options.optimizer != "adamw":
-        return Muon(groups, betas, torch.bfloat16 if options.precision == "bf16" else torch.float32, fused)
+        dtype = torch.bfloat16 if options.precision == "bf16" else torch.float32
+        return Muon(groups, betas, dtype, fused, ranks)
     return torch.optim.AdamW(groups, betas=betas, fused=fused or None)
 
 

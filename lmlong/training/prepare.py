@@ -23,6 +23,7 @@ from lmlong.model.precision import Precision, computes_in_bf16
 from lmlong.recipe import Recipe
 from lmlong.training.distillation import Teacher, load_teacher, train_mixers_alone
 from lmlong.training.optimizer import count_steps
+from lmlong.training.sequence_processes import check_divides
 
 
 class PreparedRun(NamedTuple):
@@ -53,7 +54,8 @@ class PreparedRun(NamedTuple):
     def work(self) -> Work:
         """What the model computes at a time."""
         training, length = self.recipe.training, self.recipe.text.sequence_length
-        return Work(training.batch_size, min(training.segment or length, length), training.precision, trains=True)
+        tokens = min(training.segment or length, -(-length // training.sequence_parallel))
+        return Work(training.batch_size, tokens, training.precision, trains=True)
 
     @property
     def data(self) -> DataModule:
@@ -155,6 +157,8 @@ def _resolve(recipe: Recipe) -> tuple[Recipe, torch.device]:
     if device.type == "mps" and (recipe.processes > 1 or recipe.training.strategy == "deepspeed"):
         raise UsageError("device: mps supports only one process, without deepspeed. Use devices: 1, or device: cpu.")
     _check_kernel_of(recipe, device)
+    if recipe.training.sequence_parallel > 1:
+        check_divides(_outline(recipe))
     optimizer = "muon" if recipe.training.optimizer == "auto" else recipe.training.optimizer
     resolved = {"precision": resolve(recipe.training.precision, device), "optimizer": optimizer}
     training = recipe.training.model_copy(update=resolved)
@@ -177,14 +181,20 @@ def _check_kernel_of(recipe: Recipe, device: torch.device) -> None:
     kernel = recipe.training.kernel
     if kernel in ("auto", "torch") or recipe.objective == "masked":
         return
-    with without_memory():
-        model = build(recipe, vocabulary=1)
-    assert isinstance(model, LanguageModel)
+    model = _outline(recipe)
     check_kernel(kernel, model, device)
     have = {kind: attentions[0].kernels for kind, attentions in model.with_kernels.items()}
     if not any(kernel in kernels for kernels in have.values()):
         kinds = ", ".join(dict.fromkeys(model.kinds))
         raise UsageError(f"training.kernel: no attention of the model ({kinds}) has a kernel {kernel}. Use auto.")
+
+
+def _outline(recipe: Recipe) -> LanguageModel:
+    """Return the language model of a recipe without its weights, which shows what it can do before any work."""
+    with without_memory():
+        model = build(recipe, vocabulary=1)
+    assert isinstance(model, LanguageModel)
+    return model
 
 
 def set_kernel(model: LanguageModel, kernel: KernelName) -> None:

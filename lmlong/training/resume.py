@@ -44,7 +44,7 @@ FIXED = (
 )
 """Options that determine weights, data order and random draws; all others may change during a run."""
 
-DIVISION = ("devices", "nodes", "training.batch_size", "training.accumulate")
+DIVISION = ("devices", "nodes", "training.sequence_parallel", "training.batch_size", "training.accumulate")
 """Options that divide the sequences of a step among devices; they may change, but not the number of sequences."""
 
 PATHS = ("text.sources", "text.validation.sources")
@@ -105,16 +105,22 @@ def resumed_recipe(old: Recipe, new: Recipe) -> Recipe:
     """
     old = _with_optimizer(old, "adamw")
     new = _with_optimizer(_share_out(old, new), old.training.optimizer)
+    passes_other_states = old.training.passes_states and _rows_at_once(old) != _rows_at_once(new)
     for key, before, now in changes(old.model_dump(), new.model_dump()):
         if key in RESOLVED and now == "auto":
             continue
         if key in PATHS and _weights(before) == _weights(now):
             print_once(f"changed since the checkpoint: {key}")
             continue
-        if key.startswith(FIXED) or (key in DIVISION and old.training.passes_states):
+        if key.startswith(FIXED) or (key in DIVISION and passes_other_states):
             raise _different_run(key, f"was {before} in this run and is {now} now. Put it back")
         print_once(f"changed since the checkpoint: {key} from {before} to {now}")
     return new
+
+
+def _rows_at_once(recipe: Recipe) -> tuple[int, int, int]:
+    """Return how the sequences of a step are divided into rows that continue each other."""
+    return recipe.batches_at_once, recipe.training.batch_size, recipe.training.accumulate
 
 
 def _with_optimizer(recipe: Recipe, optimizer: str) -> Recipe:
@@ -137,12 +143,16 @@ def _share_out(old: Recipe, new: Recipe) -> Recipe:
     if before == new.sequences_per_step:
         return new
     changed = [key for key, _, _ in changes(old.model_dump(), new.model_dump()) if key in DIVISION]
-    at_once = new.processes * new.training.batch_size
-    if new.processes == old.processes or new.training.accumulate != old.training.accumulate or before % at_once:
+    at_once = new.batches_at_once * new.training.batch_size
+    if (
+        new.batches_at_once == old.batches_at_once
+        or new.training.accumulate != old.training.accumulate
+        or before % at_once
+    ):
         raise _different_run(
             changed[0],
-            f"devices x nodes x batch_size x accumulate was {before} sequences a step in this run and is "
-            f"{new.sequences_per_step} now. Make it {before} again",
+            f"devices x nodes / sequence_parallel x batch_size x accumulate was {before} sequences a step in this run "
+            f"and is {new.sequences_per_step} now. Make it {before} again",
         )
     training = new.training.model_copy(update={"accumulate": before // at_once})
     return new.model_copy(update={"training": training})

@@ -26,14 +26,14 @@ from lmlong.checkpoint.manifest import RECIPE, TOKENIZER
 from lmlong.data import baselines
 from lmlong.data.baselines import Baselines
 from lmlong.data.notes import text_notes
-from lmlong.errors import LmlongError, UsageError
+from lmlong.errors import UsageError
 from lmlong.io.files import atomic_write
 from lmlong.model.base import count_parameters
 from lmlong.model.metrics import LossTotals
 from lmlong.recipe import Recipe
 from lmlong.recipe import file as recipe_file
 from lmlong.training.callbacks import ResampleFeatures, TrainingCallback
-from lmlong.training.distributed import check_launch, is_main_process, launcher, lost_rank
+from lmlong.training.distributed import check_launch, is_main_process, launcher
 from lmlong.training.loggers import check_loggers, finish_loggers, log_end, make_loggers
 from lmlong.training.metrics_log import METRICS_FILE, read_entries
 from lmlong.training.module import TrainingModule
@@ -42,6 +42,7 @@ from lmlong.training.prepare import PreparedRun, prepare_new_run
 from lmlong.training.resume import make_newest, prepare_resumed_run, resume_point
 from lmlong.training.run_folder import ENVIRONMENT, check_folder, clear, default_folder, locked
 from lmlong.training.signals import StopAtOnce, StopOnSignal
+from lmlong.training.watch import Watch
 
 PACKAGES = ("torch", "lightning", "sentencepiece", "safetensors", "numpy")
 
@@ -140,16 +141,12 @@ def _fit(module: TrainingModule, callback: TrainingCallback, signals: StopOnSign
     """Take the remaining steps of a run."""
     trainer = _make_trainer(module, callback, signals)
     try:
-        with signals, closing(callback):
+        with signals, closing(callback), Watch(trainer, module.recipe.processes):
             trainer.fit(module)
     except StopAtOnce as stop:
         if stop.signal_number == signal.SIGINT:
             raise KeyboardInterrupt("stopped at once") from None
         raise SystemExit(128 + stop.signal_number) from None
-    except RuntimeError as error:
-        if why := lost_rank(trainer, error):
-            raise LmlongError(why) from error
-        raise
     else:
         return _result(module, callback, signals)
     finally:

@@ -31,6 +31,7 @@ class StateHealth:
     """
 
     def __init__(self, model: TextModel):
+        self.model = model
         self.heads: dict[int, Tensor] = {}
         """By layer: sums of log decays, counts, and smallest denominators (3, H, C); C is 1 without decays by
         channel."""
@@ -52,6 +53,8 @@ class StateHealth:
     def watch(self) -> Iterator[None]:
         """Measure the inputs of the recurrences within the block."""
         with ExitStack() as hooks:
+            if isinstance(self.model, LanguageModel):
+                hooks.enter_context(self.model.whole_blocks())
             for layer, attention in self.layers.items():
                 hooks.callback(attention.register_forward_pre_hook(self._counter(layer)).remove)
             yield

@@ -24,7 +24,7 @@ from lmlong.checkpoint.read import REAL, read_training, unload
 from lmlong.errors import CheckpointError, UsageError
 from lmlong.model.base import TextModel
 from lmlong.model.state import rebuild_state
-from lmlong.training.distributed import all_gather, all_reduce_max, print_once, rank_slice
+from lmlong.training.distributed import all_gather, all_reduce_max, print_once
 from lmlong.training.module import TrainingModule
 from lmlong.training.optimizer import moments_of, parameter_groups
 
@@ -50,7 +50,7 @@ def training_state(module: TrainingModule) -> dict[str, Any]:
         "optimizer": trainer.strategy.optimizer_state(trainer.optimizers[0])["state"],
         "scaler": trainer.precision_plugin.state_dict() or None,  # of float16
         "skipped": int(module.skipped),
-        "carried": [all_gather(trainer, tensor) for tensor in state_tensors(module.carried)],
+        "carried": [of_batches(module, all_gather(trainer, tensor)) for tensor in state_tensors(module.carried)],
         "seconds": module.clock.seconds,
         "recent": list(module.recent),
         **module.prepared.source_hashes,
@@ -72,9 +72,22 @@ def restore(module: TrainingModule, state: dict[str, Any]) -> None:
     if state["scaler"] is not None:
         trainer.precision_plugin.load_state_dict(state["scaler"])
     module.skipped.fill_(min(state["skipped"], module.skips_allowed))
-    module.carried = _carried_state(module, [rank_slice(trainer, tensor) for tensor in state["carried"]])
+    module.carried = _carried_state(module, [of_own_batch(module, tensor) for tensor in state["carried"]])
     module.recent.extend(state["recent"])
     restore_random_states(state["random"])
+
+
+def of_batches(module: TrainingModule, tensor: Tensor) -> Tensor:
+    """Return a tensor of each of the batches that are read at the same time, stacked if they are several, given those
+    of all ranks: the ranks that read the parts of a batch have the same."""
+    own = tensor[:: module.recipe.training.sequence_parallel] if module.trainer.world_size > 1 else tensor[None]
+    return own if len(own) > 1 else own[0]
+
+
+def of_own_batch(module: TrainingModule, tensor: Tensor) -> Tensor:
+    """Return the tensor of this rank's batch."""
+    group = module.trainer.global_rank // module.recipe.training.sequence_parallel
+    return tensor if module.recipe.batches_at_once == 1 else tensor[group]
 
 
 def _carried_state(module: TrainingModule, tensors: list[Tensor]) -> Any:

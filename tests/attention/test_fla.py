@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from attention.cases import build
+from attention.cases import HEAD_DIM, VALUE_DIM, build
 from attention.scans import WIDTH, Identity, ScanInputs, delta_scan, linear_scan, outputs_and_gradients, scan_inputs
 from grids import thinned
 from torch import Tensor
@@ -31,6 +31,7 @@ from lmlong.attention.inputs import MIN_LOG_DECAY
 from lmlong.attention.linear.chunk import ChunkKernel as LinearChunks
 from lmlong.attention.linear.fla import FlaLinear
 from lmlong.model.language_model import LanguageModel
+from lmlong.testing import random_text
 
 if not (find_spec("fla") and find_spec("triton")):
     pytest.skip("flash-linear-attention is not installed", allow_module_level=True)
@@ -140,6 +141,21 @@ def assert_as_exact_as_torch(x: ScanInputs) -> None:
     fla, by_torch = (results(x, fla, torch.bfloat16) for fla in (True, False))
     for name, truth in exact.items():
         assert laws.error(fla[name], truth) < 3 * max(laws.error(by_torch[name], truth), 1e-6), name
+
+
+@pytest.mark.usefixtures("naive", "float32")
+def test_the_effect_of_the_delta_rule() -> None:
+    attention = build(recipe.Attention(kind="delta"))
+    attention.kernel = FlaDelta()
+    read, before = (random_text(attention, time, torch.float32) for time in (150, 40))
+    with patch.object(FlaDelta, "library", side_effect=naive_recurrent_gated_delta_rule) as library:
+        assert laws.parts_equal_forward(attention, before, read, [1, 70]) < 2e-5
+    assert {call.kwargs["v"].shape[-1] for call in library.call_args_list} == {VALUE_DIM, VALUE_DIM + HEAD_DIM}
+
+
+def test_torch_computes_values_wider_than_the_library_does() -> None:
+    v, state = torch.zeros(1, 1, 1, fla_kernel.MAX_WIDTH + 2).bfloat16(), torch.zeros(1, 1, 8, 1)
+    assert fla_kernel.computes(v[..., 2:], state) and not fla_kernel.computes(v, state)
 
 
 @thinned(every_decay, every_start, pytest.mark.parametrize("time", [64, 67, 130]))

@@ -16,6 +16,7 @@ from lmlong.attention.base import CausalAttention
 from lmlong.attention.inputs import NOTHING, Gate, GateProjection, Inputs, LastTokens
 from lmlong.attention.registry import CAUSAL
 from lmlong.errors import UsageError
+from lmlong.evaluation.law_check import NO_EFFECT, table_of_plugins
 from lmlong.model.language_model import LanguageModel
 from lmlong.testing import check_attention
 
@@ -70,7 +71,9 @@ def model(monkeypatch: pytest.MonkeyPatch) -> LanguageModel:
 
 
 def test_a_recurrence_with_gates_of_its_own_keeps_the_laws() -> None:
-    assert check_attention(TwoGates).kept
+    report = check_attention(TwoGates)
+    assert report.kept and not report.divides
+    assert NO_EFFECT in table_of_plugins([report])
 
 
 def test_gates_have_the_shapes_and_starts_that_were_declared() -> None:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from lmlong.attention.delta.features import Silu, UnitFeatures
 from lmlong.attention.delta.native import NativeDelta
-from lmlong.attention.device_policy import CPU_POLICY
 from lmlong.attention.feature_maps import Elu
 from lmlong.attention.linear.native import NativeLinear
 from lmlong.attention.ngram.hashing import ngram_hashes
@@ -37,9 +36,7 @@ SCANS: dict[str, tuple[Function, tuple[int, ...] | None]] = {
 
 def ngram(v: Tensor, hashes: Tensor, S: Tensor, number: Tensor, ngrams: Tensor) -> Sequence[Tensor]:
     empty = empty_state(number.shape, S.shape[-1], S.device, S.dtype)
-    sums, numbers, state = NativeNgram().read(
-        v, hashes, None, empty._replace(S=S, number=number, ngram=ngrams), CPU_POLICY
-    )
+    sums, numbers, state = NativeNgram().read(v, hashes, None, empty._replace(S=S, number=number, ngram=ngrams))
     return sums, numbers, *state[:3]
 
 

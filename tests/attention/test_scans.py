@@ -30,13 +30,13 @@ from lmlong.attention.delta.layer import DeltaAttention
 from lmlong.attention.delta.naive import DeltaState, recurrent
 from lmlong.attention.delta.native import NativeDelta
 from lmlong.attention.device_policy import GPU_POLICY
+from lmlong.attention.feature_map_registry import FEATURE_MAPS
 from lmlong.attention.feature_maps import Cosine, Elu, FeatureMap, Relu
 from lmlong.attention.inputs import MIN_LOG_DECAY
 from lmlong.attention.linear.chunk import ChunkKernel as LinearChunks
 from lmlong.attention.linear.layer import LinearAttention
 from lmlong.attention.linear.naive import LinearState, recurrent_step
 from lmlong.attention.linear.native import NativeLinear
-from lmlong.attention.registry import FEATURE_MAPS
 from lmlong.attention.scan import Kernel
 from lmlong.errors import UsageError
 from lmlong.model.language_model import LanguageModel

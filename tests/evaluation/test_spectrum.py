@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 from models import stirred
 from torch import Tensor
 
+from lmlong.attention.device_policy import CPU_POLICY, GPU_POLICY, DevicePolicy, use_policy
 from lmlong.attention.inputs import draw_inputs
 from lmlong.attention.registry import CAUSAL, ENCODER
 from lmlong.cli.spectrum import spectrum as spectrum_command
@@ -136,7 +137,7 @@ ALONE = {"attention": {"kind": "window", "window": 1}}
 SLOTS = {"attention": {"kind": ["full", "linformer", "full"], "linformer": {"projected": 2}}}
 
 
-def spectrum_of(objective: str, length: int, options: dict[str, Any]) -> Spectrum:
+def spectrum_of(objective: str, length: int, options: dict[str, Any], policy: DevicePolicy | None = None) -> Spectrum:
     """Return the spectrum of three layers, those in the middle on blocks of four."""
     recipe = Recipe.model_validate(
         {
@@ -147,13 +148,15 @@ def spectrum_of(objective: str, length: int, options: dict[str, Any]) -> Spectru
         }
     )
     trained = TrainedModel(stirred(build(recipe, 258), 0.3), ByteTokenizer(), recipe, Path("run"))
+    use_policy(trained.model, policy)
     (found,) = measure_spectra("run", trained, TokenFile(np.arange(40), np.array([0])), [length], 2)
     return found
 
 
+@pytest.mark.parametrize("policy", [CPU_POLICY, GPU_POLICY], ids=["CPU", "GPU"])
 @pytest.mark.parametrize(("length", "blocks"), [(16, 4), (19, 4), (4, 1)])
-def test_layers_that_read_blocks_have_smaller_matrices(length: int, blocks: int) -> None:
-    layers = spectrum_of("causal", length, ALONE).layers
+def test_layers_that_read_blocks_have_smaller_matrices(length: int, blocks: int, policy: DevicePolicy) -> None:
+    layers = spectrum_of("causal", length, ALONE, policy).layers
     assert [layer.values for layer in layers] == [length, blocks, length]
     for layer in layers:
         assert np.abs(layer.cumulative - np.arange(1, layer.values + 1) / layer.values).max() < 1e-12

@@ -8,6 +8,7 @@ import torch
 from models import stirred
 from torch import nn
 
+from lmlong.attention.device_policy import CPU_POLICY, GPU_POLICY, DevicePolicy, use_policy
 from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.errors import UsageError
 from lmlong.inference.loading import TrainedLanguageModel, load
@@ -85,9 +86,11 @@ def test_after_a_state_they_are_those_after_the_text_it_read(model_of: ModelOf, 
             assert torch.allclose(found, expected[cut:], rtol=1e-9)
 
 
-def test_layers_that_read_blocks_of_tokens_have_a_row_for_each_block() -> None:
+@pytest.mark.parametrize("policy", [CPU_POLICY, GPU_POLICY], ids=["CPU", "GPU"])
+def test_layers_that_read_blocks_of_tokens_have_a_row_for_each_block(policy: DevicePolicy) -> None:
     options = Model(width=16, layers=4, heads=2, downsample=Downsample(factor=4))
     model = loaded(stirred(LanguageModel(options, 258)).double().eval())
+    use_policy(model.model, policy)
     hidden = model.hidden_states("abcdefghi", blocks=True)  # 10 tokens with bos
     assert [len(after) for after in hidden.blocks] == [10, 2, 2, 10]
     assert [len(after) for after in model.hidden_states("a", blocks=True).blocks] == [2, 0, 0, 2]

@@ -2,31 +2,29 @@
 
 import json
 import re
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from machine import needs_triton
 from torch import Tensor
 
 from lmlong import recipe
 from lmlong.attention.base import CausalAttention
 from lmlong.attention.delta.chunk import ChunkKernel as DeltaChunks
-from lmlong.attention.device_policy import GPU_POLICY
+from lmlong.attention.device_policy import GPU_POLICY, policy_of, use_policy
 from lmlong.attention.linear.chunk import ChunkKernel
 from lmlong.attention.linear.triton import TritonLinear
 from lmlong.attention.scan import Before, Span
-from lmlong.model import kernel_trial
+from lmlong.model import kernel_choice, kernel_trial
 from lmlong.model.kernel_choice import Decision, KernelChoice, choose_kernels, kernels_here
-from lmlong.model.kernel_trial import BrokenDeviceError, Text, Work
+from lmlong.model.kernel_trial import BrokenDeviceError, TrialText, Work
 from lmlong.model.language_model import LanguageModel
 
 CPU = torch.device("cpu")
 WORK = Work(2, 80, "32", trains=True)
 SECONDS = {"torch": 0.031, "good": 0.0123, "bad": 0.001, "triton": 0.0123}
-
-needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 
 
 class Good(ChunkKernel):
@@ -95,6 +93,8 @@ class WrongTriton(TritonLinear):
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("LMLONG_CACHE", str(tmp_path))
+    monkeypatch.setattr(kernel_choice, "policy_of", lambda device: GPU_POLICY)
+    monkeypatch.setattr(kernel_trial, "median_seconds", seconds)
     return tmp_path / "kernels"
 
 
@@ -106,22 +106,25 @@ def model_of(*kernels: type, kind: Any = "linear", **options: Any) -> LanguageMo
         if part.kernels:
             mine = {"torch": part.kernels["torch"], **{kernel.name: kernel for kernel in kernels}}  # type: ignore[attr-defined]
             part.kernels = mine
+    use_policy(model, GPU_POLICY)
     return model
 
 
-def seconds(attention: CausalAttention, text: Text, work: Work) -> float:
+def seconds(attention: CausalAttention, text: TrialText, work: Work) -> float:
     """Compute as a trial does, and return a fixed time."""
-    assert attention.policy is GPU_POLICY
+    assert attention.policy == GPU_POLICY
     kernel_trial.compute(attention, text, work)
     return SECONDS[attention.kernel_name]
 
 
 def choose(model: LanguageModel, work: Work = WORK, known: KernelChoice | None = None) -> Decision:
-    return choose_kernels(model, work, CPU, known, GPU_POLICY, seconds)
+    return choose_kernels(model, work, CPU, known)
 
 
-def unmeasured(*_: Any) -> float:
-    raise AssertionError("a kernel is tried")
+def untried(model: LanguageModel, known: KernelChoice | None = None) -> Decision:
+    decision = choose(model, known=known)
+    assert not decision.tried
+    return decision
 
 
 @pytest.mark.parametrize("precision", ["32", "bf16"])
@@ -199,8 +202,7 @@ def test_a_trial_changes_neither_the_model_nor_random_states() -> None:
 def test_a_choice_is_in_the_cache(cache: Path) -> None:
     model = model_of(Good)
     first = choose(model)
-    again = choose_kernels(model, WORK, CPU, None, GPU_POLICY, unmeasured)
-    assert first.tried and not again.tried and again.line() == first.line()
+    assert first.tried and untried(model).line() == first.line()
     for work in (WORK._replace(tokens=90), WORK._replace(precision="bf16"), WORK._replace(trains=False)):
         assert choose(model, work).tried
     assert choose(model_of(Good, decay="none")).tried and choose(model_of(Good, feature_map="relu")).tried
@@ -234,7 +236,7 @@ def test_the_choice_of_a_checkpoint_is_kept(cache: Path) -> None:
     model = model_of(Good)
     choice = choose(model).choice
     slower = choice._replace(names={"linear": "torch"})
-    kept = choose_kernels(model, WORK, CPU, slower, GPU_POLICY, unmeasured)
+    kept = untried(model, slower)
     assert kept.choice == slower and kept.line(slower) == "kernel: linear by torch (as in the checkpoint)"
     for known in (choice._replace(names={"linear": "removed"}), slower._replace(chosen_by="another GPU")):
         decision = choose(model, known=known)
@@ -251,10 +253,11 @@ def test_a_choice_that_is_not_valid_is_not_read() -> None:
     assert all(KernelChoice.read(value) is None for value in values)
 
 
-def test_on_a_cpu_nothing_is_tried() -> None:
+def test_on_a_cpu_nothing_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_choice, "policy_of", policy_of)
     model = model_of(Good)
     model.use_kernels({"linear": "native"})
-    decision = choose_kernels(model, WORK, CPU, measure=unmeasured)
+    decision = untried(model)
     assert decision.choice.names == model.kernel_names and not decision.line()
     known = KernelChoice({"linear": "triton"}, "a GPU")
     assert (
@@ -266,21 +269,20 @@ def test_on_a_cpu_nothing_is_tried() -> None:
 def test_a_kernel_set_by_name_is_kept() -> None:
     model = model_of(Good)
     model.use_kernel("torch")
-    decision = choose_kernels(model, WORK, CPU, None, GPU_POLICY, unmeasured)
+    decision = untried(model)
     assert decision.choice.names == {"linear": "torch"} and not decision.line()
 
 
 def test_a_single_kernel_is_not_tried() -> None:
-    decision = choose_kernels(model_of(), WORK, CPU, None, GPU_POLICY, unmeasured)
-    assert decision.line() == "kernel: linear by torch (no other kernel can be used here)"
-    assert not choose_kernels(model_of(kind="softmax"), WORK, CPU, None, GPU_POLICY, unmeasured).line()
+    assert untried(model_of()).line() == "kernel: linear by torch (no other kernel can be used here)"
+    assert not untried(model_of(kind="softmax")).line()
 
 
 def test_kernels_here_are_those_that_would_be_chosen() -> None:
     model = model_of(Good)
-    assert kernels_here(model, WORK, CPU, policy=GPU_POLICY) == {"linear": None}
+    assert kernels_here(model, WORK, CPU) == {"linear": None}
     choose(model)
-    assert kernels_here(model, WORK, CPU, policy=GPU_POLICY) == {"linear": "good"}
+    assert kernels_here(model, WORK, CPU) == {"linear": "good"}
 
 
 def test_a_kernel_that_breaks_the_device_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,5 +293,5 @@ def test_a_kernel_that_breaks_the_device_is_not_tried_again(monkeypatch: pytest.
     model = model_of(Failing)
     with pytest.raises(BrokenDeviceError, match=r"bad has made the GPU unusable .*no kernel image.* Run the command"):
         choose(model)
-    decision = choose_kernels(model, WORK, CPU, None, GPU_POLICY, unmeasured)
+    decision = untried(model)
     assert decision.choice.names == {"linear": "torch"} and "no kernel image" in decision.line()

@@ -188,6 +188,7 @@ def test_a_conversion_that_was_stopped_resumes_exactly(folder: Path, converted: 
         (["text.sequence_length=100000"], "one sequence needs 100,001"),
         (["conversion.sequence_length=48"], "not a multiple of 48"),
         (["training.teacher=teacher"], "training.teacher"),
+        (["devices=2", "training.sequence_parallel=2"], "learns from a teacher, which reads whole rows"),
         (["--resume", "--overwrite"], "Leave out one"),
         (["--dry-run", "--from-teacher", "1k"], "--from-teacher has no effect with --dry-run"),
         (["objective=masked", "model.attention.kind=linear"], "an encoder"),

@@ -3,6 +3,8 @@ files."""
 
 import json
 import os
+import subprocess
+import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -190,6 +192,15 @@ def address_space() -> int:
 SETTINGS: list[tuple[dict, str]] = [
     ({"bf16": {"enabled": True}}, "bf16 comes from the recipe's training.precision"),
     ({"zero_optimization": {"stage": 1}}, "zero_optimization.stage comes from the recipe's training.deepspeed.sta"),
+    (
+        {"zero_optimization": {"round_robin_gradients": True}},
+        "zero_optimization.round_robin_gradients is True: it puts",
+    ),
+    ({"zero_optimization": {"parameter_alignment": True}}, "zero_optimization.parameter_alignment is True: it pads"),
+    (
+        {"zero_optimization": {"zenflow": {"topk_ratio": 0.1}}},
+        r"zero_optimization.zenflow is \{.*mix up the weights. Rem",
+    ),
     ({"zero_optimization": "x"}, "zero_optimization is 'x', not an object"),
     ({"zero_optimization": {"reduce_bucket_size": "x"}}, r"zero_optimization is \{.*valid integer"),
     ({"steps_per_print": 9, "wall_clock_breakdown": "x"}, "wall_clock_breakdown is 'x', which DeepSpeed cannot read"),
@@ -209,3 +220,46 @@ def test_wrong_settings_are_refused_by_name(recipe_of: Recipes, tmp_path: Path) 
     file.unlink()
     with pytest.raises(UsageError, match="No such file"):
         train(recipe_of(*options), tmp_path / "run", overwrite=True)
+
+
+MOVED = """
+from lmlong.cli.main import main
+from lmlong.training import deepspeed_config
+
+deepspeed_config.MOVING.clear()
+main()
+"""
+"""A program that trains with any setting."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", [{}, {"round_robin_gradients": True}, {"parameter_alignment": True}])
+def test_settings_are_refused_that_would_mix_up_the_moments(
+    shared: Path, recipe_of: Recipes, tmp_path: Path, setting: dict[str, bool]
+) -> None:
+    """A run resumed with them differs at once, in sizes of weights that are no multiple of four; one without them does
+    not."""
+    odd = ["model.width=33", "model.heads=3"]
+    train(recipe_of(*ALONE, *odd), tmp_path / "alone")
+    program, file = tmp_path / "moved.py", tmp_path / "moved.json"
+    program.write_text(MOVED)
+    file.write_text(json.dumps({"zero_optimization": setting}))
+    deepspeed = ["training.strategy=deepspeed", f"training.deepspeed.config={file}"]
+    middle = tmp_path / "alone" / "checkpoints" / "step-00000006"
+    words = ["train", shared / "tiny.yaml", "--out", tmp_path / "two", *TWO, *odd, *deepspeed, "--resume", middle]
+    subprocess.run([sys.executable, program, *map(str, words)], check=True, capture_output=True)
+    is_close = losses(tmp_path / "two")[-5:] == pytest.approx(losses(tmp_path / "alone")[-5:], rel=1e-5)
+    assert is_close == (not setting)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", [{"sub_group_size": 3000}, {"zero_hpz_partition_size": 2}])
+def test_settings_of_stage_3_that_move_nothing(
+    shared: Path, alone: Path, tmp_path: Path, setting: dict[str, int]
+) -> None:
+    file = tmp_path / "settings.json"
+    file.write_text(json.dumps({"zero_optimization": {"stage3_param_persistence_threshold": 0, **setting}}))
+    options = ["training.strategy=deepspeed", "training.deepspeed.stage=3", f"training.deepspeed.config={file}"]
+    middle = alone / "checkpoints" / "step-00000006"
+    train_in_processes(shared / "tiny.yaml", tmp_path / "run", *TWO, *options, "--resume", middle)
+    assert losses(tmp_path / "run")[-6:] == pytest.approx(losses(alone)[-6:], rel=1e-4)

@@ -1,6 +1,10 @@
 """Muon against singular value decompositions, torch's own Muon and AdamW."""
 
+import json
 import math
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -10,8 +14,9 @@ from torch import Tensor, nn
 from lmlong import recipe
 from lmlong.attention.device_policy import CPU_POLICY, GPU_POLICY
 from lmlong.model.language_model import LanguageModel
-from lmlong.training.muon import Muon, orthogonal, step_size
+from lmlong.training.muon import Muon, step_size
 from lmlong.training.optimizer import make_optimizer, parameter_groups
+from lmlong.training.orthogonal import orthogonal
 
 RATE, DECAY = 3e-3, 0.1
 
@@ -140,3 +145,21 @@ def test_a_weight_without_a_gradient_is_left_alone() -> None:
     optimizer.step()
     assert torch.equal(weights[0], before[0]) and not torch.equal(weights[1], before[1])
     assert list(optimizer.state) == [weights[1]]
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_ranks_divide_the_work_and_take_the_same_steps(tmp_path: Path, ranks: int) -> None:
+    """Processes of gloo, by the operations of their matrix products."""
+    program = Path(__file__).parent / "muon_in_ranks.py"
+    command = [sys.executable, "-W", "error::FutureWarning", program]
+    children = [
+        subprocess.Popen([*command, *map(str, (rank, ranks, tmp_path / "meeting"))], stdout=subprocess.PIPE, text=True)
+        for rank in range(ranks)
+    ]
+    printed = [child.communicate(timeout=60)[0] for child in children]
+    assert [child.returncode for child in children] == [0] * ranks
+    operations = [json.loads(line) for line in printed]
+    alone = operations[0].pop("alone")
+    for name in operations[0]:
+        of_ranks = [each[name] for each in operations]
+        assert sum(of_ranks) == alone and max(of_ranks) < 1.03 * alone / ranks

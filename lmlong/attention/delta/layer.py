@@ -1,16 +1,17 @@
 """The delta rule: linear attention that replaces the value stored under a key instead of adding to it.
 
-B batch, H heads, T time.
+B batch, H heads, T time, F features, V value dim.
 """
 
 import ctypes
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from lmlong import recipe
 from lmlong.attention.base import CausalAttention
@@ -23,6 +24,7 @@ from lmlong.attention.feature_maps import FeatureMap
 from lmlong.attention.inputs import NOTHING, Gate, Inputs
 from lmlong.attention.parallel_window.layer import with_window
 from lmlong.attention.recurrence import Recurrence
+from lmlong.attention.scan import ScanInputs, recomputed, without_autocast
 from lmlong.native.decode.kind import DecodeKind, Packer
 from lmlong.native.decode.structures import FeatureMapWeights, Forgetting, ints, pointers, structure
 from lmlong.native.decode.structures import Gate as GateWeights
@@ -32,6 +34,13 @@ from lmlong.native.spec import NativeSpec
 
 BETA_START = 2.0
 """Initial logit of beta, which is then 0.88. Models that start at one half learn to recall later, or never."""
+
+
+class DeltaEffect(NamedTuple):
+    """What tokens do to the state S before them: M S + U."""
+
+    transition: Tensor  # (B, H, F, F) M, in the dtype of states
+    added: Tensor  # (B, H, F, V) U
 
 
 class DeltaDecode(DecodeKind[DeltaState]):
@@ -100,6 +109,25 @@ class DeltaAttention(Recurrence[DeltaState]):
         fq, fk = self.feature_map.query(q), self.feature_map.key(k)
         empty = DeltaState(fk.new_zeros(*fk.shape[:2], fk.shape[-1], v.shape[-1]))  # values may be of any width here
         return recurrent(fq, fk, v, inputs["beta"], empty, document_starts, self.token_log_decay(q, inputs))[0]
+
+    def effect(
+        self, k: Tensor, v: Tensor, document_starts: Tensor | None = None, inputs: Inputs = NOTHING
+    ) -> DeltaEffect:
+        x = ScanInputs(k, k, v, document_starts, self.token_log_decay(k, inputs), inputs["beta"])
+        added, transition = recomputed(self._after_identity, x).split([v.shape[-1], self.feature_map.features], dim=-1)
+        return DeltaEffect(transition, added)
+
+    def _after_identity(self, x: ScanInputs) -> Tensor:
+        """Return [U, M], by one scan of the values [v, 0] from the state [0, I]: values change only their own columns
+        of the state, and a document start resets all."""
+        features, dtype = self.feature_map.features, torch.promote_types(x.v.dtype, self.state_dtype)
+        identity = torch.eye(features, device=x.v.device, dtype=dtype)
+        before = pad(identity, (x.v.shape[-1], 0)).expand(*x.v.shape[:2], -1, -1).contiguous()
+        return self.scan(before, x._replace(v=pad(x.v, (0, features))))[1]
+
+    def after_effect(self, state: DeltaState, effect: DeltaEffect) -> DeltaState:
+        with without_autocast(state.S):
+            return DeltaState(effect.transition.to(state.S.dtype) @ state.S + effect.added.to(state.S.dtype))
 
     def native_spec(self) -> NativeSpec:
         return NativeSpec("delta", weights={"log_decay": self.log_decay}, parts={"feature_map": self.feature_map})

@@ -17,6 +17,7 @@ from lmlong.attention.base import CausalAttention
 from lmlong.attention.feature_map_registry import FEATURE_MAPS
 from lmlong.attention.inputs import NOTHING, Inputs
 from lmlong.attention.linear.chunk import ChunkKernel
+from lmlong.attention.linear.effect import LinearEffect, linear_effect
 from lmlong.attention.linear.fla import FlaLinear
 from lmlong.attention.linear.naive import MIN_DENOMINATOR, LinearState, quadratic, recurrent_step
 from lmlong.attention.linear.native import NativeLinear
@@ -102,6 +103,15 @@ class LinearAttention(Recurrence[LinearState]):
     ) -> Tensor:
         fq, fk = self.feature_map.query(q), self.feature_map.key(k)
         return quadratic(fq, fk, v, document_starts, self.token_log_decay(q, inputs))
+
+    def effect(
+        self, k: Tensor, v: Tensor, document_starts: Tensor | None = None, inputs: Inputs = NOTHING
+    ) -> LinearEffect:
+        dtype, log_decay = torch.promote_types(v.dtype, self.state_dtype), self.token_log_decay(k, inputs)
+        return linear_effect(self.feature_map, k, v, document_starts, log_decay, dtype, self.policy_for(v))
+
+    def after_effect(self, state: LinearState, effect: LinearEffect) -> LinearState:
+        return self.unpack(effect.on(self.pack(state)))
 
     def native_spec(self) -> NativeSpec:
         return NativeSpec("linear", weights={"log_decay": self.log_decay}, parts={"feature_map": self.feature_map})

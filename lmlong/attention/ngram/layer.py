@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from lmlong import recipe
 from lmlong.attention.base import CausalAttention, at_least_float32
 from lmlong.attention.inputs import NOTHING, Gate, Inputs, LastTokens
-from lmlong.attention.ngram.hashing import ngram_hashes
+from lmlong.attention.ngram.hashing import NO_NGRAM, ngram_hashes, row_of
 from lmlong.attention.ngram.naive import quadratic
 from lmlong.attention.ngram.native.kernel import INTEGERS, NativeNgram
 from lmlong.attention.ngram.onnx import ngram_graph
 from lmlong.attention.ngram.sort import SortKernel
-from lmlong.attention.ngram.state import RECENT, WAITING, NgramState, OwnedNgramState, empty_state
+from lmlong.attention.ngram.state import RECENT, WAITING, NgramEffect, NgramState, OwnedNgramState, empty_state
 from lmlong.attention.ngram.step import make_room, settle, step
 from lmlong.attention.scan import without_autocast
 from lmlong.native.decode.kind import DecodeKind, Packer
@@ -109,9 +109,31 @@ class NgramAttention(CausalAttention[NgramState]):
         if v.shape[2] == 1 and document_starts is None and not torch.is_grad_enabled():
             sums, numbers, state = step(v, hashes, state, policy)
         else:
-            state = settle(state, policy)
-            sums, numbers, state = self.untraced(self.kernel.read, v, hashes, document_starts, state, policy)
+            settled = settle(state, policy)
+            sums, numbers, state = self.untraced(self.kernel.read, v, hashes, document_starts, settled)
         return self._gated(sums, numbers, inputs["read_gate"]).to(v.dtype), state
+
+    def effect(
+        self, k: Tensor, v: Tensor, document_starts: Tensor | None = None, inputs: Inputs = NOTHING
+    ) -> NgramEffect:
+        hashes, empty = inputs["ngram"], self.init_state(len(v), v.device, v.dtype)
+        *_, (S, number, ngram, *_) = self.kernel.read(v, hashes, document_starts, empty)
+        written = hashes[..., 0]
+        row, writes = row_of(written.clamp_min(0), self.buckets), (written != NO_NGRAM).to(number.dtype)
+        # a row holds the values since it was last cleared: all that were written if no other n-gram wrote to it
+        single = torch.zeros_like(number).scatter_add_(2, row, writes) == number
+        begun = v.new_zeros(len(v), dtype=torch.bool) if document_starts is None else document_starts.any(1)
+        return NgramEffect(S, number, ngram, single, begun)
+
+    def after_effect(self, state: NgramState, effect: NgramEffect) -> NgramState:
+        state, begun = self.settle(state), effect.begun[:, None, None]
+        written = effect.number > 0
+        kept = ~begun & (~written | (effect.single & (state.ngram == effect.ngram)))
+        return state._replace(
+            S=state.S.masked_fill(~kept[..., None], 0) + effect.S.to(state.S.dtype),
+            number=state.number * kept + effect.number,
+            ngram=torch.where(written, effect.ngram, state.ngram.masked_fill(begun, NO_NGRAM)),
+        )
 
     def settle(self, state: NgramState) -> NgramState:
         return settle(state, self.policy_for(state.S))

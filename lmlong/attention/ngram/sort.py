@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
-from lmlong.attention.device_policy import DevicePolicy
 from lmlong.attention.ngram.hashing import NO_NGRAM, row_of
 from lmlong.attention.ngram.state import NgramState, rows_at
 
@@ -40,7 +39,7 @@ class SortKernel:
         return None
 
     def read(
-        self, v: Tensor, hashes: Tensor, document_starts: Tensor | None, state: NgramState, policy: DevicePolicy
+        self, v: Tensor, hashes: Tensor, document_starts: Tensor | None, state: NgramState
     ) -> tuple[Tensor, Tensor, NgramState]:
         """Return the sum (B, H, T, V) and the number (B, H, T) of the values in the row that each token reads, and the
         state after. The lists of the state must be empty.
@@ -63,8 +62,7 @@ class SortKernel:
         after = before + follows
         in_time = runs.order.argsort(dim=-1)[..., 1:]
         read = before.gather(2, rows_at(in_time, before)).masked_fill((hashes[..., 1] == NO_NGRAM)[..., None], 0)
-        state_after = _state_after if policy.reads_values else _scattered_state
-        return read[..., :-1], read[..., -1], state_after(state, runs, ngrams, after)
+        return read[..., :-1], read[..., -1], _state_after(state, runs, ngrams, after)
 
 
 def _sorted(hashes: Tensor, document_starts: Tensor | None, buckets: int) -> tuple[_Runs, Tensor]:
@@ -98,19 +96,8 @@ def _sorted(hashes: Tensor, document_starts: Tensor | None, buckets: int) -> tup
 
 
 def _state_after(state: NgramState, runs: _Runs, ngrams: Tensor, after: Tensor) -> NgramState:
-    batch, head, position = runs.last.nonzero(as_tuple=True)
-    at = (batch, head, runs.row[batch, head, position])
-    sums = after[batch, head, position]
-    begun = runs.begun[:, None, None]
-    return state._replace(
-        S=state.S.masked_fill(begun[..., None], 0).index_put(at, sums[:, :-1]),
-        number=state.number.masked_fill(begun, 0).index_put(at, sums[:, -1].detach().to(state.number.dtype)),
-        ngram=state.ngram.masked_fill(begun, NO_NGRAM).index_put(at, ngrams[batch, head, position]),
-    )
-
-
-def _scattered_state(state: NgramState, runs: _Runs, ngrams: Tensor, after: Tensor) -> NgramState:
-    """Compute `_state_after` without waiting for the number of written rows, in one copy of the table.
+    """Return the state after all tokens, in one copy of the table and without reading a value: how many rows are
+    written is not known.
 
     Rows that are written are cleared first. Each position then adds its value if it is the last of its row, and else 0,
     which changes nothing: the result does not depend on the order of the additions.

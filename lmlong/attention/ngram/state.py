@@ -45,6 +45,16 @@ class NgramState(NamedTuple):
             raise StateError("ngram has an n-gram in a row that does not match its hash")
 
 
+class NgramEffect(NamedTuple):
+    """What tokens do to the table: its rows after them if it was empty before, and which of these continue a row."""
+
+    S: Tensor  # (B, H, R, V)
+    number: Tensor  # (B, H, R)
+    ngram: Tensor  # (B, H, R)
+    single: Tensor  # (B, H, R) bool, whether no other n-gram wrote to the row
+    begun: Tensor  # (B,) bool, whether a document starts in the tokens, which clears the state before
+
+
 class OwnedNgramState(NgramState):
     """A state that belongs to a decode engine alone. A step writes to its table in place."""
 

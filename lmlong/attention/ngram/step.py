@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from lmlong.attention.device_policy import CPU_POLICY, DevicePolicy
+from lmlong.attention.device_policy import DevicePolicy
 from lmlong.attention.ngram.hashing import NO_NGRAM, row_of
 from lmlong.attention.ngram.native.kernel import NativeNgram
 from lmlong.attention.ngram.state import RECENT, NgramState, OwnedNgramState, rows_at, without_lists
@@ -27,7 +27,7 @@ def make_room(state: NgramState) -> NgramState:
     if not bool((state.recent_ngram[..., 0] != NO_NGRAM).any()):
         return state
     if bool((state.waiting_ngram[..., :RECENT] != NO_NGRAM).any()):
-        return settle(state, CPU_POLICY)
+        return _with_table(state)
     return state._replace(
         waiting_ngram=torch.cat([state.waiting_ngram[:, :, RECENT:], state.recent_ngram], dim=2),
         waiting_v=torch.cat([state.waiting_v[:, :, RECENT:], state.recent_v], dim=2),
@@ -38,14 +38,19 @@ def make_room(state: NgramState) -> NgramState:
 
 def settle(state: NgramState, policy: DevicePolicy) -> NgramState:
     """Return the state with all values in its table."""
-    if not policy.reads_values or isinstance(state, OwnedNgramState):
+    if not policy.reads_values:
         return state
     if all(bool((ngrams == NO_NGRAM).all()) for ngrams in (state.recent_ngram, state.waiting_ngram)):
         return state
+    return _with_table(state)
+
+
+def _with_table(state: NgramState) -> NgramState:
+    """Write the values of both lists to the table."""
     ngrams, values = _listed(state)
     followed = pad(ngrams[..., 1:], (0, 1), value=NO_NGRAM)
     hashes = torch.stack([ngrams, followed], dim=-1)
-    return without_lists(NativeNgram().read(values, hashes, None, state, policy)[2])
+    return without_lists(NativeNgram().read(values, hashes, None, state)[2])
 
 
 def _listed(state: NgramState) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,7 @@ from lmlong import recipe
 from lmlong.attention.base import CausalAttention
 from lmlong.attention.inputs import NOTHING, Gate, Inputs, Rotated
 from lmlong.attention.recurrence import Recurrence
-from lmlong.attention.window.layer import WindowAttention, WindowState
+from lmlong.attention.window.layer import WindowAttention, WindowEffect, WindowState
 from lmlong.native.decode.kind import DecodeKind, Packer
 from lmlong.native.decode.structures import Gate as GateWeights
 from lmlong.native.decode.structures import structure
@@ -30,6 +30,11 @@ WINDOW = WindowAttention.native_decode
 class ParallelState(NamedTuple):
     recurrence: Any
     window: WindowState
+
+
+class ParallelEffect(NamedTuple):
+    recurrence: Any
+    window: WindowEffect
 
 
 class ParallelWindowDecode(DecodeKind[ParallelState]):
@@ -116,6 +121,24 @@ class ParallelWindow(CausalAttention[ParallelState]):
         near = self.window.reference(*_rotated(q, inputs), v, document_starts)
         near, far = weighed(near, far, inputs)
         return near + far
+
+    def effect(
+        self, k: Tensor, v: Tensor, document_starts: Tensor | None = None, inputs: Inputs = NOTHING
+    ) -> ParallelEffect:
+        return ParallelEffect(
+            self.recurrence.effect(k, v, document_starts, inputs),
+            self.window.effect(inputs["rotated_k"].to(k.dtype), v, document_starts),
+        )
+
+    def after_effect(self, state: ParallelState, effect: ParallelEffect) -> ParallelState:
+        return ParallelState(
+            self.recurrence.after_effect(state.recurrence, effect.recurrence),
+            self.window.after_effect(state.window, effect.window),
+        )
+
+    @property
+    def divides(self) -> bool:
+        return self.recurrence.divides
 
     @property
     def native_decode(self) -> DecodeKind[Any] | None:  # type: ignore[override]

@@ -7,7 +7,7 @@ K key dim, V value dim.
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from lmlong.attention.base import CausalAttention, causal_mask
 from lmlong.attention.block_sparse import attend
@@ -18,6 +18,7 @@ from lmlong.attention.softmax.decode import SoftmaxDecode
 from lmlong.attention.softmax.state import (
     KeyValues,
     KVCache,
+    SoftmaxEffect,
     append,
     concat,
     settle,
@@ -74,20 +75,17 @@ class SoftmaxAttention(CausalAttention[KVCache]):
         if k.shape[2] == 1 and document_starts is None:
             return self._decode(q, k, v, state)
         policy, cache = self.policy_for(q), concat(state.settled, state.recent)
+        effect = self.effect(k, v, document_starts)
+        after = self.after_effect(state, effect)
         if cache.k.shape[2] == 0 and document_starts is None:
-            return self._causal(q, k, v, policy), append(state, KeyValues(k, v, _ones(k)))
-
-        document = (~_ones(k) if document_starts is None else document_starts).cumsum(1)  # 0 is that of the state
-        new = KeyValues(k, v, document == document[:, -1:])
-        seen, visible = concat(cache, new), visible_keys(cache.current, document_starts, k.shape[2])
+            return self._causal(q, k, v, policy), after
+        seen, visible = concat(cache, effect.tokens), visible_keys(cache.current, document_starts, k.shape[2])
         if policy.block_sparse and k.shape[2] > 1:
             y = attend(q, seen.k, seen.v, visible)
         else:
             mask = visible.mask()[:, None]
             y = scaled_dot_product_attention(q, seen.k, seen.v, attn_mask=mask, enable_gqa=self.grouped)
-        continues = document[:, -1:] == 0
-        past = KVCache(*(part._replace(current=part.current & continues) for part in state))
-        return y, append(past, new)
+        return y, after
 
     def _causal(self, q: Tensor, k: Tensor, v: Tensor, policy: DevicePolicy) -> Tensor:
         """Return the outputs if all tokens belong to one document and none came before."""
@@ -120,6 +118,23 @@ class SoftmaxAttention(CausalAttention[KVCache]):
         k, v = self._ungrouped(k, v)
         return softmax_reference(q, k, v, causal_mask(q.shape[2], q.device, document_starts))
 
+    def effect(
+        self, k: Tensor, v: Tensor, document_starts: Tensor | None = None, inputs: Inputs = NOTHING
+    ) -> SoftmaxEffect:
+        current, begun = last_document(k, document_starts)
+        return SoftmaxEffect(KeyValues(k, v, current), begun)
+
+    def after_effect(self, state: KVCache, effect: SoftmaxEffect) -> KVCache:
+        continues = ~effect.begun[:, None]
+        past = KVCache(*(part._replace(current=part.current & continues) for part in state))
+        return append(past, effect.tokens)
+
+    def padded_effect(self, effect: SoftmaxEffect, tokens: int) -> SoftmaxEffect:
+        k, v, current = effect.tokens
+        more = tokens - k.shape[2]
+        padded = KeyValues(pad(k, (0, 0, 0, more)), pad(v, (0, 0, 0, more)), pad(current, (0, more)))
+        return effect._replace(tokens=padded)
+
     def state_numbers(self, tokens: int) -> int:
         return tokens * (self.kv_heads * (self.head_dim + self.value_dim) + 1)
 
@@ -140,6 +155,14 @@ class SoftmaxAttention(CausalAttention[KVCache]):
 def _ones(k: Tensor) -> Tensor:
     """Return a mask (B, T) that is true everywhere."""
     return torch.ones(len(k), k.shape[2], dtype=torch.bool, device=k.device)
+
+
+def last_document(k: Tensor, document_starts: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return which tokens (B, T) are of the last document, and whether it starts in them (B,)."""
+    if document_starts is None:
+        return _ones(k), k.new_zeros(len(k), dtype=torch.bool)
+    document = document_starts.cumsum(1)
+    return document == document[:, -1:], document_starts.any(1)
 
 
 def softmax_reference(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:

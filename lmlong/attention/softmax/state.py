@@ -33,6 +33,13 @@ class KVCache(NamedTuple):
     recent: KeyValues  # at most BLOCK
 
 
+class SoftmaxEffect(NamedTuple):
+    """What a part of a text adds to the state. Zeros after its last token are not current, so they add nothing."""
+
+    tokens: KeyValues  # `current` for tokens of the part's last document
+    begun: Tensor  # (B,) bool, whether a document starts in the part
+
+
 def with_room(state: KVCache) -> KVCache:
     """Return the state after a step. Recent tokens are settled when they fill a block, the only step that waits for a
     GPU: the new sizes depend on which tokens are unused."""

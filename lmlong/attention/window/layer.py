@@ -16,8 +16,9 @@ from lmlong import recipe
 from lmlong.attention.base import CausalAttention, causal_mask
 from lmlong.attention.block_sparse import attend
 from lmlong.attention.inputs import NOTHING, Inputs
-from lmlong.attention.key_blocks import visible_keys
-from lmlong.attention.softmax.layer import softmax_graph, softmax_reference
+from lmlong.attention.key_blocks import VisibleKeys, visible_keys
+from lmlong.attention.softmax.layer import last_document, softmax_graph, softmax_reference
+from lmlong.attention.tail import Tail, after_tail, tail_of
 from lmlong.native.decode.kind import DecodeKind, Packer
 from lmlong.native.decode.structures import ints, pointers, structure
 from lmlong.native.onnx.graph import Value
@@ -30,6 +31,15 @@ class WindowState(NamedTuple):
     k: Tensor  # (B, H, W - 1, K) the last keys
     v: Tensor  # (B, H, W - 1, V) and values
     current: Tensor  # (B, W - 1) bool, true for tokens of the row's current document
+
+
+class WindowEffect(NamedTuple):
+    """The last W - 1 tokens of a part, and whether a document starts in it."""
+
+    k: Tail  # (B, H, W - 1, K)
+    v: Tail  # (B, H, W - 1, V)
+    current: Tail  # (B, W - 1) bool, true for tokens of the part's last document
+    begun: Tensor  # (B,) bool
 
 
 class WindowDecode(DecodeKind[WindowState]):
@@ -77,23 +87,20 @@ class WindowAttention(CausalAttention[WindowState]):
         if not time or not len(v):
             return v, state
         keys, values = torch.cat([state.k.to(k.dtype), k], dim=2), torch.cat([state.v.to(v.dtype), v], dim=2)
-        document = _documents(state.current, document_starts, time)  # (B, W - 1 + T)
-        if self.policy_for(q).block_sparse and time > 1:
-            y = attend(q, keys, values, visible_keys(state.current, document_starts, time, self.window))
-        else:
-            y = self._attend(q, keys, values, document)
-        current = document[:, time:] == document[:, -1:]
+        visible = visible_keys(state.current, document_starts, time, self.window)
+        by_lists = self.policy_for(q).block_sparse and time > 1
+        y = attend(q, keys, values, visible) if by_lists else self._attend(q, keys, values, visible)
         # cloned: a view would keep all keys and values alive
-        return y, WindowState(keys[:, :, time:].clone(), values[:, :, time:].clone(), current)
+        return y, WindowState(keys[:, :, time:].clone(), values[:, :, time:].clone(), visible.of_last_query(time))
 
-    def _attend(self, q: Tensor, keys: Tensor, values: Tensor, document: Tensor) -> Tensor:
+    def _attend(self, q: Tensor, keys: Tensor, values: Tensor, visible: VisibleKeys) -> Tensor:
         """Return the outputs. Each block of up to W queries attends to its own keys and the W - 1 before it."""
         time, past = q.shape[2], self.window - 1
         block = min(self.window, time)
         missing = -time % block
         q_blocks = pad(q, (0, 0, 0, missing)).unflatten(2, (-1, block))  # (B, H, N, C, K)
         k_blocks, v_blocks = (pad(x, (0, 0, 0, missing)).unfold(2, past + block, block).mT for x in (keys, values))
-        mask = self._mask(pad(document, (0, missing)), block)
+        mask = self._mask(visible, block, missing)
         rows = (x.transpose(1, 2).flatten(0, 1) for x in (q_blocks, k_blocks, v_blocks))  # each (B N, H, ...)
         y = scaled_dot_product_attention(next(rows), next(rows), next(rows), mask[:, None])
         return y.unflatten(0, (len(q), -1)).transpose(1, 2).flatten(2, 3)[:, :, :time]
@@ -103,26 +110,30 @@ class WindowAttention(CausalAttention[WindowState]):
     ) -> Tensor:
         return softmax_reference(q, k, v, causal_mask(q.shape[2], q.device, document_starts).triu(1 - self.window))
 
+    def effect(
+        self, k: Tensor, v: Tensor, document_starts: Tensor | None = None, inputs: Inputs = NOTHING
+    ) -> WindowEffect:
+        past, (current, begun) = self.window - 1, last_document(k, document_starts)
+        return WindowEffect(tail_of(k, past, dim=2), tail_of(v, past, dim=2), tail_of(current, past), begun)
+
+    def after_effect(self, state: WindowState, effect: WindowEffect) -> WindowState:
+        current = state.current & ~effect.begun[:, None]
+        return WindowState(
+            after_tail(state.k, effect.k, dim=2),
+            after_tail(state.v, effect.v, dim=2),
+            after_tail(current, effect.current),
+        )
+
     def native_spec(self) -> NativeSpec:
         return NativeSpec("window", {"window": self.window})
 
     def onnx(self, reader: GraphReader, x: LayerInputs) -> Value:
         return softmax_graph(x, reader.open(self).options["window"])
 
-    def _mask(self, document: Tensor, block: int) -> Tensor:
-        """Return (B N, C, W - 1 + C), true if a query sees a key: within the window and in the same document."""
-        past = self.window - 1
-        position = torch.arange(past + block, device=document.device)
-        distance = position[past:, None] - position
-        in_window = (distance >= 0) & (distance <= past)
-        keys = document.unfold(1, past + block, block)  # (B, N, W - 1 + C)
-        same_document = keys[..., past:, None] == keys[..., None, :]
-        return (in_window & same_document).flatten(0, 1)
-
-
-def _documents(current: Tensor, document_starts: Tensor | None, time: int) -> Tensor:
-    """Return the document of each past and new token: 0 for the document of the state, -1 for older or no tokens."""
-    past = current.long() - 1
-    if document_starts is None:
-        return torch.cat([past, past.new_zeros(len(past), time)], dim=1)
-    return torch.cat([past, document_starts.cumsum(1)], dim=1)
+    def _mask(self, visible: VisibleKeys, block: int, missing: int) -> Tensor:
+        """Return (B N, C, W - 1 + C), true if a query sees a key. Padding sees only padding."""
+        past, keys = self.window - 1, visible.in_use.shape[1]
+        key = torch.arange(keys + missing, device=visible.first.device).unfold(0, past + block, block)[:, None]
+        first = pad(visible.first, (0, missing), value=keys).unflatten(1, (-1, block))[..., None]  # (B, N, C, 1)
+        in_use = pad(visible.in_use, (0, missing), value=True).unfold(1, past + block, block)[:, :, None]
+        return ((first <= key) & (key <= key[..., past:].mT) & in_use).flatten(0, 1)

@@ -23,11 +23,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lmlong import recipe
 from lmlong.attention import laws
+from lmlong.attention.feature_map_registry import FEATURE_MAPS
 from lmlong.attention.feature_maps import FeatureMap
 from lmlong.attention.linear.chunk import ChunkKernel
 from lmlong.attention.linear.layer import LinearAttention
 from lmlong.attention.linear.triton import TritonLinear
-from lmlong.attention.registry import FEATURE_MAPS
 from lmlong.attention.scan import Kernel
 from lmlong.model.language_model import LanguageModel
 

@@ -61,7 +61,7 @@ def linear_scan(features: FeatureMap, state: Tensor, x: ScanInputs) -> tuple[Ten
     return y.to(v.dtype), state[:, :, :size] if padding else state
 
 
-class Work:
+class TiledScan:
     """The sizes of a scan, its division into tiles and segments, and the launches of its kernels."""
 
     def __init__(self, v: Tensor, features: int, feature_map: str):
@@ -132,13 +132,13 @@ def scan(
     """Return the outputs and the state after them, and for the backward pass the denominators (B, T, H), the states
     between segments (B H, G + 1, F, V + 1) and the decay over each segment (B H, G)."""
     q, k, v, *gates = _kernel_layout(q, k, v, document_starts, log_decay)
-    work, keys = Work(v, state.shape[2], feature_map), StateInputs(k, v, None, None, *gates)
-    decays = state.new_empty(work.batch_heads, work.segments)
-    borders, after = work.border_states(keys, state.contiguous(), decays)
-    tile_states = work.tile_states(keys, borders, decays)
+    tiled, keys = TiledScan(v, state.shape[2], feature_map), StateInputs(k, v, None, None, *gates)
+    decays = state.new_empty(tiled.batch_heads, tiled.segments)
+    borders, after = tiled.border_states(keys, state.contiguous(), decays)
+    tile_states = tiled.tile_states(keys, borders, decays)
     y, denominators = _empty_tokens_like(v), state.new_empty(v.shape[0], v.shape[2], v.shape[1])
     strides = q.stride(2), k.stride(2), v.stride(2)
-    work.launch(forward.tile_outputs, work.tiles, q, k, v, *gates, *tile_states, y, denominators, *strides)
+    tiled.launch(forward.tile_outputs, tiled.tiles, q, k, v, *gates, *tile_states, y, denominators, *strides)
     return y, after, denominators, borders, decays
 
 
@@ -160,26 +160,26 @@ def scan_backward(
     """Return the gradients of q, k, v, log_decay (empty unless needed) and the state."""
     q, k, v, *gates = _kernel_layout(q, k, v, document_starts, log_decay)
     dy, dm = _token_layout(dy.to(y.dtype)), torch.empty_like(denominators)
-    work = Work(v, dafter.shape[2], feature_map)
-    work.launch(backward.denominator_grads, work.tiles, y, denominators, dy, dm, dy.stride(2))
+    tiled = TiledScan(v, dafter.shape[2], feature_map)
+    tiled.launch(backward.denominator_grads, tiled.tiles, y, denominators, dy, dm, dy.stride(2))
     keys, queries = StateInputs(k, v, None, None, *gates), StateInputs(q, dy, denominators, dm, *gates)
-    dborders, dbefore = work.border_states(queries, dafter.contiguous(), decays)
-    S, z = work.tile_states(keys, borders, decays)
-    dS, dz = work.tile_states(queries, dborders, decays)
+    dborders, dbefore = tiled.border_states(queries, dafter.contiguous(), decays)
+    S, z = tiled.tile_states(keys, borders, decays)
+    dS, dz = tiled.tile_states(queries, dborders, decays)
     dq, dk, dv = _empty_tokens_like(q), _empty_tokens_like(k), _empty_tokens_like(v)
-    pairs = dm.new_empty(*dm.shape, launch_of("backward_qk", work.features, work.values, v.dtype).blocks)
+    pairs = dm.new_empty(*dm.shape, launch_of("backward_qk", tiled.features, tiled.values, v.dtype).blocks)
     strides = q.stride(2), k.stride(2), v.stride(2), dy.stride(2)
-    work.launch(
+    tiled.launch(
         backward.backward_qk,
-        work.tiles,
+        tiled.tiles,
         *(q, k, v, *gates, S, z, dS, dz, denominators, dm, dy, dq, dk, pairs if needs_dlog_decay else None, *strides),
     )
     strides_v = q.stride(2), k.stride(2), dy.stride(2)
-    work.launch(backward.backward_v, work.tiles, q, k, *gates, dS, denominators, dy, dv, *strides_v)
+    tiled.launch(backward.backward_v, tiled.tiles, q, k, *gates, dS, denominators, dy, dv, *strides_v)
     dlog_decay = torch.empty_like(dm) if needs_dlog_decay else dm.new_empty(0)
     if needs_dlog_decay:
-        sizes = work.time, work.heads, work.tiles, work.segments, work.segment_tiles, borders[0, 0].numel()
-        wrap_triton(backward.decay_grads)[(work.batch_heads * work.segments,)](
+        sizes = tiled.time, tiled.heads, tiled.tiles, tiled.segments, tiled.segment_tiles, borders[0, 0].numel()
+        wrap_triton(backward.decay_grads)[(tiled.batch_heads * tiled.segments,)](
             *(pairs, borders, dborders, dlog_decay, *sizes), BLOCKS=pairs.shape[-1], BLOCK=STATE_BLOCK
         )
         dlog_decay = dlog_decay.mT

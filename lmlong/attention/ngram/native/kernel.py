@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from lmlong.attention.device_policy import DevicePolicy
 from lmlong.attention.native_kernel import no_native_code
 from lmlong.attention.ngram.hashing import BITS, GOLDEN, MULTIPLIER, NO_NGRAM
 from lmlong.attention.ngram.sort import SortKernel
@@ -58,10 +57,10 @@ class NativeNgram(SortKernel):
         return no_native_code(device, library)
 
     def read(
-        self, v: Tensor, hashes: Tensor, document_starts: Tensor | None, state: NgramState, policy: DevicePolicy
+        self, v: Tensor, hashes: Tensor, document_starts: Tensor | None, state: NgramState
     ) -> tuple[Tensor, Tensor, NgramState]:
         if v.device.type != "cpu" or state.S.dtype != torch.float32 or (functions := library()) is None:
-            return super().read(v, hashes, document_starts, state, policy)
+            return super().read(v, hashes, document_starts, state)
         sums, numbers, S, number, ngram = _Lookup.apply(functions, v.float(), hashes, document_starts, *state[:3])
         return sums, numbers, state._replace(S=S, number=number, ngram=ngram)
 

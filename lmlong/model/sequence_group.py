@@ -1,0 +1,188 @@
+"""A group of processes that read neighbouring parts of the same rows, each in its own memory.
+
+Only states pass from part to part. In each layer, a process computes what its part does to any state before it (the
+effect, `CausalAttention.effect`) and gathers the effects of all parts. It applies those of the parts before its own to
+the state before the rows, and reads its part from there. So the bytes that are sent depend on the size of the state,
+not on the length of the rows.
+
+Token ids are small: each process has all of them, so positions and last tokens need no exchange.
+
+P processes of a group, B batch, T time.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import pad
+
+from lmlong.attention.base import CausalAttention, state_tensors
+from lmlong.attention.inputs import Inputs
+from lmlong.attention.scan import without_autocast
+from lmlong.attention.tail import after_tail, tail_of
+from lmlong.model.state import map_state, rebuild_state
+
+State = TypeVar("State")
+
+
+def part_of(tokens: int, rank: int, size: int) -> slice:
+    """Return which of the tokens of a row one of `size` processes reads."""
+    return slice(tokens * rank // size, tokens * (rank + 1) // size)
+
+
+class SequenceGroup(ABC):
+    """The processes of a group. All call the same methods in the same order."""
+
+    rank: int
+    """Which part of the rows this process reads."""
+    size: int
+    bytes_sent = 0
+    """Bytes that this process has sent: what it adds to a collective, to each of the others."""
+
+    @abstractmethod
+    def gather(self, x: Tensor) -> Tensor:
+        """Return the tensors x of all processes, which have the same shape, stacked (P, ...)."""
+
+    @abstractmethod
+    def sum_of_own(self, x: Tensor) -> Tensor:
+        """Return the sum of x[rank], for the rank of this process, over the tensors x (P, ...) of all processes."""
+
+    @abstractmethod
+    def from_last(self, x: Tensor) -> Tensor:
+        """Return the tensor x of the last process."""
+
+    def state_after(self, state: State) -> State:
+        """Return the state after the rows, given that after the part of each process."""
+        tensors = list(state_tensors(state))
+        return rebuild_state(state, iter(_from_bytes(self.from_last(_as_bytes(tensors)), tensors)))
+
+    def gather_effects(self, effect: Any) -> list[Any]:
+        """Return the effects of all parts, which are sent together as bytes."""
+        tensors = list(state_tensors(effect))
+        every = self.gather(_as_bytes(tensors))
+        return [rebuild_state(effect, iter(_from_bytes(one, tensors))) for one in every]
+
+
+class SequencePart(NamedTuple):
+    """The part of some rows that a process reads."""
+
+    group: SequenceGroup
+    time: int  # tokens of each row
+
+    @property
+    def own(self) -> slice:
+        """The tokens of this part."""
+        return part_of(self.time, self.group.rank, self.group.size)
+
+    def attention_state(
+        self,
+        attention: CausalAttention[Any],
+        state: State,
+        k: Tensor,
+        v: Tensor,
+        document_starts: Tensor | None,
+        inputs: Inputs,
+    ) -> tuple[State, Tensor]:
+        """Return an attention's state before this part, given that before the rows, and the inputs of this part; and
+        the values v, to be used instead."""
+        longest = -(-self.time // self.group.size)
+        with without_autocast(k):
+            effect = attention.padded_effect(attention.effect(k, v, document_starts, inputs), longest)
+            return self._before(state, effect, attention.after_effect, v)
+
+    def tail(self, tail: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the last inputs (B, L, C) of a convolution before this part, given those before the rows, and the
+        inputs x (B, T, C) of this part; and x, to be used instead."""
+        return self._before(tail, tail_of(x, tail.shape[1]), after_tail, x)
+
+    def _before(
+        self, state: State, effect: Any, after: Callable[[State, Any], State], x: Tensor
+    ) -> tuple[State, Tensor]:
+        """Return the state before this part, given that before the rows and the effect of this part; and x."""
+        x, *before = _Before.apply(self.group, after, state, _without_data(effect), x, *state_tensors(effect))
+        return rebuild_state(state, iter(before)), x
+
+
+class _Before(torch.autograd.Function):
+    """The state before a part, with gradients for its effect alone: the state before the rows is passed on without.
+
+    x passes through, so that all processes run the backward pass, even one whose results do not depend on the state.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        group: SequenceGroup,
+        after: Callable[[Any, Any], Any],
+        state: Any,
+        effect: Any,
+        x: Tensor,
+        *tensors: Tensor,
+    ) -> tuple[Tensor, ...]:
+        effects = group.gather_effects(rebuild_state(effect, iter(tensors)))
+        before = _applied(after, state, effects[: group.rank])
+        ctx.group, ctx.after, ctx.state, ctx.effect = group, after, state, effect
+        ctx.save_for_backward(*chain(*map(state_tensors, effects)))
+        results = tuple(part.clone() for part in state_tensors(before))
+        ctx.mark_non_differentiable(*(part for part in results if not part.is_floating_point()))
+        return x.view_as(x), *results
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dx: Tensor, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        group, saved = ctx.group, iter(ctx.saved_tensors)
+        leaves = (x.detach().requires_grad_(x.is_floating_point()) for x in saved)
+        effects = [rebuild_state(ctx.effect, leaves) for _ in range(group.size)]
+        with torch.enable_grad(), without_autocast(dx):
+            before = _applied(ctx.after, ctx.state, effects[: group.rank])
+        ends = [(part, grad) for part, grad in zip(state_tensors(before), grads, strict=True) if part.requires_grad]
+        tensors = [list(state_tensors(effect)) for effect in effects]
+        inputs = [x for x in chain(*tensors[: group.rank]) if x.requires_grad]
+        found: Sequence[Tensor | None] = ()
+        if ends:
+            outputs, doutputs = zip(*ends, strict=True)
+            found = torch.autograd.grad(outputs, inputs, doutputs, allow_unused=True)
+        of_leaf = dict(zip(map(id, inputs), found, strict=True)) if found else {}
+
+        def of_part(x: Tensor) -> Tensor:
+            grad = of_leaf.get(id(x))
+            return torch.zeros_like(x) if grad is None else grad
+
+        deffect = [
+            group.sum_of_own(torch.stack([of_part(x) for x in parts])) if parts[0].is_floating_point() else None
+            for parts in zip(*tensors, strict=True)
+        ]
+        return None, None, None, None, dx, *deffect
+
+
+def _applied(after: Callable[[Any, Any], Any], state: Any, effects: Sequence[Any]) -> Any:
+    """Return the state after some parts."""
+    for effect in effects:
+        state = after(state, effect)
+    return state
+
+
+def _without_data(effect: Any) -> Any:
+    """Return the structure of an effect, with empty tensors."""
+    return map_state(lambda x: x.new_empty(0), effect)
+
+
+def _as_bytes(tensors: Sequence[Tensor]) -> Tensor:
+    """Return tensors as one tensor of bytes, those of large numbers first, so that each begins at a multiple of its
+    numbers' size, and so does the next after it."""
+    ordered = sorted(tensors, key=lambda x: -x.element_size())
+    data = torch.cat([x.detach().contiguous().view(-1).view(torch.uint8) for x in ordered])
+    return pad(data, (0, -len(data) % 8))
+
+
+def _from_bytes(data: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """Return the tensors in `data`, made by `_as_bytes`, with the shapes and dtypes of others."""
+    order = sorted(range(len(like)), key=lambda n: -like[n].element_size())
+    sizes = [like[n].nbytes for n in order]
+    parts = data[: sum(sizes)].split(sizes)
+    tensors = {n: part.view(like[n].dtype).view(like[n].shape) for n, part in zip(order, parts, strict=True)}
+    return [tensors[n] for n in range(len(like))]

@@ -1,0 +1,167 @@
+"""The effect of a part of a text on any state before it, with which parts are computed at once (law 12)."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from attention.cases import FORMS, HEAD_DIM, HEADS, VALUE_DIM, build, every_form, name
+from attention.test_scan_memory import KINDS, TOKENS, Memory, inputs, layer
+from grids import thinned
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lmlong import recipe
+from lmlong.attention import laws
+from lmlong.attention.base import CausalAttention, state_tensors
+from lmlong.attention.device_policy import CPU_POLICY, GPU_POLICY, DevicePolicy, use_policy
+from lmlong.attention.scan import SPAN
+from lmlong.attention.softmax.layer import SoftmaxAttention
+from lmlong.testing import random_text
+
+TIME = 200
+
+policies = pytest.mark.parametrize("policy", [CPU_POLICY, GPU_POLICY], ids=["cpu", "gpu"])
+partitions = pytest.mark.parametrize(
+    "cuts",
+    [[77], [1, 2, 3, 130, 199], range(25, TIME, 25), [*range(1, 50), *range(60, TIME, 10)]],
+    ids=lambda cuts: f"{len(cuts) + 1}-parts",
+)
+documents = pytest.mark.parametrize("documents", ["none", "one-row", "borders", "every-token"])
+
+
+def starts_of(documents: str, cuts: Sequence[int]) -> Tensor | bool:
+    """Return the starts of documents in the first of two rows."""
+    borders = [at for cut in cuts for at in (cut - 1, cut, cut + 1) if at < TIME]
+    positions: dict[str, Sequence[int]] = {"one-row": [90, 150], "borders": borders, "every-token": range(TIME)}
+    if documents == "none":
+        return False
+    starts = torch.zeros(2, TIME, dtype=torch.bool)
+    starts[0, [*positions[documents]]] = True
+    return starts
+
+
+def law(attention: CausalAttention, cuts: Sequence[int], starts: Tensor | bool, dtype: torch.dtype) -> float:
+    text, before = (
+        random_text(attention, time, dtype, seed=time, starts=each) for time, each in ((TIME, starts), (40, None))
+    )
+    return laws.parts_equal_forward(attention, before, text, cuts)
+
+
+@thinned(every_form, policies, partitions, documents)
+def test_parts_read_at_once(form: recipe.Attention, policy: DevicePolicy, cuts: Sequence[int], documents: str) -> None:
+    attention = build(form).double()
+    use_policy(attention, policy)
+    assert law(attention, cuts, starts_of(documents, cuts), torch.float64) < 1e-10
+
+
+@pytest.mark.parametrize("policy", [CPU_POLICY, GPU_POLICY._replace(span_bytes=10**4)], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("decay", ["learned", "channel"])
+def test_parts_of_several_spans(decay: Any, policy: DevicePolicy) -> None:
+    attention = build(recipe.Attention(kind="linear", decay=decay)).double()
+    use_policy(attention, policy)
+    starts = torch.zeros(2, 6 * SPAN, dtype=torch.bool)
+    starts[0, 2 * SPAN + 3] = True
+    text, before = (
+        random_text(attention, time, torch.float64, starts=each) for time, each in ((6 * SPAN, starts), (40, False))
+    )
+    assert laws.parts_equal_forward(attention, before, text, [3 * SPAN + 5]) < 1e-10
+
+
+@thinned(every_form, pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"]))
+@torch.no_grad()
+def test_parts_read_at_once_in_fewer_bits(form: recipe.Attention, dtype: torch.dtype) -> None:
+    """Of inputs in bfloat16, weights are rounded before their products as in the forward pass."""
+    allowed = {torch.bfloat16: 0.03, torch.float32: 2e-6}[dtype]
+    assert law(build(form), [1, 77, 78, 152], starts_of("one-row", []), dtype) < allowed
+
+
+def test_sums_of_bfloat16_are_in_float32() -> None:
+    """With features and values of 1, the sums of chunks are exact in bfloat16, and their sum is not."""
+    attention, time = build(recipe.Attention(kind="linear", decay="none")), 993
+    k, v = (torch.full((1, HEADS, time, size), value).bfloat16() for size, value in ((HEAD_DIM, 0), (VALUE_DIM, 1)))
+    assert bool((attention.effect(k, v).added == time).all())
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2])
+def test_parts_of_grouped_heads(kv_heads: int) -> None:
+    attention = SoftmaxAttention(4, 8, 5)
+    assert attention.group_heads(kv_heads)
+    for policy in (CPU_POLICY, GPU_POLICY):
+        use_policy(attention, policy)
+        assert law(attention, [1, 77, 150], starts_of("one-row", []), torch.float64) < 1e-10
+
+
+def effect_of(attention: CausalAttention, time: int) -> Any:
+    _, *arguments = laws.arguments(attention, random_text(attention, time, torch.float32))
+    return attention.effect(*arguments)
+
+
+@every_form
+def test_effects_of_any_length_have_one_shape(form: recipe.Attention) -> None:
+    attention = build(form)
+    short, longer = (attention.padded_effect(effect_of(attention, time), 30) for time in (1, 30))
+    assert [x.shape for x in state_tensors(short)] == [x.shape for x in state_tensors(longer)]
+
+
+class Operations(TorchDispatchMode):
+    """Counts what is computed."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if form.kind not in ("delta", "ngram")], ids=name)
+def test_operations_on_a_gpu_do_not_depend_on_the_length(form: recipe.Attention) -> None:
+    """Those of the delta rule and of n-grams grow with its logarithm, as in the forward pass."""
+    attention, counts = build(form), []
+    use_policy(attention, GPU_POLICY)
+    for time in (100, 1000):
+        with Operations() as operations:
+            loss = sum(x.sum() for x in state_tensors(effect_of(attention, time)) if x.requires_grad)
+            if isinstance(loss, Tensor):
+                loss.backward()
+        counts.append(operations.count)
+    assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("form", {(form.kind, form.parallel_window): form for form in FORMS}.values(), ids=name)
+def test_nothing_waits_for_a_value(form: recipe.Attention) -> None:
+    """Tensors without values raise where a value is read."""
+    attention = build(form)
+    for part in attention.parts:
+        part.use_kernel("torch")
+    use_policy(attention, GPU_POLICY)
+    _, k, v, starts, others = laws.arguments(attention, random_text(attention, 100, torch.float32))
+    with FakeTensorMode(allow_non_fake_inputs=True) as fakes:
+        k, v, starts = (fakes.from_tensor(x) for x in (k, v.requires_grad_(), starts))
+        others = {name: fakes.from_tensor(x) for name, x in others.items()}
+        state = attention.init_state(2, v.device, v.dtype)
+        for _ in range(2):
+            state = attention.after_effect(state, attention.effect(k, v, starts, others))
+        torch.autograd.grad([x.sum() for x in state_tensors(state) if x.requires_grad], v)
+
+
+@pytest.mark.parametrize("kind", ["linear", "channel", "delta", pytest.param("FAVOR+", marks=pytest.mark.slow)])
+def test_the_effect_of_64k_tokens_on_a_gpu(kind: str) -> None:
+    """Autograd keeps only the inputs. The delta rule also has outputs, which are not used, and their gradients."""
+    fakes = FakeTensorMode()
+    attention = layer(KINDS[kind], fakes)
+    use_policy(attention, GPU_POLICY)
+    with fakes:
+        x, _ = inputs(attention, TOKENS, 1, torch.bfloat16)
+        tensors = {name: each for name, each in x._asdict().items() if name in attention.inputs}
+        leaves = [each.requires_grad_() for each in (x.k, x.v, *tensors.values())]
+        with Memory() as forward:
+            effect = attention.effect(x.k, x.v, x.document_starts, tensors)
+        assert forward.now < 3 * sum(each.nbytes for each in effect)  # FAVOR+ has the effects of two spans
+        recorded = [each for each in effect if each.requires_grad]
+        with Memory() as backward:
+            grads = torch.autograd.grad(recorded, leaves, [torch.empty_like(each) for each in recorded])
+        assert len(grads) == len(leaves) and GPU_POLICY.span_bytes is not None
+        allowed = GPU_POLICY.span_bytes * (1.4 if kind == "delta" else 1)
+        assert max(forward.temporary, backward.temporary) < allowed
