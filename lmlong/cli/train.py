@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     "--memory",
     type=options.ByteSize(1),
     metavar="24GB",
-    help="With --dry-run: memory of a device, for which a batch size and a segment are proposed.",
+    help="With --dry-run: memory of a device, for which a batch size, parts of each row or a segment are proposed.",
 )
 def train(
     recipe: str,

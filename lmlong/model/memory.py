@@ -39,7 +39,7 @@ def least_bytes(recipe: Recipe, vocabulary: int) -> tuple[int, int]:
         state = sum(tensor.nbytes for tensor in state_tensors(built.init_state(1)))
     shared = recipe.processes if training.strategy == "deepspeed" else 1
     length = recipe.text.sequence_length
-    held = min(training.segment or length, length)
+    held = min(training.segment or length, -(-length // training.sequence_parallel))
     layers = model.layers - len(model.downsampled_layers)
     inputs = training.batch_size * (8 * length + 2 * held * model.width * layers)
     moments = 2 if training.optimizer == "adamw" else 1  # minimum for each weight

@@ -53,6 +53,13 @@ def check_launch(recipe: Recipe) -> None:
         raise UsageError(
             f"devices: srun started {per_node} processes on each machine, but {expected}. Make them agree."
         )
+    if by == "srun" and recipe.training.sequence_parallel > 1:
+        node, local, rank = (int(os.environ.get(f"SLURM_{name}", 0)) for name in ("NODEID", "LOCALID", "PROCID"))
+        if rank != node * recipe.devices + local:
+            raise UsageError(
+                f"training.sequence_parallel: srun made rank {rank} process {local} of machine {node}, so neighbouring "
+                "ranks, which read a row together, are on different machines. Give srun --distribution=block."
+            )
     if by == "srun":
         os.environ.setdefault("SLURM_NTASKS_PER_NODE", str(recipe.devices))  # Lightning requires it
 

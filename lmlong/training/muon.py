@@ -71,6 +71,8 @@ class Muon(torch.optim.Optimizer):
 
     def _muon_step(self, group: dict[str, Any]) -> None:
         weights = [weight for weight in group["params"] if weight.grad is not None]
+        if not weights:  # on all ranks, which share the gradient
+            return
         updates = self._updates(weights, group)
         steps, rate, decay = self._steps(group, weights, updates), group["lr"], group["weight_decay"]
         if group["fused"]:

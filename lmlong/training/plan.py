@@ -1,5 +1,5 @@
-"""Plans of runs: memory and time, by a model fitted to short steps, and a batch or segment that fits into less
-memory."""
+"""Plans of runs: memory and time, by a model fitted to short steps, and a batch, a number of parts of each row or a
+segment that fits into less memory."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -13,8 +13,11 @@ from lmlong.model.build import build, without_memory
 from lmlong.model.device import pick_device
 from lmlong.model.memory import check_memory
 from lmlong.recipe import Recipe
+from lmlong.recipe.file import recipe_class
 from lmlong.training.optimizer import count_steps
+from lmlong.training.prepare import resolve
 from lmlong.training.profile import BatchShape, StepProfile, profile_step
+from lmlong.training.step_bytes import FLOAT32, ROW_BYTES, StepBytes, gathered_bytes, state_bytes, step_bytes
 
 KEPT_CHECKPOINTS = 3
 """The newest, the best, and the one being written."""
@@ -61,12 +64,11 @@ class MemoryModel:
         self.lengths = Counter(lengths or [recipe.text.sequence_length])
         self.longest = max(self.lengths)
         self.squared = not segmented and recipe.model.quadratic
-        length = recipe.training.segment or self.longest
+        length = recipe.training.segment or _longest_part(self.longest, recipe.training.sequence_parallel)
         self.longer = min(length, max(LONGEST_PROFILED // rows, 128) if tokens is None else max(tokens // rows, 32))
         self.shorter = self.longer // 2
         self.first, self.second = self._profile(exact=False)
-        on_gpu = pick_device(recipe.device).type == "cuda"
-        first, second = (self.first, self.second) if on_gpu else self._profile(exact=True)
+        first, second = (self.first, self.second) if _is_on_gpu(recipe) else self._profile(exact=True)
         growths = (second.peak - first.peak, self.second.peak - self.first.peak)
         self.bytes_a_token = max(sum(growths) / 2, 0) / (rows * (self.longer - self.shorter))
 
@@ -79,48 +81,46 @@ class MemoryModel:
         )
         return first, second
 
-    def cost(self, rows: int, segment: int | None) -> StepCost:
-        """Return the cost of a step with `rows` rows and `segment` tokens of each held at once."""
-        recipe = self.recipe
-        length = self.longest
-        held = min(segment or length, length)
-        parts = -(-length // held)
+    def cost(self, rows: int, segment: int | None, parts: int | None = None) -> StepCost:
+        """Return the cost of a step with `rows` rows, `parts` processes that read each of them, and `segment` tokens
+        held at once."""
+        recipe, parts = self.recipe, parts or self.recipe.training.sequence_parallel
+        read = _longest_part(self.longest, parts)
+        held = min(segment or read, read)
         growth = self.bytes_a_token * (rows * held - self.rows * self.longer)
-        states = rows * self.second.state * max(parts - PROFILED_SEGMENTS, 0)
-        memory = self.second.peak + growth + states + 17 * rows * length + self._distributed_bytes()
-        passes = recipe.sequences_per_step // recipe.batches_at_once / rows
-        work = sum(count * self._row_seconds(rows, held, length) for length, count in self.lengths.items())
+        states = rows * self.second.state * max(-(-read // held) - PROFILED_SEGMENTS, 0)
+        memory = self.second.peak + growth + states + ROW_BYTES * rows * self.longest + self._distributed_bytes()
+        if parts > 1:
+            memory += rows * gathered_bytes(recipe, self.longest, parts)
+        passes = recipe.sequences_per_step / (recipe.processes // parts) / rows
+        work = sum(count * self._row_seconds(rows, held, length, parts) for length, count in self.lengths.items())
         return StepCost(round(memory), passes * work / self.lengths.total() + self.second.update)
 
-    def _row_seconds(self, rows: int, held: int, length: int) -> float:
-        """Return the seconds of a forward and backward pass over `rows` rows of a length, `held` tokens at once."""
-        held = min(held, length)
-        return -(-length // held) * self._seconds(rows, held)
+    def _row_seconds(self, rows: int, held: int, length: int, parts: int) -> float:
+        """Return the seconds of a forward and backward pass over a part of rows of a length, `held` tokens at once."""
+        read = _longest_part(length, parts)
+        held = min(held, read)
+        return -(-read // held) * self._seconds(rows, held, parts)
 
-    def _seconds(self, rows: int, held: int) -> float:
-        """Return the seconds of a forward and backward pass over `held` tokens of `rows` rows at once."""
+    def _seconds(self, rows: int, held: int, parts: int = 1) -> float:
+        """Return the seconds of a forward and backward pass over `held` tokens of `rows` rows at once, by the last of
+        the processes that read the rows."""
         measured = PROFILED_SEGMENTS if self.segmented else 1
         first, second = self.first.work / measured, self.second.work / measured
         if self.squared:  # a time + b time^2, for the measured number of rows
             a, b = _line_through(self.shorter, first / self.shorter, self.longer, second / self.longer)
-            return rows / self.rows * held * (a + max(b, 0) * held)
+            return rows / self.rows * held * (a + max(b, 0) * held * (2 * parts - 1))  # with the keys of all parts
         tokens = self.longer * self.rows
         _, each = _line_through(self.shorter * self.rows, first, tokens, second)
         each = min(max(each, MINIMUM_GROWTH * second / tokens), second / tokens)  # other programs slow down either step
         return second + each * (rows * held - tokens)
 
-    def _distributed_bytes(self) -> float:
+    def _distributed_bytes(self) -> int:
         """Return the bytes that distributed training adds to the memory of a single process; negative if it saves
         memory."""
-        recipe, count = self.recipe, self.second.parameters
-        ranks, training = recipe.processes, recipe.training
-        if training.strategy == "deepspeed":
-            # single: weights, gradients and moments; divided: updated weights, moments, and more by stage
-            whole = {1: 2, 2: 2, 3: 1}[training.deepspeed.stage]
-            divided = {1: 2, 2: 2, 3: 3}[training.deepspeed.stage]
-            single, moments = 2.0 * count, self.second.moments
-            return 4.0 * (whole * count + (divided * count + moments) / ranks - single - moments)
-        return 4.0 * count if ranks > 1 else 0.0  # the buckets of gradients
+        parameters, moments = self.second.parameters, self.second.moments
+        alone = FLOAT32 * (2 * parameters + moments)
+        return state_bytes(self.recipe, parameters, moments, _is_on_gpu(self.recipe)).total - alone
 
 
 class Plan(NamedTuple):
@@ -133,6 +133,7 @@ class Plan(NamedTuple):
     memory: int | None  # available bytes
     proposal: tuple[list[str], StepCost] | None  # overrides with which the run fits
     mean_length: float | None = None  # of a row, if documents make row lengths differ; None for text.sequence_length
+    tensors: StepBytes | None = None  # that each process holds, if they are known
 
     @property
     def steps(self) -> int:
@@ -155,12 +156,15 @@ class Plan(NamedTuple):
         disk = KEPT_CHECKPOINTS * 4 * (self.parameters + self.moments)  # float32
         about = "" if self.recipe.training.minutes is None else "about "
         roughly = "" if self.mean_length is None else "about "
+        parts, length = self.recipe.training.sequence_parallel, self.recipe.text.sequence_length
         each = " in each process" if self.recipe.processes > 1 else ""
+        each += f", which reads {_longest_part(length, parts):,} tokens of each row" if parts > 1 else ""
         lines = [
             f"parameters   {self.parameters:,}",
             f"steps        {about}{self.steps:,} of {roughly}{tokens:,} tokens: {self.steps * tokens:,} tokens in all",
             f"time         {self.cost.seconds:.2f} s a step: {hours} h {minutes:02d} min, validation not counted",
             f"memory       {self.cost.bytes / 1e9:.2f} GB at the peak of a step{each}",
+            *([] if self.tensors is None else [f"tensors      {self.tensors.text()}"]),
             f"disk         {disk / 1e9:.2f} GB for checkpoints",
         ]
         return "\n".join(lines + self._advice())
@@ -182,7 +186,10 @@ class Plan(NamedTuple):
 
 def make_plan(recipe: Recipe, memory: int | None = None) -> Plan:
     """Return the cost of a run, profiled by short steps, and a batch and segment that fit into `memory`."""
-    tokens, training = prepare(recipe.text), recipe.training
+    training = recipe.training
+    precision = resolve(training.precision, pick_device(recipe.device))
+    training = training.model_copy(update={"precision": precision})
+    recipe, tokens = recipe.model_copy(update={"training": training}), prepare(recipe.text)
     check_memory(recipe, tokens.tokenizer.vocabulary, pick_device(recipe.device))
     lengths = _row_lengths(recipe, tokens) if recipe.text.rows == "documents" else [recipe.text.sequence_length]
     profiled_tokens = _profiled_tokens(recipe, tokens.tokenizer.vocabulary)
@@ -192,7 +199,19 @@ def make_plan(recipe: Recipe, memory: int | None = None) -> Plan:
     if memory is not None:
         proposal = ([], cost) if cost.bytes <= memory else _fit(recipe, memory, model)
     mean = None if set(lengths) == {recipe.text.sequence_length} else sum(lengths) / len(lengths)
-    return Plan(recipe, model.second.parameters, model.second.moments, cost, memory, proposal, mean)
+    tensors = None
+    if recipe.processes > 1 and recipe.objective == "causal" and not (training.segment or training.teacher):
+        tensors = step_bytes(recipe, tokens.tokenizer.vocabulary, model.longest, _is_on_gpu(recipe))
+    return Plan(recipe, model.second.parameters, model.second.moments, cost, memory, proposal, mean, tensors)
+
+
+def _is_on_gpu(recipe: Recipe) -> bool:
+    return pick_device(recipe.device).type == "cuda"
+
+
+def _longest_part(length: int, parts: int) -> int:
+    """Return the most tokens of a row that one of the processes reads."""
+    return -(-length // parts)
 
 
 def _row_lengths(recipe: Recipe, tokens: TokenDataset) -> list[int]:
@@ -213,7 +232,8 @@ def _profiled_tokens(recipe: Recipe, vocabulary: int) -> int | None:
 
 
 def _fit(recipe: Recipe, memory: int, model: MemoryModel) -> tuple[list[str], StepCost] | None:
-    """Return the largest batch that fits, else the longest segment of one row; a step keeps its number of sequences."""
+    """Return the largest batch that fits, else the fewest parts of each row, else the longest segment of one row; a
+    step keeps its number of sequences."""
     training = recipe.training
     own = recipe.sequences_per_step // recipe.batches_at_once  # of each group of processes
     sizes = [rows for rows in range(min(training.batch_size, own) - 1, 0, -1) if own % rows == 0]
@@ -221,6 +241,11 @@ def _fit(recipe: Recipe, memory: int, model: MemoryModel) -> tuple[list[str], St
     for rows in sizes:
         if (cost := model.cost(rows, segment)).bytes <= memory:
             return [f"training.batch_size={rows}", f"training.accumulate={own // rows}"], cost
+    for parts in _more_parts(recipe):
+        if (cost := model.cost(1, None, parts)).bytes <= memory:
+            passes = own * parts // training.sequence_parallel
+            batch = ["training.batch_size=1", f"training.accumulate={passes}"]
+            return [f"training.sequence_parallel={parts}", *batch], cost
     if recipe.model.state_growth != "constant" or recipe.objective == "masked" or training.sequence_parallel > 1:
         return None  # segments need a constant state, causal layers and whole rows
     batch = ["training.batch_size=1", f"training.accumulate={own}"] if own > 1 else []
@@ -231,6 +256,23 @@ def _fit(recipe: Recipe, memory: int, model: MemoryModel) -> tuple[list[str], St
             return [*batch, f"training.segment={segment}"], cost
         segment //= 2
     return None
+
+
+def _more_parts(recipe: Recipe) -> list[int]:
+    """Return the larger numbers of processes that can read a row together."""
+    now, devices = recipe.training.sequence_parallel, recipe.devices
+    return [parts for parts in range(2 * now, devices + 1, now) if devices % parts == 0 and _is_valid(recipe, parts)]
+
+
+def _is_valid(recipe: Recipe, parts: int) -> bool:
+    """Return whether so many processes may read a row together."""
+    values = recipe.model_dump()
+    values["training"]["sequence_parallel"] = parts
+    try:
+        recipe_class().model_validate(values)
+    except ValueError:
+        return False
+    return True
 
 
 def _line_through(x: float, y: float, x2: float, y2: float) -> tuple[float, float]:

@@ -141,7 +141,7 @@ class Watch:
         )
 
     def _end(self, why: str) -> None:
-        """End this process, if it waits for a collective; otherwise it ends by itself."""
+        """End this process at once, unless its main thread is about to."""
         self.lost = why
         if self._is_waiting:
             return

@@ -83,6 +83,7 @@ def main(rank: int, ranks: int, file: str) -> None:
         by_one = Muon([group | {"params": alone}], (0.9, 0.99), dtype)
         by_ranks = Muon([group | {"params": replicas}], (0.9, 0.99), dtype, ranks=ranks)
         operations["alone"] = take_steps(by_one, alone, gradients)
+        by_ranks.step()  # without gradients, as after one that was not finite
         operations["replicas"] = take_steps(by_ranks, replicas, gradients)
         moments = [by_one.state[weight]["momentum"] for weight in alone]
         for weight, replica, moment in zip(alone, replicas, moments, strict=True):

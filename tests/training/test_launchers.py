@@ -116,6 +116,11 @@ LAUNCHES = [
     ),
     ({"SLURM_NTASKS": "2", "SLURM_JOB_NAME": "books"}, ["devices=3"], "srun started 2 processes"),
     ({"SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "2"}, ["nodes=2"], "srun started 2 processes on each machine"),
+    (
+        {"SLURM_NTASKS": "4", "SLURM_PROCID": "1", "SLURM_NODEID": "1", "SLURM_LOCALID": "0"},
+        ["nodes=2", "devices=2", "training.sequence_parallel=2"],
+        "srun made rank 1 process 0 of machine 1, so neighbouring ranks, .* Give srun --distribution=block",
+    ),
     ({}, ["nodes=2"], "2 machines do not start each other. On each of them run torchrun --nnodes 2 --nproc-per-node 1"),
     ({"SLURM_NTASKS": "1", "SLURM_JOB_NAME": "bash"}, ["nodes=2"], "do not start each other"),
 ]
@@ -129,6 +134,14 @@ def test_another_number_of_processes_is_refused(
         monkeypatch.setenv(name, value)
     with pytest.raises(UsageError, match=message):
         check_launch(recipe_of(*options))
+
+
+def test_ranks_that_read_a_row_together_are_neighbours_on_a_machine(
+    recipe_of: Recipes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"NTASKS": "4", "PROCID": "3", "NODEID": "1", "LOCALID": "1"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    check_launch(recipe_of("nodes=2", "devices=2", "training.sequence_parallel=2"))
 
 
 def test_in_a_shell_of_slurm_lmlong_starts_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,9 +8,11 @@ from lmlong.data.data_module import DATA_MODULES
 from lmlong.data.token_dataset import prepare
 from lmlong.model.base import count_parameters
 from lmlong.model.build import build, without_memory
+from lmlong.recipe import Recipe
 from lmlong.training import plan, profile
 from lmlong.training.prepare import prepare_run
 from lmlong.training.profile import BatchShape, StepProfile, profile_step
+from lmlong.training.step_bytes import StepBytes
 
 from .conftest import Recipes
 
@@ -93,3 +95,51 @@ def test_a_step_that_another_program_slowed_down_foretells_no_time_below_zero(sh
     model.first, model.second = (StepProfile(0, work, 0.0, 0, 0, 0) for work in (shorter, 1.0))
     times = [model._seconds(rows, held) for rows, held in ((1, 256), (2, 512), (2, 1024), (2, 4096), (8, 4096))]
     assert 0 < times[0] < times[1] < times[2] == 1.0 < times[3] < times[4] <= 16
+
+
+def planned(recipe: Recipe) -> plan.MemoryModel:
+    """A model of memory without a profile: 1 MB, and 1 kB for each token."""
+    model = plan.MemoryModel.__new__(plan.MemoryModel)
+    model.recipe, model.rows, model.shorter, model.longer = recipe, recipe.training.batch_size, 512, 1024
+    model.segmented, model.squared, model.bytes_a_token = False, recipe.model.quadratic, 1000.0
+    model.first, model.second = (StepProfile(10**6, work, 0.0, 0, 0, 0) for work in (1.0, 2.0))
+    model.lengths, model.longest = Counter([recipe.text.sequence_length]), recipe.text.sequence_length
+    return model
+
+
+def test_a_row_is_read_in_as_many_parts_as_fit(recipe_of: Recipes) -> None:
+    recipe = recipe_of("text.sequence_length=4096", "devices=4", "training.batch_size=2", "training.accumulate=3")
+    model = planned(recipe)
+    costs = {parts: model.cost(1, None, parts) for parts in (1, 2, 4)}
+    assert costs[1].bytes > costs[2].bytes + 1_900_000 > costs[4].bytes + 2_800_000
+    proposal = plan._fit(recipe, costs[2].bytes, model)
+    assert proposal is not None and proposal[1] == costs[2]
+    assert proposal[0] == ["training.sequence_parallel=2", "training.batch_size=1", "training.accumulate=12"]
+    found = recipe_of("text.sequence_length=4096", "devices=4", *proposal[0])
+    assert found.sequences_per_step == recipe.sequences_per_step == 24
+    assert costs[1].seconds == pytest.approx(costs[2].seconds) == pytest.approx(costs[4].seconds)  # of the same tokens
+
+
+def test_parts_that_a_recipe_refuses_are_not_proposed(recipe_of: Recipes) -> None:
+    assert plan._more_parts(recipe_of("devices=12", "training.sequence_parallel=2")) == [4, 6, 12]
+    assert plan._more_parts(recipe_of("devices=16", "text.sequence_length=8")) == [2, 4, 8]
+    for option in ("model.dropout=0.1", "training.compile=true", "training.segment=16"):
+        assert plan._more_parts(recipe_of("devices=4", option)) == []
+
+
+def test_the_last_part_of_a_row_of_softmax_attention_takes_longest(recipe_of: Recipes) -> None:
+    """Of the pairs of tokens in a row, the second half of its tokens has three quarters."""
+    model = planned(recipe_of("model.attention.kind=softmax", "training.batch_size=1", "devices=2"))
+    model.first, model.second = (StepProfile(0, work, 0.0, 0, 0, 0) for work in (1.0, 4.0))  # no linear part
+    whole, half = model._row_seconds(1, 4096, 4096, 1), model._row_seconds(1, 4096, 4096, 2)
+    assert half == pytest.approx(0.75 * whole)
+
+
+def test_a_plan_says_what_each_process_holds(recipe_of: Recipes) -> None:
+    recipe = recipe_of("devices=2", "training.sequence_parallel=2")
+    tensors = StepBytes(10**9, 2 * 10**9, 3 * 10**9, 4 * 10**9, 5 * 10**9)
+    text = plan.Plan(recipe, 1, 1, plan.StepCost(10**9, 1.0), None, None, None, tensors).text()
+    assert "1.00 GB at the peak of a step in each process, which reads 32 tokens of each row\n" in text
+    assert (
+        "\ntensors      1.00 GB weights, 2.00 GB gradients, 3.00 GB moments, 4.00 GB activations, 5.00 GB gath" in text
+    )
