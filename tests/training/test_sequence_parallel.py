@@ -18,7 +18,7 @@ from lmlong.model.metrics import LossTotals
 from lmlong.training.loader import Loader
 from lmlong.training.plan import make_plan
 from lmlong.training.prepare import prepare_new_run
-from lmlong.training.run import run, train
+from lmlong.training.run import train
 
 from .conftest import Recipes, equal, lmlong, logged_steps, losses, metrics, train_in_processes, weights
 from .test_launchers import succeed
@@ -270,17 +270,13 @@ def two_gates() -> Iterator[Path]:
     unload_plugin(file)
 
 
-def test_an_attention_without_an_effect_is_refused_before_a_run_is_replaced(
-    recipe_of: Recipes, tmp_path: Path, two_gates: Path
-) -> None:
-    train(recipe_of("training.steps=1"), tmp_path / "run")
+def test_an_attention_without_an_effect_is_refused_before_any_work(recipe_of: Recipes, two_gates: Path) -> None:
     options = (f"plugins=[{two_gates}]", "model.attention.kind=[linear, two_gates]", "devices=2")
     divided = recipe_of(*options, "training.sequence_parallel=2")
     with pytest.raises(
         UsageError, match=r"sequence_parallel: .*two_gates\.py: TwoGates has no `effect`.* Define effect"
     ):
-        run(divided, tmp_path / "run", overwrite=True)
-    assert losses(tmp_path / "run")
+        prepare_new_run(divided)
 
 
 @pytest.mark.slow
