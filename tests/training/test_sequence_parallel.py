@@ -16,7 +16,6 @@ from lmlong.attention.plugins import load_plugin, unload_plugin
 from lmlong.errors import RecipeError, UsageError
 from lmlong.model.metrics import LossTotals
 from lmlong.training.loader import Loader
-from lmlong.training.plan import make_plan
 from lmlong.training.prepare import prepare_new_run
 from lmlong.training.run import train
 
@@ -277,12 +276,6 @@ def test_an_attention_without_an_effect_is_refused_before_any_work(recipe_of: Re
         UsageError, match=r"sequence_parallel: .*two_gates\.py: TwoGates has no `effect`.* Define effect"
     ):
         prepare_new_run(divided)
-
-
-@pytest.mark.slow
-def test_a_dry_run_proposes_no_segments(recipe_of: Recipes) -> None:
-    recipe = recipe_of("devices=2", "training.sequence_parallel=2", "training.batch_size=1")
-    assert make_plan(recipe, memory=1).proposal is None
 
 
 @pytest.mark.parametrize(
