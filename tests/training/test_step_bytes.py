@@ -23,7 +23,12 @@ PARTS = ("devices=2", "training.sequence_parallel=2")
     "options",
     [
         ["training.strategy=deepspeed", "training.deepspeed.stage=2", "training.optimizer=adamw"],
-        ["training.strategy=deepspeed", "training.deepspeed.stage=2", "training.activation_checkpointing=true"],
+        [
+            "training.strategy=deepspeed",
+            "training.deepspeed.stage=2",
+            "training.optimizer=adamw",
+            "training.activation_checkpointing=true",
+        ],
         ["training.strategy=deepspeed", "training.deepspeed.stage=3", "training.optimizer=adamw"],
         ["training.optimizer=adamw", "model.attention.kind=[delta, window]"],
     ],
