@@ -101,11 +101,12 @@ class Recipe(Options):
 
     def disagreements(self) -> Iterator[PydanticCustomError]:
         yield from disagreements(self.objective, Sections(self.text, self.model, self.training))
-        if self.devices % self.training.sequence_parallel:
+        parts, within = self.training.sequence_parallel, min(self.training.sequence_parallel, self.devices)
+        if self.devices % within or parts % within or self.processes % parts:
             yield mistake(
                 "training.sequence_parallel",
-                f"{self.training.sequence_parallel} devices read a row together, but each machine has devices: "
-                f"{self.devices}. Use a divisor of it: a row stays on one machine.",
+                f"{parts} devices cannot read a row together with devices: {self.devices} on nodes: {self.nodes}. "
+                "Use a divisor of devices, or all devices of several machines.",
             )
         length = self.conversion and self.conversion.sequence_length
         if length and self.text.sequence_length % length:

@@ -62,7 +62,8 @@ class Training(Budget):
     """Sequences in one forward pass on one device, or on the devices of `sequence_parallel` together."""
     sequence_parallel: int = Field(default=1, gt=0, le=bounds.PROCESSES)
     """Devices that read each row together, a part of it each, for rows too long for the memory of one device. States
-    pass between the parts, so the results are those of one device. Must divide `devices`."""
+    pass between the parts in each layer, so the results are those of one device. Must divide `devices`, or be the
+    number of devices of several machines."""
     accumulate: int = Field(default=1, gt=0, le=bounds.ROWS)
     """Forward passes whose gradients are added up for one optimizer step."""
     optimizer: Literal["auto", "muon", "adamw"] = "auto"

@@ -296,7 +296,11 @@ def test_a_dry_run_proposes_no_segments(recipe_of: Recipes) -> None:
         (["training.compile=true"], "compile=true: the exchange between the parts of a row cannot be compiled"),
         (["model.dropout=0.1"], "sequence_parallel=2: not supported with model.dropout"),
         (["model.layers=3", "model.downsample.factor=2"], "sequence_parallel=2: not supported with model.downsample"),
-        (["training.sequence_parallel=3"], "3 devices read a row together, but each machine has devices: 2"),
+        (["training.sequence_parallel=3"], "3 devices cannot read a row together with devices: 2 on nodes: 1"),
+        (
+            ["nodes=3", "training.sequence_parallel=4"],
+            "4 devices cannot read a row together with devices: 2 on nodes: 3",
+        ),
         (
             ["devices=128", "training.sequence_parallel=128"],
             "rows of 64 tokens cannot be divided into 128 parts. Use fewer devices.",
