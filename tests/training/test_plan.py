@@ -122,6 +122,7 @@ def test_a_row_is_read_in_as_many_parts_as_fit(recipe_of: Recipes) -> None:
 
 def test_parts_that_a_recipe_refuses_are_not_proposed(recipe_of: Recipes) -> None:
     assert plan._more_parts(recipe_of("devices=12", "training.sequence_parallel=2")) == [4, 6, 12]
+    assert plan._more_parts(recipe_of("devices=4", "nodes=3")) == [2, 4, 12]
     assert plan._more_parts(recipe_of("devices=16", "text.sequence_length=8")) == [2, 4, 8]
     for option in ("model.dropout=0.1", "training.compile=true", "training.segment=16"):
         assert plan._more_parts(recipe_of("devices=4", option)) == []
