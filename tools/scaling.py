@@ -135,6 +135,11 @@ def tables() -> Iterator[tuple[str, list[str]]]:
     yield from memory_tables()
 
 
+def mark(name: str) -> str:
+    """Return what a table begins with in the page."""
+    return f"<!-- {name} -->\n```text\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="write the tables into the page")
@@ -142,9 +147,8 @@ def main() -> None:
     for name, lines in tables():
         print("\n".join(lines), flush=True)
         if options.write:
-            mark = f"<!-- {name} -->\n```text\n"
-            before, rest = PAGE.read_text(encoding="utf-8").split(mark)
-            PAGE.write_text("".join([before, mark, *(f"{line}\n" for line in lines), rest[rest.index("```") :]]))
+            before, rest = PAGE.read_text(encoding="utf-8").split(mark(name))
+            PAGE.write_text("".join([before, mark(name), *(f"{line}\n" for line in lines), rest[rest.index("```") :]]))
 
 
 if __name__ == "__main__":
