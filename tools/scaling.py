@@ -8,7 +8,6 @@ Takes about three minutes. Nothing is measured: see lmlong/training/step_bytes.p
 """
 
 import argparse
-import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -136,11 +135,6 @@ def tables() -> Iterator[tuple[str, list[str]]]:
     yield from memory_tables()
 
 
-def block(name: str) -> re.Pattern[str]:
-    """Return the pattern of a table in the page."""
-    return re.compile(rf"(<!-- {name} -->\n```text\n).*?(```)", re.DOTALL)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="write the tables into the page")
@@ -148,8 +142,9 @@ def main() -> None:
     for name, lines in tables():
         print("\n".join(lines), flush=True)
         if options.write:
-            page = PAGE.read_text(encoding="utf-8")
-            PAGE.write_text(block(name).sub(lambda m, lines=lines: m[1] + "\n".join(lines) + "\n" + m[2], page))
+            mark = f"<!-- {name} -->\n```text\n"
+            before, rest = PAGE.read_text(encoding="utf-8").split(mark)
+            PAGE.write_text("".join([before, mark, *(f"{line}\n" for line in lines), rest[rest.index("```") :]]))
 
 
 if __name__ == "__main__":

@@ -260,8 +260,8 @@ def _fit(recipe: Recipe, memory: int, model: MemoryModel) -> tuple[list[str], St
 
 def _more_parts(recipe: Recipe) -> list[int]:
     """Return the larger numbers of processes that can read a row together."""
-    now, devices = recipe.training.sequence_parallel, recipe.devices
-    return [parts for parts in range(2 * now, devices + 1, now) if devices % parts == 0 and _is_valid(recipe, parts)]
+    now = recipe.training.sequence_parallel
+    return [parts for parts in range(2 * now, recipe.processes + 1, now) if _is_valid(recipe, parts)]
 
 
 def _is_valid(recipe: Recipe, parts: int) -> bool:

@@ -32,6 +32,9 @@ ROW_BYTES = 17
 LARGEST_BUCKET = 500_000_000
 """Maximum number of gradients that DeepSpeed sums over the processes at a time."""
 
+MOST_GATHERED = 1_000_000_000
+"""Maximum number of whole weights that DeepSpeed keeps gathered at a time in stage 3."""
+
 MOST_TOKENS, MOST_LAYERS = 2**17, 3
 """The largest pass that is computed. Beyond it, bytes grow in proportion to the tokens and layers."""
 
@@ -55,7 +58,7 @@ class StepBytes(NamedTuple):
     def text(self) -> str:
         """Return the gigabytes by name."""
         names = dict.fromkeys(self._fields) | {"effects": "gathered effects"}
-        return ", ".join(f"{size / 1e9:.2f} GB {names[name] or name}" for name, size in self._asdict().items())
+        return ", ".join(f"{size / 1e9:.3g} GB {names[name] or name}" for name, size in self._asdict().items())
 
 
 class LastProcess(SequenceGroup):
@@ -106,7 +109,8 @@ def state_bytes(recipe: Recipe, parameters: int, moments: int, on_gpu: bool) -> 
         return StepBytes(FLOAT32 * parameters, FLOAT32 * copies * parameters, FLOAT32 * moments)
     part, stage = -(-parameters // ranks), training.deepspeed.stage
     bucket = min(parameters, LARGEST_BUCKET) * (2 if on_gpu and stage < 3 else 1)  # one is sent, the other filled
-    weights = 2 * part if stage == 3 else parameters + part
+    whole = min(parameters, MOST_GATHERED) if stage == 3 else parameters
+    weights = whole + part * (2 if stage == 3 else 1)
     return StepBytes(FLOAT32 * weights, FLOAT32 * (bucket + part), FLOAT32 * -(-moments // ranks))
 
 
