@@ -1,11 +1,13 @@
 """If a process of a run is lost, the others end and name it, whether it has ended or is stopped; a slow step ends
 nothing. The processes are real, since what is tested is how they die."""
 
+import atexit
 import os
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -54,7 +56,15 @@ def start(
     words = ["train", str(recipe), "--out", str(recipe.with_name("run")), "training.batch_size=2", *options]
     command = [sys.executable, *launch, str(program), *words]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "LMLONG_LOST_AFTER": "3", **more}
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True)
+    child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True)
+    atexit.register(end, child.pid)
+    return child
+
+
+def end(group: int) -> None:
+    """End processes that a test has left."""
+    with suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
 
 
 def asleep(recipe: Path, rank: int) -> int:
