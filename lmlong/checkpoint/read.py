@@ -4,8 +4,11 @@ Each file is verified before it is opened, unless `verify` is false because that
 validated too: a digest detects accidents, not attacks.
 """
 
-from collections.abc import Callable, Iterator
+import ctypes
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
+from mmap import PAGESIZE
 from pathlib import Path
 from typing import Any, TypeVar
 from zipfile import ZipFile
@@ -31,6 +34,9 @@ from lmlong.recipe.parsed import MissingPlugin
 REAL = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 NUMBERS = {"F64", "F32", "F16", "BF16"}
 """The dtypes that weights may have, by their names in torch and in safetensors."""
+
+MADV_DONTNEED = 4
+"""The advice of Linux to take mapped memory away, which mmap does not define on other systems."""
 
 T = TypeVar("T")
 
@@ -91,12 +97,16 @@ def read_weights(checkpoint: Path, verify: bool = True) -> dict[str, Tensor]:
         manifest.verify(checkpoint, [WEIGHTS])
     with _opening(checkpoint / WEIGHTS):
         weights = load_file(checkpoint / WEIGHTS)
-    for name, tensor in weights.items():
-        if tensor.dtype not in REAL or not tensor.float().isfinite().all():
-            raise CheckpointError(
-                f"{checkpoint / WEIGHTS}: {name} contains values that are not finite. Use another checkpoint."
-            )
-    return weights
+    return {name: _finite(checkpoint, name, tensor) for name, tensor in weights.items()}
+
+
+def _finite(checkpoint: Path, name: str, tensor: Tensor) -> Tensor:
+    """Return a weight; refuse it unless its numbers are finite."""
+    if tensor.dtype not in REAL or not tensor.float().isfinite().all():
+        raise CheckpointError(
+            f"{checkpoint / WEIGHTS}: {name} contains values that are not finite. Use another checkpoint."
+        )
+    return tensor
 
 
 @contextmanager
@@ -115,8 +125,9 @@ def _opening(weights: Path) -> Iterator[None]:
         raise CheckpointError(f"{weights}: removed while it was read. Use another checkpoint.") from error
 
 
-def read_training(checkpoint: Path, verify: bool = True) -> dict[str, Any]:
-    """Return the training state, verified; only tensors and plain values are built from it."""
+def read_training(checkpoint: Path, verify: bool = True, mapped: bool = False) -> dict[str, Any]:
+    """Return the training state, verified; only tensors and plain values are built from it. With `mapped`, the
+    optimizer's moments stay in the file, and take memory only from when they are read until `unload`."""
     if verify:
         manifest.verify(checkpoint, [TRAINING])
     path = checkpoint / TRAINING
@@ -124,27 +135,48 @@ def read_training(checkpoint: Path, verify: bool = True) -> dict[str, Any]:
         with ZipFile(path) as archive:  # torch writes it uncompressed; a small file must not expand to a large one
             if sum(entry.file_size for entry in archive.infolist()) > path.stat().st_size:
                 raise CheckpointError(f"{path}: compressed, but lmlong never compresses it. Use another checkpoint.")
-        return torch.load(path, map_location="cpu", weights_only=True)
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+        if mapped and isinstance(state, dict):  # the rest outlives the moments
+            state = {name: value if name == "optimizer" else deepcopy(value) for name, value in state.items()}
+        return state
     except CheckpointError:
         raise
     except Exception as error:  # torch raises many types here, with the same meaning
         raise CheckpointError(f"{path}: cannot be read safely. Use another checkpoint.") from error
 
 
+def unload(mapped: Tensor) -> None:
+    """Free the memory of a tensor that is mapped from a file; it is read again when it is used."""
+    begin, end = mapped.data_ptr(), mapped.data_ptr() + mapped.nbytes
+    begin, end = -(-begin // PAGESIZE) * PAGESIZE, end // PAGESIZE * PAGESIZE
+    if begin < end:
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), MADV_DONTNEED)
+
+
 def load_weights(model: nn.Module, checkpoint: Path, new_attention: bool = False, verify: bool = True) -> None:
-    """Load the weights of a checkpoint into a model of the same shape.
+    """Load the weights of a checkpoint into a model of the same shape, one at a time. Only compare the shapes if the
+    model is on the meta device.
 
     With `new_attention`, weights specific to one kind of attention may be missing, and keep the model's values, or be
     unexpected, and are ignored; queries, keys and values mean the same to every kind. A missing convolution starts as
     the identity, and missing head gains keep the model's values.
     """
-    weights, own = read_weights(checkpoint, verify), model.state_dict()
-    if new_attention:
-        weights = _identities(model) | weights
-        weights = {name: tensor for name, tensor in weights.items() if name in own or not _of_attention(name)}
-        weights |= {name: own[name] for name in own.keys() - weights.keys() if _may_be_missing(name)}
-    _compare(checkpoint, _shapes(weights), _shapes(own))
-    model.load_state_dict(weights)
+    if verify:
+        manifest.verify(checkpoint, [WEIGHTS])
+    own, identities = model.state_dict(keep_vars=True), _identities(model) if new_attention else {}
+    with _opening(checkpoint / WEIGHTS), safe_open(checkpoint / WEIGHTS, "pt") as file:
+        saved = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        if new_attention:
+            saved = {name: shape for name, shape in saved.items() if name in own or not _of_attention(name)}
+        kept = {name for name in own.keys() - saved.keys() if new_attention and _may_be_missing(name, identities)}
+        _compare(checkpoint, saved, {name: shape for name, shape in _shapes(own).items() if name not in kept})
+        if any(tensor.is_meta for tensor in own.values()):
+            return
+        with torch.no_grad():
+            for name in saved:
+                own[name].copy_(_finite(checkpoint, name, file.get_tensor(name)))
+            for name in kept & identities.keys():
+                own[name].copy_(identities[name].identity())
 
 
 def check_size(checkpoint: Path, recipe: Recipe, build: Callable[[Recipe], nn.Module]) -> None:
@@ -180,10 +212,11 @@ def _compare(checkpoint: Path, saved: dict[str, tuple[int, ...]], own: dict[str,
             )
 
 
-def _identities(model: nn.Module) -> dict[str, Tensor]:
-    """Return weights that make the short convolutions of a model identities."""
+def _identities(model: nn.Module) -> dict[str, ShortConvolution]:
+    """Return the short convolutions of a model, which begin as identities if a checkpoint has none, by the names of
+    their weights."""
     modules = [(name, module) for name, module in model.named_modules() if isinstance(module, ShortConvolution)]
-    return {f"{name}.weight": module.identity() for name, module in modules}
+    return {f"{name}.weight": module for name, module in modules}
 
 
 def _of_attention(name: str) -> bool:
@@ -192,6 +225,6 @@ def _of_attention(name: str) -> bool:
     return bool(inside) and part.partition(".")[0] not in SHARED_PARTS
 
 
-def _may_be_missing(name: str) -> bool:
-    """Return whether a weight may be missing and keep the new model's value."""
-    return _of_attention(name) or name.endswith(".mixer.head_norm.weight")
+def _may_be_missing(name: str, identities: Container[str]) -> bool:
+    """Return whether a weight may be missing and keep the new model's value, or become an identity."""
+    return name in identities or _of_attention(name) or name.endswith(".mixer.head_norm.weight")

@@ -4,10 +4,11 @@ renamed."""
 import errno
 import json
 import os
+import pickle
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, serialization
 
 from lmlong.checkpoint.location import LEFT_FOLDER, LEFT_LINK
 from lmlong.checkpoint.manifest import FORMAT, NAME, RECIPE, TOKENIZER, TRAINING, WEIGHTS, read
@@ -27,14 +28,22 @@ from lmlong.io.folder_manifest import seal
 from lmlong.io.links import is_link
 from lmlong.io.system_errors import explain_errors
 
-NAMES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
-"""The names of dtypes in safetensors."""
+NAMES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+"""The names of dtypes in safetensors, in the order in which it writes them."""
+
+
+class Deferred(NamedTuple):
+    """A tensor that is computed when it is written, so that only one of many takes memory at a time."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    compute: Callable[[], Tensor]
 
 
 class Contents(NamedTuple):
     """The contents of a checkpoint."""
 
-    weights: dict[str, Tensor]
+    weights: Mapping[str, Tensor | Deferred]
     training: dict[str, Any]  # tensors and plain values only: it is read back with weights_only
     recipe: str
     tokenizer: bytes
@@ -42,6 +51,17 @@ class Contents(NamedTuple):
     validation: float | None = None  # validation metric of the weights, lower is better
     trained_tokens: int | None = None  # including those of earlier runs that it began from
     kernels: Mapping[str, Any] | None = None  # the plain values of a KernelChoice
+
+    def tensors(self) -> Iterator[Tensor | Deferred]:
+        """Iterate over all tensors in the order in which they are written."""
+        yield from _in_file_order(self.weights).values()
+        yield from _tensors(self.training)
+
+    def gather(self) -> None:
+        """Compute what is deferred without writing it, where that takes all ranks and another one writes."""
+        for tensor in self.tensors():
+            if isinstance(tensor, Deferred):
+                tensor.compute()
 
 
 def write(folder: Path, contents: Contents) -> None:
@@ -95,27 +115,83 @@ def write_imported(folder: Path, shapes: Shapes, weights: Iterable[Tensor], reci
         raise LmlongError(
             f"{folder.parent}: needs {need:,} bytes, {need - free:,} more than are free. Free some space."
         )
-    save_in_turn(shapes, weights, folder / WEIGHTS)
+    forms = {name: (torch.Size(shape), shapes.dtype) for name, shape in shapes.of.items()}
+    save_in_turn(forms, weights, folder / WEIGHTS)
     (folder / RECIPE).write_bytes(recipe.encode())
     (folder / TOKENIZER).write_bytes(tokenizer)
     seal(folder, FORMAT, {"step": 0, "validation": None, "trained_tokens": 0})
 
 
-def save_in_turn(shapes: Shapes, weights: Iterable[Tensor], path: Path) -> None:
-    """Write a safetensors file from weights that arrive one at a time, in the order of `shapes`."""
+Forms = Mapping[str, tuple[torch.Size, torch.dtype]]
+"""The shape and dtype of each tensor of a file."""
+
+
+def save_in_turn(forms: Forms, tensors: Iterable[Tensor], path: Path, separators: Any = None) -> None:
+    """Write a safetensors file from tensors that arrive one at a time, in the order of `forms`. `separators` are those
+    of the JSON header."""
     header: dict[str, Any] = {}
     begin = 0
-    for name, shape in shapes.of.items():
-        end = begin + torch.Size(shape).numel() * shapes.dtype.itemsize
-        header[name] = {"dtype": NAMES[shapes.dtype], "shape": list(shape), "data_offsets": [begin, end]}
+    for name, (shape, dtype) in forms.items():
+        end = begin + shape.numel() * dtype.itemsize
+        header[name] = {"dtype": NAMES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
         begin = end
-    text = json.dumps(header).encode()
+    text = json.dumps(header, separators=separators, ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        for shape, weight in zip(shapes.of.values(), weights, strict=True):
-            assert tuple(weight.shape) == shape and weight.dtype == shapes.dtype
-            file.write(weight.contiguous().view(torch.uint8).numpy().data)
+        expected = iter(forms.values())
+        for tensor in tensors:
+            assert (tensor.shape, tensor.dtype) == next(expected)
+            file.write(tensor.detach().cpu().flatten().view(torch.uint8).numpy().data)
+            del tensor  # before the next one is computed
+
+
+def save_weights(weights: Mapping[str, Tensor | Deferred], path: Path) -> None:
+    """Write the file that safetensors writes, but compute deferred tensors one at a time."""
+    ordered = _in_file_order(weights)
+    forms = {name: (tensor.shape, tensor.dtype) for name, tensor in ordered.items()}
+    save_in_turn(forms, map(_computed, ordered.values()), path, separators=(",", ":"))
+
+
+def _in_file_order(weights: Mapping[str, Tensor | Deferred]) -> dict[str, Tensor | Deferred]:
+    """Return weights in the order in which safetensors writes them: by dtype, then by name."""
+    dtypes = list(NAMES)
+    return dict(sorted(weights.items(), key=lambda item: (dtypes.index(item[1].dtype), item[0])))
+
+
+def _computed(tensor: Tensor | Deferred) -> Tensor:
+    return tensor.compute() if isinstance(tensor, Deferred) else tensor
+
+
+def save_state(state: Any, path: Path) -> None:
+    """Write the file that torch.save writes, but compute deferred tensors one at a time."""
+    deferred: dict[int, Deferred] = {}
+
+    def stand_in(value: Any) -> Any:
+        """Replace deferred tensors by empty ones, which take no memory until something is written into them."""
+        if isinstance(value, Deferred):
+            tensor = torch.empty(value.shape, dtype=value.dtype)
+            deferred[tensor.untyped_storage()._cdata] = value
+            return tensor
+        if type(value) is dict:
+            return {key: stand_in(part) for key, part in value.items()}
+        return [stand_in(part) for part in value] if type(value) is list else value
+
+    class Archive(NamedTuple):
+        archive: Any
+
+        def write_record(self, name: str, data: Any, size: int) -> None:
+            if isinstance(data, torch.UntypedStorage) and data._cdata in deferred:
+                data = deferred[data._cdata].compute().contiguous().untyped_storage()
+            self.archive.write_record(name, data, size)
+
+    outline = stand_in(state)
+    with path.open("wb") as file:  # given a path, torch would not report why it cannot be written
+        if not deferred:
+            torch.save(state, file)
+            return
+        with serialization._open_zipfile_writer(file) as archive:
+            serialization._save(outline, Archive(archive), pickle, serialization.DEFAULT_PROTOCOL, False)
 
 
 def _move_aside(folder: Path, step: int) -> None:
@@ -135,9 +211,8 @@ def _move_aside(folder: Path, step: int) -> None:
 
 def _fill(staged: Path, contents: Contents) -> None:
     """Write all files of a checkpoint, the manifest last."""
-    save_tensors({name: tensor.contiguous() for name, tensor in contents.weights.items()}, staged / WEIGHTS)
-    with (staged / TRAINING).open("wb") as file:  # given a path, torch would not report why it cannot be written
-        torch.save(contents.training, file)
+    save_weights(contents.weights, staged / WEIGHTS)
+    save_state(contents.training, staged / TRAINING)
     (staged / RECIPE).write_bytes(contents.recipe.encode())
     (staged / TOKENIZER).write_bytes(contents.tokenizer)
     about = {name: getattr(contents, name) for name in ("step", "validation", "trained_tokens", "kernels")}
@@ -168,14 +243,13 @@ def _check_space(staged: Path, contents: Contents, cause: Exception | None = Non
 
 def size(contents: Contents) -> int:
     """Return the size of a checkpoint in bytes, with an allowance for names and lists."""
-    tensors = [*contents.weights.values(), *_tensors(contents.training)]
-    data = sum(tensor.numel() * tensor.element_size() + 512 for tensor in tensors)
+    data = sum(tensor.shape.numel() * tensor.dtype.itemsize + 512 for tensor in contents.tensors())
     return data + len(contents.recipe) + len(contents.tokenizer) + (1 << 16)
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def _tensors(value: Any) -> Iterator[Tensor | Deferred]:
     """Iterate over the tensors in nested plain values."""
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor | Deferred):
         yield value
     elif isinstance(value, dict):
         yield from (tensor for part in value.values() for tensor in _tensors(part))

@@ -13,7 +13,6 @@ from lightning.pytorch import Callback, Trainer
 
 from lmlong.attention.favor import Favor
 from lmlong.checkpoint.write import Contents
-from lmlong.model.base import TextModel
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.metrics import METRICS, LossTotals, batch_tensors, loss_totals
 from lmlong.recipe import file as recipe_file
@@ -112,6 +111,8 @@ class TrainingCallback(Callback):
         )
         if strategy.is_global_zero:
             self.checkpoints.save(contents)
+        else:
+            contents.gather()
         strategy.barrier()
 
     def _fetch(self, module: TrainingModule) -> None:
@@ -242,8 +243,7 @@ class ResampleFeatures(Callback):
     passed states, so each training sequence begins from an empty state.
     """
 
-    def __init__(self, model: TextModel, seed: int, every: int):
-        self.maps = [module for module in model.modules() if isinstance(module, Favor)]
+    def __init__(self, seed: int, every: int):
         self.seed, self.every = seed, every
         self.number = 0  # the current draw; the model was built with draw 0
 
@@ -252,5 +252,6 @@ class ResampleFeatures(Callback):
         if number == self.number:
             return
         self.number = number
-        for layer, features in enumerate(self.maps):
+        maps = [module for module in pl_module.model.modules() if isinstance(module, Favor)]
+        for layer, features in enumerate(maps):
             features.resample(hash((self.seed, number, layer)) % 2**63)

@@ -5,14 +5,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from lmlong import recipe
 from lmlong.errors import UsageError
 from lmlong.io.checked import shown
 from lmlong.io.files import parse_json
+from lmlong.model.base import count_parameters
 
 SHOWN = 200
 """Maximum characters shown of DeepSpeed's own message."""
+
+LARGEST_BUCKET = 500_000_000
+"""Maximum number of gradients summed over the ranks at a time, DeepSpeed's default."""
+
+SPAN = 10_000_000
+"""Numbers that a rank holds at a time beyond its own part in stage 3, or more if the model has larger matrices."""
 
 FROM_THE_RECIPE = {
     "train_batch_size": "training.batch_size",
@@ -58,6 +66,20 @@ def settings(options: recipe.Training, device: torch.device) -> dict[str, Any]:
     further["zero_optimization"] = {**zero, **further.get("zero_optimization", {})}
     _check({**own, "zero_optimization": zero}, further, deepspeed.config)
     return {**own, **further}
+
+
+def set_sizes(zero: dict[str, Any], model: nn.Module) -> None:
+    """Add sizes of buffers to the ZeRO settings, by the size of a model. DeepSpeed's defaults are half a billion or a
+    billion numbers, whatever the size."""
+    room = count_parameters(model)
+    defaults = {"reduce_bucket_size": min(LARGEST_BUCKET, room)}
+    if zero["stage"] == 3:
+        # the gradients summed, the whole weights in use, and the weights updated at a time; two matrices can take turns
+        matrices = [module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear)]
+        span = min(max(SPAN, 2 * max(matrices, default=0)), room)
+        keys = "reduce_bucket_size", "stage3_max_live_parameters", "stage3_max_reuse_distance", "sub_group_size"
+        defaults = dict.fromkeys(keys, span)
+    zero.update(defaults | zero)
 
 
 def _check(own: dict[str, Any], further: dict[str, Any], file: str) -> None:

@@ -5,12 +5,14 @@ numbers. Any number of ranks, any stage, and training without DeepSpeed can resu
 pickle format is ever read.
 """
 
+import ctypes
 import importlib
 import logging
 import os
 import warnings
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -22,8 +24,10 @@ from torch import Tensor
 from lmlong import recipe
 from lmlong.attention.base import CausalAttention
 from lmlong.attention.encoder.base import EncoderAttention
+from lmlong.checkpoint.read import unload
+from lmlong.checkpoint.write import Deferred
 from lmlong.model.base import TextModel
-from lmlong.training.deepspeed_config import settings
+from lmlong.training.deepspeed_config import set_sizes, settings
 from lmlong.training.module import TrainingModule
 from lmlong.training.muon import Muon
 from lmlong.training.optimizer import moments_of, parameter_groups
@@ -32,8 +36,8 @@ from lmlong.training.orthogonal import DividedMatrix
 LEFT_BEHIND = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK")
 """Environment variables by which the processes of one run find each other."""
 
-LARGEST_BUCKET = 500_000_000
-"""Maximum number of gradients summed over the ranks at a time, DeepSpeed's default."""
+M_MMAP_THRESHOLD, LARGE = -3, 1 << 20
+"""The option of the C library's allocator for the bytes from which memory is mapped separately, and its value."""
 
 
 class DeepSpeedTraining(DeepSpeedStrategy):
@@ -67,6 +71,16 @@ class DeepSpeedTraining(DeepSpeedStrategy):
         else:
             super().setup_environment()
 
+    @contextmanager
+    def model_sharded_context(self) -> Iterator[None]:
+        """Divide weights among the ranks as soon as they are made, in stage 3."""
+        from lmlong.training.divided_weights import DividedWeights
+
+        self._init_config_if_needed()
+        assert isinstance(self.config, dict)
+        with DividedWeights(self.config) if self.zero_stage_3 else nullcontext():
+            yield
+
     def setup(self, trainer: Any) -> None:
         model = self.text_model
         groups = parameter_groups(model, self.options)
@@ -74,14 +88,15 @@ class DeepSpeedTraining(DeepSpeedStrategy):
         self.moments = [(weight, moments_of(group)) for group in groups for weight in group["params"]]
         muon = [group for group in groups if "stacks" in group]
         self.stacks = {id(w): heights for g in muon for w, heights in zip(g["params"], g["stacks"], strict=True)}
-        # DeepSpeed's default allocates half a billion gradients, whatever the size of the model
-        room = min(LARGEST_BUCKET, sum(weight.numel() for weight, _ in self.moments))
-        assert self.config is not None
-        self.config["zero_optimization"].setdefault("reduce_bucket_size", room)
+        assert isinstance(self.config, dict)
+        set_sizes(self.config["zero_optimization"], trainer.lightning_module.prepared.model)
         if self.zero_stage_3:
             model.partitioned = True
             _register_external_parameters(model)
+            trainer.lightning_module.to(self.root_device)  # buffers; DeepSpeed leaves divided models where they are
         super().setup(trainer)
+        if self.zero_stage_3:
+            self._hold_weights_once()
         if isinstance(optimizer := self.zero_optimizer.optimizer, Muon):
             optimizer.partition = self
 
@@ -101,17 +116,17 @@ class DeepSpeedTraining(DeepSpeedStrategy):
     def lightning_module_state_dict(self) -> dict[str, Any]:
         weights = self.text_model.state_dict()
         if self.zero_stage_3:
-            weights |= {name: self._whole(weight) for name, weight in self.text_model.named_parameters()}
-        return {name: tensor.detach().cpu() for name, tensor in weights.items()}
+            weights |= {name: self._deferred(weight) for name, weight in self.text_model.named_parameters()}
+        return weights
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
-        """Return the state of the optimizer as without DeepSpeed, with moments gathered from all ranks; all ranks call
-        this."""
+        """Return the state of the optimizer as without DeepSpeed, with moments that are gathered from all ranks when
+        they are written."""
         steps = [state["step"] for state in optimizer.optimizer.state.values() if "step" in state]
         self._link()
-        state: dict[int, dict[str, Tensor]] = {}
+        state: dict[int, dict[str, Tensor | Deferred]] = {}
         for number, (weight, names) in enumerate(self.moments if steps else []):  # none before a step was taken
-            state[number] = {n: steps[0].clone() if n == "step" else self._whole(weight, n) for n in names}
+            state[number] = {n: steps[0].clone() if n == "step" else self._deferred(weight, n) for n in names}
         return {"state": state}
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
@@ -122,10 +137,11 @@ class DeepSpeedTraining(DeepSpeedStrategy):
         numbers = {id(weight): number for number, (weight, _) in enumerate(self.moments)}
         for flat, weights in self._parts():
             moments = [saved["state"][numbers[id(weight)]] for weight in weights]
-            self.zero_optimizer.optimizer.state[flat] = {
-                name: first.clone() if name == "step" else self.part_of(flat, [each[name] for each in moments])
-                for name, first in moments[0].items()
-            }
+            own = self.zero_optimizer.optimizer.state[flat] = {}
+            for name, first in moments[0].items():
+                own[name] = first.clone() if name == "step" else self.part_of(flat, [each[name] for each in moments])
+                for each in moments:
+                    unload(each[name])
 
     @property
     def text_model(self) -> TextModel:
@@ -150,15 +166,23 @@ class DeepSpeedTraining(DeepSpeedStrategy):
 
     def part_of(self, part: Tensor, weights: list[Tensor]) -> Tensor:
         """Return this rank's part of whole weights, or of their moments."""
-        every = torch.zeros(self.world_size, len(part), dtype=part.dtype, device=weights[0].device)
+        own, rank = torch.zeros_like(part), self.global_rank
         for (_, begin, size), weight in zip(self._spans(part), weights, strict=True):
+            numbers, place = weight.flatten(), begin
             if self.zero_stage_3:
-                padded = weight.new_zeros(self.world_size * size)
-                padded[: weight.numel()] = weight.flatten()
-                every[:, begin : begin + size] = padded.view(self.world_size, size)
+                numbers = numbers[rank * size : (rank + 1) * size]
             else:
-                every.view(-1)[begin : begin + size] = weight.flatten()
-        return every[self.global_rank].to(part.device)
+                first = rank * len(part) - begin  # where this rank's numbers begin, counted from the weight's first
+                numbers, place = numbers[max(first, 0) : max(first + len(part), 0)], max(-first, 0)
+            own[place : place + len(numbers)] = numbers
+        return own
+
+    def _hold_weights_once(self) -> None:
+        """Let the optimizer update the weights themselves: DeepSpeed copies them, though they are float32 already."""
+        zero = self.zero_optimizer
+        for weights, copied in zip(zero.fp16_partitioned_groups_flat, zero.fp32_partitioned_groups_flat, strict=True):
+            if weights is not None and weights.device == copied.device and weights.dtype == copied.dtype:
+                copied.data = weights
 
     def _spans(self, part: Tensor) -> list[tuple[Any, int, int]]:
         """Return the weights of a flat tensor, with the offset and size of each. They refer to the concatenated tensors
@@ -182,12 +206,22 @@ class DeepSpeedTraining(DeepSpeedStrategy):
             for flat, weights in self._parts():
                 lazy_init_hp_params_optimizer_state(weights, flat, self.zero_optimizer.optimizer.state)
 
-    def _whole(self, weight: Tensor, moment: str | None = None) -> Tensor:
+    def _deferred(self, weight: Any, moment: str | None = None) -> Deferred:
+        """Return a whole weight, or the optimizer's moment of it, that is gathered when it is written."""
+        shape = weight.ds_shape if self.zero_stage_3 else weight.shape
+        return Deferred(shape, torch.float32, partial(self._whole, weight, moment))
+
+    def _whole(self, weight: Any, moment: str | None) -> Tensor:
         """Gather a weight, or the optimizer's moment of it, on the first rank, which saves it; all ranks call this."""
         from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
-        whole = safe_get_full_optimizer_state(weight, moment) if moment else safe_get_full_fp32_param(weight)
-        return whole.detach().cpu() if self.is_global_zero else torch.empty(0)
+        from lmlong.training.divided_weights import whole
+
+        if not weight.requires_grad:
+            with whole([weight]):
+                return weight.detach().clone() if self.is_global_zero else torch.empty(0)
+        gathered = safe_get_full_optimizer_state(weight, moment) if moment else safe_get_full_fp32_param(weight)
+        return gathered.detach().cpu() if self.is_global_zero else torch.empty(0)
 
 
 class DeepSpeedAutocast(DeepSpeedPrecision):
@@ -223,6 +257,8 @@ class DeepSpeedAutocast(DeepSpeedPrecision):
 def _prepare_for_cpu() -> None:
     """Prepare DeepSpeed for a CPU, without the shared-memory kernels that it would compile at each start."""
     os.environ["DS_ACCELERATOR"] = "cpu"
+    # weights that are gathered and freed return to the system: between a rank's parts they would leave gaps
+    ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE)
     importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None  # type: ignore[attr-defined]
 
 

@@ -29,7 +29,7 @@ from lmlong.training.distributed import print_once
 from lmlong.training.figures import BatchFigures, FetchedFigures, StepFigures
 from lmlong.training.loader import Loader, TrainingBatch
 from lmlong.training.optimizer import learning_rate_factor, make_optimizer, masks_updates
-from lmlong.training.prepare import PreparedRun
+from lmlong.training.prepare import PreparedRun, divides_weights, trial_model
 from lmlong.training.progress import TrainingClock
 from lmlong.training.sequence_processes import SequenceProcesses
 
@@ -51,7 +51,7 @@ class TrainingModule(LightningModule):
     def __init__(self, prepared: PreparedRun, policy: DevicePolicy | None = None):
         super().__init__()
         self.prepared, self.recipe = prepared, prepared.recipe
-        self.policy = policy or policy_of(prepared.device)
+        self.given_policy, self.policy = policy, policy or policy_of(prepared.device)
         training = prepared.recipe.training
         self.skips_allowed = training.skips if training.on_nonfinite == "skip" else 0
         self.model, self.teacher = prepared.model, prepared.teacher
@@ -82,12 +82,20 @@ class TrainingModule(LightningModule):
         if self.teacher:
             self._choose_kernels(self.teacher.model, work._replace(trains=False))
         if isinstance(self.model, LanguageModel):
-            decision = self._choose_kernels(self.model, work, known)
+            decision = self._choose_kernels(trial_model(self.prepared), work, known)
             self.kernels = decision.choice
             if line := decision.line(known):
                 print_once(line)
             if (parts := self.recipe.training.sequence_parallel) > 1:
                 self.group = SequenceProcesses(self.trainer.global_rank, self.trainer.world_size, parts)
+
+    def configure_model(self) -> None:
+        """Build the model again where the ranks divide its weights, within the strategy's context, which does that."""
+        if divides_weights(self.recipe):
+            self.model = self.prepared.build()
+            use_policy(self.model, self.given_policy)
+            if isinstance(self.model, LanguageModel) and self.kernels:
+                self.model.use_kernels(self.kernels.names)
 
     def on_fit_start(self) -> None:
         if self.teacher:

@@ -31,7 +31,8 @@ def parameter_groups(model: TextModel, options: recipe.Training) -> list[dict[st
     embedded = {id(module.weight) for module in modules if isinstance(module, nn.Embedding)}
     separate = {*linear, *gates, *embedded}
     matrices = [weight for weight in weights if id(weight) in linear]
-    stacks = [getattr(linear[id(weight)], "heights", [len(weight)]) for weight in matrices]
+    # not by the shapes of weights, which DeepSpeed's stage 3 empties
+    stacks = [getattr(linear[id(weight)], "heights", [linear[id(weight)].out_features]) for weight in matrices]
     scale = math.sqrt(BASE_WIDTH / model.embedding.embedding_dim) if muon else 1.0
     groups: list[dict[str, Any]] = [
         {"params": [w for w in weights if id(w) in embedded], "weight_decay": decay, "lr_scale": scale},

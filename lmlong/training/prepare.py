@@ -1,11 +1,14 @@
 """Preparation of a run from its recipe: tokens, model and teacher."""
 
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
 
-from lmlong.checkpoint import read
+from lmlong.checkpoint import manifest, read
 from lmlong.data.data_module import DATA_MODULES, DataModule
 from lmlong.data.token_dataset import TokenDataset, prepare
 from lmlong.errors import UsageError
@@ -28,8 +31,9 @@ class PreparedRun(NamedTuple):
 
     recipe: Recipe  # with `auto` resolved for this machine
     tokens: TokenDataset
-    model: TextModel
+    model: TextModel  # on the meta device if `divides_weights`
     device: torch.device
+    build: Callable[[], TextModel]  # the model again, with memory
     teacher: Teacher | None = None
     start: Path | str | None = None  # the checkpoint or run that its weights come from
     state: dict[str, Any] | None = None  # the training state to resume from
@@ -67,22 +71,28 @@ class PreparedRun(NamedTuple):
 def prepare_new_run(recipe: Recipe) -> PreparedRun:
     """Return a run that begins with the weights of `training.init_from`, if any; its attention may differ."""
     source = recipe.training.init_from
+    outline = divides_weights(recipe)
     if source is None:
-        return prepare_run(recipe)
+        return prepare_run(recipe, outline=outline)
     prepared, tokens_before = read.reading(
-        source, lambda start: (prepare_run(recipe, start, new_attention=True), read.trained_tokens(start))
+        source,
+        lambda start: (prepare_run(recipe, start, new_attention=True, outline=outline), read.trained_tokens(start)),
     )
     return prepared._replace(start=source, tokens_before=tokens_before)
 
 
 def prepare_run(
-    recipe: Recipe, start: Path | None = None, new_attention: bool = False, verify: bool = True
+    recipe: Recipe,
+    start: Path | None = None,
+    new_attention: bool = False,
+    verify: bool = True,
+    outline: bool = False,
 ) -> PreparedRun:
     """Tokenize the text and build the model.
 
     The checkpoint `start`, if any, provides the tokenizer, weights and buffers; otherwise a teacher, if any, provides
     the tokenizer. With `new_attention` the checkpoint's attention may differ from the recipe's; everything else must
-    fit.
+    fit. With `outline` the model has no memory.
     """
     recipe, device = _resolve(recipe)
     training = recipe.training
@@ -95,17 +105,50 @@ def prepare_run(
             "the same tokenizer, or leave one out."
         )
     check_memory(recipe, tokens.tokenizer.vocabulary, device)
+    if start and verify:
+        manifest.verify(start, [manifest.WEIGHTS])
+    build_again = partial(_build, recipe, tokens.tokenizer.vocabulary, start, new_attention, teacher)
+    with without_memory() if outline else nullcontext():
+        model = build_again()
+    return PreparedRun(recipe, tokens, model, device, build_again, teacher)
+
+
+def _build(
+    recipe: Recipe, vocabulary: int, start: Path | None, new_attention: bool, teacher: Teacher | None
+) -> TextModel:
+    """Return the model of a run before its first step, with the weights of a verified checkpoint, if any."""
+    training = recipe.training
     torch.manual_seed(recipe.seed)
-    model = build(recipe, tokens.tokenizer.vocabulary)
+    model = build(recipe, vocabulary)
     if start:
-        read.load_weights(model, start, new_attention, verify)
+        read.load_weights(model, start, new_attention, verify=False)
     if teacher and training.teacher_of == "layers":
         train_mixers_alone(model, teacher.model)
     if isinstance(model, LanguageModel):
         set_kernel(model, training.kernel)
     if training.compile:
         model.compile_blocks()
-    return PreparedRun(recipe, tokens, model, device, teacher)
+    return model
+
+
+def trial_model(prepared: PreparedRun) -> LanguageModel:
+    """Return the model to try kernels on: one with a layer of each kind if the model of the run has no memory yet."""
+    recipe, model = prepared.recipe, prepared.model
+    assert isinstance(model, LanguageModel)
+    if not divides_weights(recipe):
+        return model
+    layers = min(recipe.model.layers, len(recipe.model.attention.kind_names))
+    one_of_each = recipe.model.model_copy(update={"layers": layers, "downsample": None})
+    with torch.random.fork_rng(devices=[]):
+        small = build(recipe.model_copy(update={"model": one_of_each}), vocabulary=1)
+    assert isinstance(small, LanguageModel)
+    set_kernel(small, recipe.training.kernel)
+    return small
+
+
+def divides_weights(recipe: Recipe) -> bool:
+    """Return whether the ranks divide the weights of the model, so that none of them may build all of it."""
+    return recipe.training.strategy == "deepspeed" and recipe.training.deepspeed.stage == 3
 
 
 def _resolve(recipe: Recipe) -> tuple[Recipe, torch.device]:

@@ -209,7 +209,7 @@ def _make_trainer(module: TrainingModule, callback: TrainingCallback, signals: S
     prepared, recipe, training = module.prepared, module.recipe, module.recipe.training
     callbacks: list[Callback] = [signals, callback]
     if every := recipe.model.attention.favor.resample_every:
-        callbacks.append(ResampleFeatures(module.model, recipe.seed, every))
+        callbacks.append(ResampleFeatures(recipe.seed, every))
     # signals are handled here
     plugins: list[Any] = [SLURMEnvironment(auto_requeue=False)] if launcher() == "srun" else []
     strategy: Strategy | str = "auto"

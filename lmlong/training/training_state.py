@@ -20,7 +20,7 @@ from lmlong import recipe
 from lmlong.attention.base import state_tensors
 from lmlong.attention.state_check import StateError
 from lmlong.checkpoint import manifest
-from lmlong.checkpoint.read import REAL, read_training
+from lmlong.checkpoint.read import REAL, read_training, unload
 from lmlong.errors import CheckpointError, UsageError
 from lmlong.model.base import TextModel
 from lmlong.model.state import rebuild_state
@@ -124,7 +124,8 @@ def read_state(
 
     Every rank validates it, though only the main process has verified the digest.
     """
-    state = read_training(checkpoint, verify=False)
+    mapped = options.strategy == "deepspeed"  # each rank takes its part
+    state = read_training(checkpoint, verify=False, mapped=mapped)
     if isinstance(state, dict):
         state = {**ADDED, **state}
     moments = [
@@ -132,7 +133,7 @@ def read_state(
         for group in parameter_groups(model, options)
         for weight in group["params"]
     ]
-    if wrong := _first_mistake(state, moments):
+    if wrong := _first_mistake(state, moments, mapped):
         raise CheckpointError(f"{checkpoint}: the training state's {wrong} is not of this run. Use another checkpoint.")
     if state["step"] != manifest.read(checkpoint).step:
         raise CheckpointError(f"{checkpoint}: its manifest has another step. Use another checkpoint.")
@@ -148,27 +149,32 @@ Moments = list[dict[str, torch.Size]]
 """The names and shapes of the optimizer's moments of each weight, in the optimizer's order."""
 
 
-def _first_mistake(state: Any, moments: Moments) -> str:
-    """Return the name of the first invalid part of a training state, or an empty string."""
+def _first_mistake(state: Any, moments: Moments, mapped: bool) -> str:
+    """Return the name of the first invalid part of a training state, or an empty string. Moments that are `mapped`
+    from a file take memory one at a time."""
     if not isinstance(state, dict):
         return "form"
-    if "optimizer" not in state or not _are_moments(state["optimizer"], moments):
+    if "optimizer" not in state or not _are_moments(state["optimizer"], moments, mapped):
         return "optimizer"
     return next((name for name, is_valid in PARTS.items() if name not in state or not is_valid(state[name])), "")
 
 
-def _are_moments(value: Any, moments: Moments) -> bool:
+def _are_moments(value: Any, moments: Moments, mapped: bool) -> bool:
     """Return whether these are the optimizer's moments of all weights, or empty as before the first step."""
     if not isinstance(value, dict) or (value and list(value) != list(range(len(moments)))):
         return False
-    return all(_are_moments_of(value[number], shapes) for number, shapes in enumerate(moments if value else []))
+    return all(_are_moments_of(value[number], shapes, mapped) for number, shapes in enumerate(moments if value else []))
 
 
-def _are_moments_of(value: Any, shapes: dict[str, torch.Size]) -> bool:
+def _are_moments_of(value: Any, shapes: dict[str, torch.Size], mapped: bool) -> bool:
     if not isinstance(value, dict) or value.keys() != shapes.keys():
         return False
-    valid = all(_is_finite(tensor, shapes[name]) for name, tensor in value.items())
-    return valid and all(bool((value[name] >= 0).all()) for name in NEVER_NEGATIVE & value.keys())
+    for name, tensor in value.items():
+        if not _is_finite(tensor, shapes[name]) or (name in NEVER_NEGATIVE and not bool((tensor >= 0).all())):
+            return False
+        if mapped:
+            unload(tensor)
+    return True
 
 
 def _is_finite(value: Any, shape: torch.Size | None = None) -> bool:

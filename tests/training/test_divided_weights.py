@@ -1,0 +1,118 @@
+"""Stage 3 of DeepSpeed never holds the whole model: it is divided while it is built, loaded, trained and saved."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lmlong.checkpoint import read
+from lmlong.training import divided_weights
+from lmlong.training.module import TrainingModule
+from lmlong.training.prepare import prepare_run
+from lmlong.training.run import train
+
+from .conftest import Recipes, weights
+
+STAGE_3 = ("training.strategy=deepspeed", "training.deepspeed.stage=3")
+UNMOVED = (*STAGE_3, "training.steps=1", "training.learning_rate=1e-30", "training.weight_decay=0")
+"""A step that moves weights by less than they differ from each other."""
+
+
+@pytest.fixture
+def recipe_of(shared_recipe_of: Recipes) -> Recipes:
+    return shared_recipe_of
+
+
+@pytest.fixture
+def gathered(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many weights were whole at a time, whenever some were, and last the numbers that the built model holds."""
+    counts: list[int] = []
+    original, configure = divided_weights.whole, TrainingModule.configure_model
+
+    @contextmanager
+    def whole(weights: list[Any]) -> Iterator[None]:
+        if weights:
+            counts.append(len(weights))
+        with original(weights):
+            yield
+
+    def configure_model(module: TrainingModule) -> None:
+        configure(module)
+        with torch._C.DisableTorchFunction():  # with it, weights seem whole
+            counts.append(sum(weight.numel() for weight in module.model.parameters()))
+
+    monkeypatch.setattr(divided_weights, "whole", whole)
+    monkeypatch.setattr(TrainingModule, "configure_model", configure_model)
+    return counts
+
+
+KINDS = [
+    ["model.attention.kind=[linear, delta]", "model.convolution=3", "model.tied_output=false"],
+    ["model.attention.feature_map=favor", "model.attention.decay=learned"],
+    ["objective=masked", "model.attention.kind=linformer", "model.attention.linformer.projected=8"],
+]
+
+
+@pytest.mark.parametrize("options", KINDS, ids=["delta", "favor", "linformer"])
+def test_weights_are_those_of_a_build_in_one_process(
+    recipe_of: Recipes, tmp_path: Path, options: list[str], gathered: list[int]
+) -> None:
+    train(recipe_of(*UNMOVED, *options), tmp_path / "run")
+    *counts, left = gathered
+    assert left == 0 and set(counts) == {1}
+    expected, built = prepare_run(recipe_of(*options)).model.state_dict(), weights(tmp_path / "run")
+    assert built.keys() == expected.keys()
+    assert all(torch.allclose(built[name], expected[name], rtol=0, atol=1e-25) for name in expected)
+
+
+def test_weights_of_another_run_are_loaded_one_at_a_time(
+    recipe_of: Recipes, four_steps: Path, tmp_path: Path, gathered: list[int]
+) -> None:
+    """Its convolutions and the weights of its attention are new, and start as without DeepSpeed."""
+    options = ["model.attention.feature_map=taylor", "model.convolution=4", f"training.init_from={four_steps}"]
+    train(recipe_of(*UNMOVED, *options), tmp_path / "run")
+    *counts, left = gathered
+    assert left == 0 and set(counts) == {1}
+    built, start = weights(tmp_path / "run"), read.find(four_steps)
+    expected = prepare_run(recipe_of(*options), start, new_attention=True).model.state_dict()
+    assert built.keys() == expected.keys() != weights(four_steps).keys()
+    assert all(torch.allclose(built[name], expected[name], rtol=0, atol=1e-25) for name in expected)
+
+
+LARGE = (
+    *("model.width=1024", "model.heads=16", "model.layers=36", "training.optimizer=adamw"),
+    *("text.sequence_length=32", "training.batch_size=1", "training.checkpoint_every=2"),
+    *("training.validation_tokens=64", "training.final_validation_tokens=0"),
+)
+"""498 million weights of float32 in 1.99 GB, with AdamW's moments."""
+
+
+def peaks(recipe: Path, folder: Path, *options: object) -> list[int]:
+    """Train by `lmlong train`; the peak memory of each process in bytes."""
+    for old in folder.glob("rank-*"):
+        old.unlink()
+    folder.mkdir(exist_ok=True)
+    command = [sys.executable, Path(__file__).with_name("peak_memory.py"), "train", recipe, "--out", folder / "run"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PEAKS": str(folder)}
+    child = subprocess.run([*map(str, command), *map(str, options)], env=environment, capture_output=True, text=True)
+    assert child.returncode == 0, child.stderr
+    return [int(file.read_text()) for file in sorted(folder.glob("rank-*"))]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
+def test_two_processes_need_half_the_memory_of_one(shared: Path, tmp_path: Path) -> None:
+    """Built, trained, saved, loaded again and resumed; half, and what a process needs without any model."""
+    tiny = shared / "tiny.yaml"
+    (one,) = peaks(tiny, tmp_path / "one", *LARGE, "training.steps=2", "training.accumulate=2")
+    two = peaks(tiny, tmp_path / "two", *LARGE, *STAGE_3, "training.steps=2", "devices=2")
+    resumed = peaks(tiny, tmp_path / "two", *LARGE, *STAGE_3, "training.steps=3", "devices=2", "--resume", "auto")
+    print(f"one process {one:,} bytes, each of two {two}, resumed {resumed}")
+    assert len(two) == len(resumed) == 2
+    assert max(*two, *resumed) <= 0.6 * one
