@@ -53,7 +53,7 @@ class StepBytes(NamedTuple):
     def text(self) -> str:
         """Return the gigabytes by name."""
         names = dict.fromkeys(self._fields) | {"effects": "gathered effects"}
-        return ", ".join(f"{size / 1e9:.2f} GB {names[name] or name}" for name, size in self._asdict().items())
+        return ", ".join(f"{size / 1e9:.3g} GB {names[name] or name}" for name, size in self._asdict().items())
 
 
 class LastProcess(SequenceGroup):

@@ -1,21 +1,19 @@
 """On a GPU a span is as long as memory allows: counted with fake tensors, which have shapes and no values."""
 
 import copy
-import weakref
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from lmlong import recipe
 from lmlong.attention.device_policy import GPU_POLICY
 from lmlong.attention.recurrence import Recurrence
 from lmlong.attention.registry import CAUSAL
 from lmlong.attention.scan import Scan, ScanInputs, Span
+from lmlong.model.allocations import Allocations
 
 HEADS, HEAD_DIM, TOKENS = 12, 64, 65536
 """A layer of the recipe `medium` and the longest text that it reads as one span."""
@@ -27,36 +25,6 @@ KINDS: dict[str, dict[str, object]] = {
     "no decay": {"kind": "linear", "decay": "none"},
     "delta": {"kind": "delta"},
 }
-
-
-class Memory(TorchDispatchMode):
-    """Counts the bytes of the tensors that are alive."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = self.most = 0
-        self.storages: set[int] = set()
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        before = {x.untyped_storage()._cdata for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
-        results = function(*args, **(kwargs or {}))
-        for x in tree_leaves(results):
-            storage = x.untyped_storage() if isinstance(x, Tensor) else None
-            if storage is not None and storage._cdata not in before | self.storages:
-                self.storages.add(storage._cdata)
-                self.now += storage.nbytes()
-                self.most = max(self.most, self.now)
-                weakref.finalize(storage, self._free, storage._cdata, storage.nbytes())
-        return results
-
-    def _free(self, storage: int, size: int) -> None:
-        self.storages.discard(storage)
-        self.now -= size
-
-    @property
-    def temporary(self) -> int:
-        """Bytes besides results."""
-        return self.most - self.now
 
 
 def layer(options: dict[str, object], fakes: FakeTensorMode) -> Recurrence[Any]:
@@ -91,13 +59,14 @@ def test_64k_tokens_are_one_span_within_its_memory(kind: str) -> None:
         assert span_tokens(attention, x, state) >= TOKENS
         leaves = [t.requires_grad_() for t in (*x, state) if t is not None and t.is_floating_point()]
         weights = list(attention.feature_map.parameters())
-        with Memory() as forward:
+        with Allocations() as forward:
             y, after, _ = Scan.apply(attention.kernel, attention.feature_map, GPU_POLICY, True, state, *x, *weights)
         dresults = torch.empty_like(y), torch.empty_like(after)
-        with Memory() as backward:
+        with Allocations() as backward:
             grads = torch.autograd.grad((y, after), [*leaves, *weights], dresults)
         assert GPU_POLICY.span_bytes is not None and len(grads) == len(leaves) + len(weights)
-        assert max(forward.temporary, backward.temporary) < GPU_POLICY.span_bytes
+        temporary = (memory.peak - memory.now for memory in (forward, backward))  # besides results
+        assert max(temporary) < GPU_POLICY.span_bytes
 
 
 def test_spans_are_shorter_with_more_rows_and_more_features() -> None:

@@ -120,6 +120,16 @@ def test_a_row_is_read_in_as_many_parts_as_fit(recipe_of: Recipes) -> None:
     assert costs[1].seconds == pytest.approx(costs[2].seconds) == pytest.approx(costs[4].seconds)  # of the same tokens
 
 
+@pytest.mark.slow
+def test_a_process_is_planned_with_the_memory_of_its_part(recipe_of: Recipes, short: None) -> None:
+    options = ["text.sequence_length=4096", "model.width=64", "devices=4", "training.batch_size=1"]
+    whole, quarter = (plan.make_plan(recipe_of(*options, f"training.sequence_parallel={parts}")) for parts in (1, 4))
+    assert whole.tensors is not None and quarter.tensors is not None
+    assert quarter.tensors.activations < 0.3 * whole.tensors.activations and whole.tensors.effects == 0
+    assert quarter.tensors.effects > 0 and quarter.tensors.weights == whole.tensors.weights
+    assert quarter.cost.bytes < whole.cost.bytes and quarter.tokens_per_step == whole.tokens_per_step / 4
+
+
 def test_parts_that_a_recipe_refuses_are_not_proposed(recipe_of: Recipes) -> None:
     assert plan._more_parts(recipe_of("devices=12", "training.sequence_parallel=2")) == [4, 6, 12]
     assert plan._more_parts(recipe_of("devices=4", "nodes=3")) == [2, 4, 12]
@@ -141,6 +151,4 @@ def test_a_plan_says_what_each_process_holds(recipe_of: Recipes) -> None:
     tensors = StepBytes(10**9, 2 * 10**9, 3 * 10**9, 4 * 10**9, 5 * 10**9)
     text = plan.Plan(recipe, 1, 1, plan.StepCost(10**9, 1.0), None, None, None, tensors).text()
     assert "1.00 GB at the peak of a step in each process, which reads 32 tokens of each row\n" in text
-    assert (
-        "\ntensors      1.00 GB weights, 2.00 GB gradients, 3.00 GB moments, 4.00 GB activations, 5.00 GB gath" in text
-    )
+    assert "\ntensors      1 GB weights, 2 GB gradients, 3 GB moments, 4 GB activations, 5 GB gathered effects" in text
