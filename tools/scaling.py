@@ -8,7 +8,6 @@ Takes about three minutes. Nothing is measured: see lmlong/training/step_bytes.p
 """
 
 import argparse
-import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -136,9 +135,9 @@ def tables() -> Iterator[tuple[str, list[str]]]:
     yield from memory_tables()
 
 
-def block(name: str) -> re.Pattern[str]:
-    """Return the pattern of a table in the page."""
-    return re.compile(rf"(<!-- {name} -->\n```text\n).*?(```)", re.DOTALL)
+def mark(name: str) -> str:
+    """Return what a table begins with in the page."""
+    return f"<!-- {name} -->\n```text\n"
 
 
 def main() -> None:
@@ -148,8 +147,8 @@ def main() -> None:
     for name, lines in tables():
         print("\n".join(lines), flush=True)
         if options.write:
-            page = PAGE.read_text(encoding="utf-8")
-            PAGE.write_text(block(name).sub(lambda m, lines=lines: m[1] + "\n".join(lines) + "\n" + m[2], page))
+            before, rest = PAGE.read_text(encoding="utf-8").split(mark(name))
+            PAGE.write_text("".join([before, mark(name), *(f"{line}\n" for line in lines), rest[rest.index("```") :]]))
 
 
 if __name__ == "__main__":

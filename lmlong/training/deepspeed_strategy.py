@@ -215,11 +215,6 @@ class DeepSpeedTraining(DeepSpeedStrategy):
         """Gather a weight, or the optimizer's moment of it, on the first rank, which saves it; all ranks call this."""
         from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
-        from lmlong.training.divided_weights import whole
-
-        if not weight.requires_grad:
-            with whole([weight]):
-                return weight.detach().clone() if self.is_global_zero else torch.empty(0)
         gathered = safe_get_full_optimizer_state(weight, moment) if moment else safe_get_full_fp32_param(weight)
         return gathered.detach().cpu() if self.is_global_zero else torch.empty(0)
 

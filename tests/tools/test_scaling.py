@@ -20,8 +20,8 @@ def scaling(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def shown(scaling: ModuleType, name: str) -> list[str]:
     """The lines of a table in the page."""
-    block = scaling.block(name).search(scaling.PAGE.read_text(encoding="utf-8"))
-    return block[0].splitlines()[2:-1]
+    table = scaling.PAGE.read_text(encoding="utf-8").split(scaling.mark(name))[1]
+    return table[: table.index("```")].splitlines()
 
 
 def test_only_softmax_sends_more_for_longer_texts(scaling: ModuleType) -> None:

