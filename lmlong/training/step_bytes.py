@@ -9,7 +9,7 @@ update, when no activations are held.
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,10 +17,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lmlong.attention.device_policy import GPU_POLICY, use_policy
 from lmlong.model.allocations import Allocations
-from lmlong.model.build import without_memory
+from lmlong.model.build import build, without_memory
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.sequence_group import SequenceGroup
 from lmlong.recipe import Recipe
+from lmlong.training.deepspeed_config import LARGEST_BUCKET, set_sizes
 from lmlong.training.optimizer import moments_of, parameter_groups
 
 FLOAT32 = 4
@@ -28,12 +29,6 @@ FLOAT32 = 4
 
 ROW_BYTES = 17
 """Bytes of a token of a batch: the token, its target, and whether a document starts there."""
-
-LARGEST_BUCKET = 500_000_000
-"""Maximum number of gradients that DeepSpeed sums over the processes at a time."""
-
-MOST_GATHERED = 1_000_000_000
-"""Maximum number of whole weights that DeepSpeed keeps gathered at a time in stage 3."""
 
 MOST_TOKENS, MOST_LAYERS = 2**17, 3
 """The largest pass that is computed. Beyond it, bytes grow in proportion to the tokens and layers."""
@@ -108,10 +103,13 @@ def state_bytes(recipe: Recipe, parameters: int, moments: int, on_gpu: bool) -> 
         copies = 1 if ranks == 1 else 2  # with the buckets of ddp
         return StepBytes(FLOAT32 * parameters, FLOAT32 * copies * parameters, FLOAT32 * moments)
     part, stage = -(-parameters // ranks), training.deepspeed.stage
-    bucket = min(parameters, LARGEST_BUCKET) * (2 if on_gpu and stage < 3 else 1)  # one is sent, the other filled
-    whole = min(parameters, MOST_GATHERED) if stage == 3 else parameters
-    weights = whole + part * (2 if stage == 3 else 1)
-    return StepBytes(FLOAT32 * weights, FLOAT32 * (bucket + part), FLOAT32 * -(-moments // ranks))
+    whole, buckets = parameters, min(parameters, LARGEST_BUCKET) * (2 if on_gpu else 1)  # one is sent, the other filled
+    if stage == 3:
+        zero: dict[str, Any] = {"stage": stage}
+        with without_memory():
+            set_sizes(zero, build(recipe, 1))
+        whole, buckets = zero["stage3_max_live_parameters"], zero["reduce_bucket_size"]
+    return StepBytes(FLOAT32 * (whole + part), FLOAT32 * (buckets + part), FLOAT32 * -(-moments // ranks))
 
 
 def activation_bytes(recipe: Recipe, vocabulary: int, tokens: int) -> int:

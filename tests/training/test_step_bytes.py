@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lmlong.training import step_bytes
+from lmlong.training import deepspeed_config, step_bytes
 from lmlong.training.step_bytes import LastProcess, activation_bytes, count_state, gathered_bytes, pass_through
 
 from .conftest import Recipes
@@ -53,7 +53,7 @@ def test_two_processes_hold_and_send_what_is_computed(
 
 
 def test_a_stage_divides_more_of_the_training_state(recipe_of: Recipes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_bytes, "MOST_GATHERED", 1000)  # stage 3 saves memory only in a model of more weights
+    monkeypatch.setattr(deepspeed_config, "SPAN", 1000)  # stage 3 saves memory only in a model of more weights
 
     def state(*options: str) -> step_bytes.StepBytes:
         recipe = recipe_of("training.optimizer=adamw", *options)
