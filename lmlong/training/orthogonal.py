@@ -11,13 +11,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, distributed
 
+from lmlong.training.collectives import all_gather
+
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Coefficients of x, x³ and x⁵, from Jordan: five steps map singular values between 0.001 and 1 to values between 0.7
 and 1.2."""
 
 STEPS = 5
-
-all_gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor  # before torch 2.13
 
 
 class DividedMatrix(NamedTuple):

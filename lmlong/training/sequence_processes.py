@@ -7,6 +7,7 @@ from lmlong.attention.plugins import in_words
 from lmlong.errors import UsageError
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.sequence_group import SequenceGroup
+from lmlong.training.collectives import all_gather, reduce_scatter
 
 
 class SequenceProcesses(SequenceGroup):
@@ -22,14 +23,14 @@ class SequenceProcesses(SequenceGroup):
     def gather(self, x: Tensor) -> Tensor:
         self.bytes_sent += x.nbytes * (self.size - 1)
         every = x.new_empty(self.size * x.numel())
-        distributed.all_gather_into_tensor(every, x.contiguous().view(-1), self.group)
+        all_gather(every, x.contiguous().view(-1), self.group)
         return every.view(self.size, *x.shape)
 
     def sum_of_own(self, x: Tensor) -> Tensor:
         self.bytes_sent += x.nbytes // self.size * (self.size - 1)
         wide = x.to(torch.promote_types(x.dtype, torch.float32)).contiguous()
         own = wide.new_empty(wide[0].numel())
-        distributed.reduce_scatter_tensor(own, wide.view(-1), group=self.group)
+        reduce_scatter(own, wide.view(-1), group=self.group)
         return own.view(x.shape[1:]).to(x.dtype)
 
     def from_last(self, x: Tensor) -> Tensor:
