@@ -236,7 +236,7 @@ class _Mapped:
             assert self.most_bytes is not None
             wide = torch.promote_types(dfeatures.dtype, torch.float32).itemsize
             graphs = self.NUMBERS * wide * dfeatures.numel()
-            parts = 1 + graphs // (self.most_bytes * 3 // 4)  # the rest is for the gradients of features
+            parts = 1 + 4 * graphs // (3 * self.most_bytes)  # a quarter is for the gradients of features
             xs, dys = (y.chunk(parts, self.kernel.token_dim) for y in (self.kernel.arrange(self.x), dfeatures))
             grads = [self._grads(self._graph(x), dy, weights) for x, dy in zip(xs, dys, strict=True)]
         dparts, *of_weights = zip(*grads, strict=True)

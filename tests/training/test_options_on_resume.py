@@ -74,6 +74,7 @@ FROM_THE_RECIPE = {
     "activation_checkpointing": "true",
     "on_nonfinite": "skip",
     "skips": "9",
+    "sequence_parallel": "2",
 }
 """What is read from the recipe of the resumed run as from that of a new one, and kept nowhere else."""
 
@@ -146,7 +147,8 @@ def test_the_teaching_stays_the_same(recipe_of: Recipes, name: str) -> None:
 
 @pytest.mark.parametrize("name", FROM_THE_RECIPE)
 def test_all_else_is_taken_from_the_recipe(recipe_of: Recipes, run: Path, name: str) -> None:
-    new = recipe_of("training.optimizer=muon", f"training.{name}={FROM_THE_RECIPE[name]}")
+    devices = ["devices=2"] if name == "sequence_parallel" else []
+    new = recipe_of("training.optimizer=muon", f"training.{name}={FROM_THE_RECIPE[name]}", *devices)
     old = read.read_recipe(read.find(run))
     assert getattr(new.training, name) != getattr(old.training, name)
     assert resumed_recipe(old, new) == new
