@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from attention.cases import FORMS, HEAD_DIM, HEADS, VALUE_DIM, build, every_form, name
-from attention.test_scan_memory import KINDS, TOKENS, Memory, inputs, layer
+from attention.test_scan_memory import KINDS, TOKENS, inputs, layer
 from grids import thinned
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -18,6 +18,7 @@ from lmlong.attention.base import CausalAttention, state_tensors
 from lmlong.attention.device_policy import CPU_POLICY, GPU_POLICY, DevicePolicy, use_policy
 from lmlong.attention.scan import SPAN
 from lmlong.attention.softmax.layer import SoftmaxAttention
+from lmlong.model.allocations import Allocations
 from lmlong.testing import random_text
 
 TIME = 200
@@ -156,12 +157,12 @@ def test_the_effect_of_64k_tokens_on_a_gpu(kind: str) -> None:
         x, _ = inputs(attention, TOKENS, 1, torch.bfloat16)
         tensors = {name: each for name, each in x._asdict().items() if name in attention.inputs}
         leaves = [each.requires_grad_() for each in (x.k, x.v, *tensors.values())]
-        with Memory() as forward:
+        with Allocations() as forward:
             effect = attention.effect(x.k, x.v, x.document_starts, tensors)
         assert forward.now < 3 * sum(each.nbytes for each in effect)  # FAVOR+ has the effects of two spans
         recorded = [each for each in effect if each.requires_grad]
-        with Memory() as backward:
+        with Allocations() as backward:
             grads = torch.autograd.grad(recorded, leaves, [torch.empty_like(each) for each in recorded])
         assert len(grads) == len(leaves) and GPU_POLICY.span_bytes is not None
         allowed = GPU_POLICY.span_bytes * (1.4 if kind == "delta" else 1)
-        assert max(forward.temporary, backward.temporary) < allowed
+        assert max(memory.peak - memory.now for memory in (forward, backward)) < allowed
