@@ -137,9 +137,8 @@ def test_weights_that_come_and_go_are_there_when_needed(recipe_of: Recipes, tmp_
     assert_close(tmp_path / "sharded", tmp_path / "alone")
 
 
-@pytest.mark.parametrize(
-    "more", [pytest.param([], marks=pytest.mark.slow), ["training.segment=16"]], ids=["whole", "segments"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [[], ["training.segment=16"]], ids=["whole", "segments"])
 def test_a_teacher_stays_whole(recipe_of: Recipes, tmp_path: Path, more: list[str]) -> None:
     train(recipe_of("training.steps=2", "model.attention.kind=softmax"), tmp_path / "teacher")
     taught = [*SHORT, f"training.teacher={tmp_path / 'teacher'}", *more]

@@ -78,7 +78,8 @@ def test_a_process_holds_the_activations_of_its_part(recipe_of: Recipes, kind: s
     assert gathered_bytes(recipe, 8192, 1) == 0 < short < gathered_bytes(recipe, 8192, 8)
 
 
-@pytest.mark.parametrize("recompute", ["false", pytest.param("true", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("recompute", ["false", "true"])
 def test_more_tokens_and_layers_are_in_proportion(
     recipe_of: Recipes, monkeypatch: pytest.MonkeyPatch, recompute: str
 ) -> None:
