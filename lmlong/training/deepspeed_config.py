@@ -36,13 +36,15 @@ FROM_THE_RECIPE = {
 }
 """DeepSpeed settings that a recipe determines, and the options that determine them."""
 
-MOVING = {
-    "round_robin_gradients": "puts the weights in another order before it divides them",
-    "parameter_alignment": "pads the weights before it divides them",
-    "zenflow": "keeps the moments of a part of the gradients in an optimizer of its own",
+MIXED_UP = "and checkpoints would mix up the weights"
+
+REFUSED = {
+    "round_robin_gradients": f"puts the weights in another order before it divides them, {MIXED_UP}",
+    "parameter_alignment": f"pads the weights before it divides them, {MIXED_UP}",
+    "zenflow": f"keeps the moments of a part of the gradients in an optimizer of its own, {MIXED_UP}",
+    "zero_hpz_partition_size": "needs the whole model at once to divide it, which is divided module by module",
 }
-"""Settings of `zero_optimization` that change which numbers a rank holds. A checkpoint would hold them under the names
-of other weights, and Muon would take them for other matrices."""
+"""Settings of `zero_optimization` that do not go together with how weights are divided, read and written here."""
 
 
 def settings(options: recipe.Training, device: torch.device) -> dict[str, Any]:
@@ -113,10 +115,10 @@ def _read(path: Path) -> dict[str, Any]:
         raise UsageError(f"training.deepspeed.config: {path}: not a JSON object of DeepSpeed settings.") from error
     for key in sorted(named & FROM_THE_RECIPE.keys()):
         raise UsageError(f"training.deepspeed.config: {path}: {key} comes from the recipe's {FROM_THE_RECIPE[key]}.")
-    for key in sorted(MOVING.keys() & zero.keys()):
+    for key in sorted(REFUSED.keys() & zero.keys()):
         if zero[key]:
             raise UsageError(
-                f"training.deepspeed.config: {path}: zero_optimization.{key} is {shown(zero[key])}: it {MOVING[key]}, "
-                "and checkpoints would mix up the weights. Remove it."
+                f"training.deepspeed.config: {path}: zero_optimization.{key} is {shown(zero[key])}: it {REFUSED[key]}. "
+                "Remove it."
             )
     return settings

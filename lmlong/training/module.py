@@ -92,6 +92,7 @@ class TrainingModule(LightningModule):
     def configure_model(self) -> None:
         """Build the model again where the ranks divide its weights, within the strategy's context, which does that."""
         if divides_weights(self.recipe):
+            del self.model  # after an error, Lightning would move the outline, which has no memory
             self.model = self.prepared.build()
             use_policy(self.model, self.given_policy)
             if isinstance(self.model, LanguageModel) and self.kernels:
