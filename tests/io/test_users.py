@@ -76,6 +76,7 @@ def lmlong(place: Path, user: int, *commands: Sequence[object], umask: int = 0o0
     return [Finished(*json.loads(line)) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.slow
 def test_a_colleague_reads_what_one_has_trained_and_cannot_train_into_it(place: Path) -> None:
     run, train = place / "runs" / "shared", ("train", place / "recipe.yaml", "--out")
     generate, info = ("generate", run, "--max-tokens", 3), ("info", run)

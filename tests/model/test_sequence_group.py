@@ -78,8 +78,9 @@ def assert_same(model: LanguageModel, size: int, batch: tuple[Tensor, Tensor, Te
             assert error(got, want) < 1e-10
 
 
-@pytest.mark.parametrize("policy", [CPU_POLICY, GPU_POLICY], ids=["by a CPU", "by a GPU's policy"])
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize(
+    ("size", "policy"), [(3, CPU_POLICY), (2, GPU_POLICY)], ids=["three by a CPU", "two by a GPU's policy"]
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_parts_of_rows_are_one_text(kind: str, size: int, policy: DevicePolicy) -> None:
     """Documents start on, before and after borders, and the first batch's state is passed to the second."""

@@ -56,6 +56,7 @@ def tasks_of_slurm() -> list[dict[str, str]]:
     return [{**job, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)} for rank in range(2)]
 
 
+@pytest.mark.slow
 def test_documents_of_unequal_lengths_on_two_machines_under_torchrun(
     tiny: Path, recipe_of: Recipes, tmp_path: Path
 ) -> None:

@@ -62,7 +62,9 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=["segments and window", "blocks"])
+@pytest.mark.parametrize(
+    "options", [pytest.param(OPTIONS[0], marks=pytest.mark.slow), OPTIONS[1]], ids=["segments and window", "blocks"]
+)
 def test_a_run_resumes_exactly(recipe_of: Recipes, tmp_path: Path, options: list[str]) -> None:
     assert_resumes_exactly(recipe_of, tmp_path, HALF, *options)
 
