@@ -101,7 +101,8 @@ def test_a_rank_that_is_lost_in_a_step_is_named(tiny: Path, number: int, options
     ranks = int(options[0][-1])
     processes = [asleep(tiny, rank) for rank in range(ranks)]
     os.kill(processes[1], number)
-    assert ended(child).count(f"error: rank 1 of {ranks} {what}") == 1
+    # rank 0 ends the ranks that it has started, which may have said it too by then
+    assert 1 <= ended(child).count(f"error: rank 1 of {ranks} {what}") < ranks
 
 
 @pytest.mark.slow
