@@ -16,6 +16,7 @@ from lmlong import recipe
 from lmlong.attention.device_policy import FollowsPolicy
 from lmlong.attention.inputs import NOTHING, Input, Inputs
 from lmlong.attention.state_check import check_alike
+from lmlong.errors import UsageError
 from lmlong.native.decode.kind import DecodeKind
 from lmlong.native.state import state_tensors
 
@@ -103,13 +104,16 @@ class CausalAttention(FollowsPolicy, ABC, Generic[State]):
         on that state nor, if the state is of constant size, on the number of tokens.
 
         `after_effect` of it is the state that `forward` returns. With it, the parts of a text can be computed at once
-        by several processes (model/sequence_group.py).
+        by several processes (model/sequence_group.py). An attention may leave both out.
         """
-        raise NotImplementedError
+        raise self._has_no_effect()
 
     def after_effect(self, state: State, effect: Any) -> State:
         """Return the state after some tokens, given the state before them and their effect."""
-        raise NotImplementedError
+        raise self._has_no_effect()
+
+    def _has_no_effect(self) -> UsageError:
+        return UsageError(f"{type(self).__name__} defines no effect, so it cannot compute the parts of a text at once.")
 
     def padded_effect(self, effect: Any, tokens: int) -> Any:
         """Return an effect in the shape of that of `tokens` tokens, no fewer. Only a state that grows needs it."""

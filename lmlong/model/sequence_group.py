@@ -180,7 +180,7 @@ def _as_bytes(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _from_bytes(data: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """Return the tensors in `data`, made by `_as_bytes`, with the shapes and dtypes of others."""
+    """Return the tensors that `_as_bytes` has packed into `data`. They have the shapes and dtypes of `like`."""
     order = sorted(range(len(like)), key=lambda n: -like[n].element_size())
     sizes = [like[n].nbytes for n in order]
     parts = data[: sum(sizes)].split(sizes)

@@ -265,7 +265,7 @@ def _more_parts(recipe: Recipe) -> list[int]:
 
 
 def _is_valid(recipe: Recipe, parts: int) -> bool:
-    """Return whether so many processes may read a row together."""
+    """Return whether the recipe is valid with `parts` processes for each row."""
     values = recipe.model_dump()
     values["training"]["sequence_parallel"] = parts
     try:
