@@ -25,6 +25,21 @@ LIKE_LLAMA: dict[str, Any] = {
 """All that the blocks of a Llama do in another way, for models of a multiple of two heads."""
 
 
+def kinds(window: int) -> dict[str, dict[str, object]]:
+    """Options of every kind of attention that a recipe has, and of what changes how it computes."""
+    return {
+        "linear": {"kind": "linear"},
+        "channel": {"kind": "linear", "decay": "channel"},
+        "no decay": {"kind": "linear", "decay": "none"},
+        "favor": {"kind": "linear", "feature_map": "favor"},
+        "delta": {"kind": "delta"},
+        "window": {"kind": "window", "window": window},
+        "parallel window": {"kind": "linear", "parallel_window": window},
+        "softmax": {"kind": "softmax"},
+        "ngram": {"kind": "ngram"},
+    }
+
+
 def stirred(model: Model, deviation: float = 1.0, seed: int = 0) -> Model:
     """Draw every weight anew, gates, gains and output projections too: a fresh model rests at harmless 0s and 1s, where
     nothing a block does reaches the logits."""

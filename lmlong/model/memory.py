@@ -9,6 +9,7 @@ from lmlong.attention.base import state_tensors
 from lmlong.errors import UsageError
 from lmlong.model.base import count_parameters
 from lmlong.model.build import build, without_memory
+from lmlong.model.sequence_group import longest_part
 from lmlong.recipe import Recipe
 
 LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
@@ -39,7 +40,7 @@ def least_bytes(recipe: Recipe, vocabulary: int) -> tuple[int, int]:
         state = sum(tensor.nbytes for tensor in state_tensors(built.init_state(1)))
     shared = recipe.processes if training.strategy == "deepspeed" else 1
     length = recipe.text.sequence_length
-    held = min(training.segment or length, -(-length // training.sequence_parallel))
+    held = min(training.segment or length, longest_part(length, training.sequence_parallel))
     layers = model.layers - len(model.downsampled_layers)
     inputs = training.batch_size * (8 * length + 2 * held * model.width * layers)
     moments = 2 if training.optimizer == "adamw" else 1  # minimum for each weight

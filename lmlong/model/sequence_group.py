@@ -11,7 +11,7 @@ P processes of a group, B batch, T time.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
@@ -32,6 +32,11 @@ State = TypeVar("State")
 def part_of(tokens: int, rank: int, size: int) -> slice:
     """Return which of the tokens of a row one of `size` processes reads."""
     return slice(tokens * rank // size, tokens * (rank + 1) // size)
+
+
+def longest_part(tokens: int, size: int) -> int:
+    """Return the tokens of the longest part of a row that `size` processes read."""
+    return -(-tokens // size)
 
 
 class SequenceGroup(ABC):
@@ -89,7 +94,7 @@ class SequencePart(NamedTuple):
     ) -> tuple[State, Tensor]:
         """Return an attention's state before this part, given that before the rows, and the inputs of this part; and
         the values v, to be used instead."""
-        longest = -(-self.time // self.group.size)
+        longest = longest_part(self.time, self.group.size)
         with without_autocast(k):
             effect = attention.padded_effect(attention.effect(k, v, document_starts, inputs), longest)
             return self._before(state, effect, attention.after_effect, v)
@@ -140,22 +145,18 @@ class _Before(torch.autograd.Function):
         with torch.enable_grad(), without_autocast(dx):
             before = _applied(ctx.after, ctx.state, effects[: group.rank])
         ends = [(part, grad) for part, grad in zip(state_tensors(before), grads, strict=True) if part.requires_grad]
-        tensors = [list(state_tensors(effect)) for effect in effects]
-        inputs = [x for x in chain(*tensors[: group.rank]) if x.requires_grad]
-        found: Sequence[Tensor | None] = ()
-        if ends:
+        inputs = [[part for part in state_tensors(effect) if part.requires_grad] for effect in effects]
+        earlier = list(chain(*inputs[: group.rank]))
+        found: Iterator[Tensor] = iter(())
+        if earlier:
             outputs, doutputs = zip(*ends, strict=True)
-            found = torch.autograd.grad(outputs, inputs, doutputs, allow_unused=True)
-        of_leaf = dict(zip(map(id, inputs), found, strict=True)) if found else {}
-
-        def of_part(x: Tensor) -> Tensor:
-            grad = of_leaf.get(id(x))
-            return torch.zeros_like(x) if grad is None else grad
-
-        deffect = [
-            group.sum_of_own(torch.stack([of_part(x) for x in parts])) if parts[0].is_floating_point() else None
-            for parts in zip(*tensors, strict=True)
+            found = iter(torch.autograd.grad(outputs, earlier, doutputs, materialize_grads=True))
+        dinputs = [
+            [next(found) if number < group.rank else torch.zeros_like(part) for part in parts]
+            for number, parts in enumerate(inputs)
         ]
+        sums = iter([group.sum_of_own(torch.stack(parts)) for parts in zip(*dinputs, strict=True)])
+        deffect = [next(sums) if part.requires_grad else None for part in state_tensors(effects[0])]
         return None, None, None, None, dx, *deffect
 
 

@@ -12,6 +12,7 @@ from lmlong.model.base import count_parameters
 from lmlong.model.build import build, without_memory
 from lmlong.model.device import pick_device
 from lmlong.model.memory import check_memory
+from lmlong.model.sequence_group import longest_part
 from lmlong.recipe import Recipe
 from lmlong.recipe.file import recipe_class
 from lmlong.training.optimizer import count_steps
@@ -64,7 +65,7 @@ class MemoryModel:
         self.lengths = Counter(lengths or [recipe.text.sequence_length])
         self.longest = max(self.lengths)
         self.squared = not segmented and recipe.model.quadratic
-        length = recipe.training.segment or _longest_part(self.longest, recipe.training.sequence_parallel)
+        length = recipe.training.segment or longest_part(self.longest, recipe.training.sequence_parallel)
         self.longer = min(length, max(LONGEST_PROFILED // rows, 128) if tokens is None else max(tokens // rows, 32))
         self.shorter = self.longer // 2
         self.first, self.second = self._profile(exact=False)
@@ -85,7 +86,7 @@ class MemoryModel:
         """Return the cost of a step with `rows` rows, `parts` processes that read each of them, and `segment` tokens
         held at once."""
         recipe, parts = self.recipe, parts or self.recipe.training.sequence_parallel
-        read = _longest_part(self.longest, parts)
+        read = longest_part(self.longest, parts)
         held = min(segment or read, read)
         growth = self.bytes_a_token * (rows * held - self.rows * self.longer)
         states = rows * self.second.state * max(-(-read // held) - PROFILED_SEGMENTS, 0)
@@ -98,7 +99,7 @@ class MemoryModel:
 
     def _row_seconds(self, rows: int, held: int, length: int, parts: int) -> float:
         """Return the seconds of a forward and backward pass over a part of rows of a length, `held` tokens at once."""
-        read = _longest_part(length, parts)
+        read = longest_part(length, parts)
         held = min(held, read)
         return -(-read // held) * self._seconds(rows, held, parts)
 
@@ -158,7 +159,7 @@ class Plan(NamedTuple):
         roughly = "" if self.mean_length is None else "about "
         parts, length = self.recipe.training.sequence_parallel, self.recipe.text.sequence_length
         each = " in each process" if self.recipe.processes > 1 else ""
-        each += f", which reads {_longest_part(length, parts):,} tokens of each row" if parts > 1 else ""
+        each += f", which reads {longest_part(length, parts):,} tokens of each row" if parts > 1 else ""
         lines = [
             f"parameters   {self.parameters:,}",
             f"steps        {about}{self.steps:,} of {roughly}{tokens:,} tokens: {self.steps * tokens:,} tokens in all",
@@ -207,11 +208,6 @@ def make_plan(recipe: Recipe, memory: int | None = None) -> Plan:
 
 def _is_on_gpu(recipe: Recipe) -> bool:
     return pick_device(recipe.device).type == "cuda"
-
-
-def _longest_part(length: int, parts: int) -> int:
-    """Return the most tokens of a row that one of the processes reads."""
-    return -(-length // parts)
 
 
 def _row_lengths(recipe: Recipe, tokens: TokenDataset) -> list[int]:

@@ -20,6 +20,7 @@ from lmlong.model.kernel_trial import Work
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.memory import check_memory
 from lmlong.model.precision import Precision, computes_in_bf16
+from lmlong.model.sequence_group import longest_part
 from lmlong.recipe import Recipe
 from lmlong.training.distillation import Teacher, load_teacher, train_mixers_alone
 from lmlong.training.optimizer import count_steps
@@ -54,7 +55,7 @@ class PreparedRun(NamedTuple):
     def work(self) -> Work:
         """What the model computes at a time."""
         training, length = self.recipe.training, self.recipe.text.sequence_length
-        tokens = min(training.segment or length, -(-length // training.sequence_parallel))
+        tokens = min(training.segment or length, longest_part(length, training.sequence_parallel))
         return Work(training.batch_size, tokens, training.precision, trains=True)
 
     @property

@@ -19,7 +19,7 @@ from lmlong.attention.device_policy import GPU_POLICY, use_policy
 from lmlong.model.allocations import Allocations
 from lmlong.model.build import build, without_memory
 from lmlong.model.language_model import LanguageModel
-from lmlong.model.sequence_group import SequenceGroup
+from lmlong.model.sequence_group import SequenceGroup, longest_part
 from lmlong.recipe import Recipe
 from lmlong.training.deepspeed_config import LARGEST_BUCKET, set_sizes
 from lmlong.training.optimizer import moments_of, parameter_groups
@@ -81,7 +81,7 @@ class LastProcess(SequenceGroup):
 def step_bytes(recipe: Recipe, vocabulary: int, length: int, on_gpu: bool = True) -> StepBytes:
     """Return the bytes of tensors in a process at the peak of a step of a causal model, on rows of some length."""
     rows, parts = recipe.training.batch_size, recipe.training.sequence_parallel
-    own = -(-length // parts)
+    own = longest_part(length, parts)
     activations = activation_bytes(recipe, vocabulary, own) + ROW_BYTES * rows * (length - own)
     effects = rows * gathered_bytes(recipe, length, parts)
     return count_state(recipe, vocabulary, on_gpu)._replace(activations=activations, effects=effects)
@@ -124,7 +124,7 @@ def gathered_bytes(recipe: Recipe, length: int, parts: int) -> int:
     """Return the bytes of the effects that a process gathers for a row of some length that `parts` processes read."""
     if parts == 1:
         return 0
-    tokens = -(-length // parts)
+    tokens = longest_part(length, parts)
     if recipe.model.state_growth == "constant":  # then they do not depend on the length
         tokens = min(tokens, ENOUGH_TOKENS)
     recipe = recipe.model_copy(update={"training": recipe.training.model_copy(update={"batch_size": 1})})

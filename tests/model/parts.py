@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from models import stirred
+from models import kinds, stirred
 from torch import Tensor
 
 from lmlong import recipe
@@ -12,19 +12,14 @@ from lmlong.model.language_model import LanguageModel
 
 VOCABULARY, TOKENS = 20, 150
 
+WINDOW = 30
+
 KINDS: dict[str, dict[str, object]] = {
-    "linear": {"kind": "linear"},
+    **kinds(WINDOW),
     "fixed decay": {"kind": "linear", "decay": "fixed"},
-    "channel": {"kind": "linear", "decay": "channel"},
-    "no decay": {"kind": "linear", "decay": "none"},
-    "favor": {"kind": "linear", "feature_map": "favor"},
-    "delta": {"kind": "delta"},
-    "window": {"kind": "window", "window": 30},
-    "parallel window": {"kind": "linear", "parallel_window": 30},
-    "parallel window and delta": {"kind": "delta", "parallel_window": 30},
-    "softmax": {"kind": "softmax"},
+    "parallel window and delta": {"kind": "delta", "parallel_window": WINDOW},
     "ngram": {"kind": "ngram", "ngram": recipe.Ngram(buckets=32)},
-    "mixed": {"kind": ["linear", "window"], "window": 30},
+    "mixed": {"kind": ["linear", "window"], "window": WINDOW},
 }
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from machine import needs_compiler
-from models import stirred
+from models import kinds, stirred
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -16,17 +16,7 @@ from lmlong.model.state import concat_states
 
 VOCABULARY, TOKENS = 50, 700
 
-KINDS: dict[str, dict[str, object]] = {
-    "linear": {"kind": "linear"},
-    "channel": {"kind": "linear", "decay": "channel"},
-    "no decay": {"kind": "linear", "decay": "none"},
-    "favor": {"kind": "linear", "feature_map": "favor"},
-    "delta": {"kind": "delta"},
-    "window": {"kind": "window", "window": 70},
-    "parallel window": {"kind": "linear", "parallel_window": 70},
-    "softmax": {"kind": "softmax"},
-    "ngram": {"kind": "ngram"},
-}
+KINDS = kinds(window=70)
 
 
 def by_policy(model: LanguageModel, policy: DevicePolicy, starts: Tensor | None) -> dict[str, Tensor]:
