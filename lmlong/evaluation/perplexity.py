@@ -158,7 +158,7 @@ def measure_perplexity(
     if "remembrance" in options.views and len(lengths) < 2:
         reached = f"only {name_length(lengths[0])} is" if lengths else "none is"
         raise UsageError(f"--by remembrance: compares lengths, and {reached} reached. Give several in --lengths.")
-    scorer = Scorer(loaded.model, text.tokens, documents, loaded.tokenizer, loaded.device)
+    scorer = Scorer(loaded, text.tokens, documents)
     with autocast(loaded.device, precision):
         _fill(report, scorer, lengths, options, loaded)
         if "state" in options.views:
