@@ -52,6 +52,7 @@ DEFAULT_VIEWS = "context,position"
 @options.json_file
 @options.plot("bits per byte")
 @options.precision
+@options.learn
 @options.loading
 def eval_(
     runs: tuple[str, ...],
@@ -106,9 +107,14 @@ def eval_(
         "--by": views != DEFAULT_VIEWS,
         "--weights": loading.weights != "32",
         "--state-dtype": loading.state_dtype != "32",
+        "--learn": loading.learn is not None,
         "--cache-baseline": given["cache_baseline"],
         "--cluster-by": given["cluster_by"] is not None,
     }
+    if loading.learn and (unlearned := {"remembrance", "state"} & set(chosen)):
+        raise UsageError(
+            f"--learn: --by {min(unlearned)} measures the layers before the output. Leave one of them out."
+        )
     recipes = [reading(run, read_recipe) for run in runs]
     if _are_encoders(runs, recipes, [option for option, is_given in causal_only.items() if is_given]):
         _eval_encoders(runs, data, tokens, json_file, loading.device, precision)

@@ -289,6 +289,7 @@ def load(
     weights: Weights = "32",
     state_dtype: Literal["32", "64"] = "32",
     learn: Level | bool | None = None,
+    learn_own_text: bool = False,
 ) -> TrainedLanguageModel:
     """Load the language model of a run: its folder, name under runs/, or a checkpoint; `device` is auto, cpu, cuda
     or mps.
@@ -299,6 +300,7 @@ def load(
     "int8" takes a quarter and changes them more. `state_dtype` is the precision of the recurrent states S and z; use
     "64" for texts of more than about ten million tokens. With `learn`, the output layer learns from each text while the
     model reads it: "output" or True learns a matrix and a bias, "bias" only a bias, which costs less and gains less.
+    With `learn_own_text` it learns from the text that the model writes too.
     """
     if learn not in (None, True, False, *LEVELS):
         raise UsageError(f"learn: {learn!r} is neither a switch nor a level. Choose from {', '.join(LEVELS)}.")
@@ -315,6 +317,9 @@ def load(
         model.set_state_dtype(torch.float64)
     if weights != "32":
         model.quantize({"bf16": torch.bfloat16, "int8": torch.int8}[weights])
+    if learn_own_text and not learn:
+        raise UsageError("--learn-own-text: needs --learn.")
+    model.learns_own_text = learn_own_text
     level: Level | None = "output" if learn is True else learn or None
     loaded = TrainedLanguageModel(**{**vars(trained), "model": model}, learn=level)
     loaded.choose_kernels("32")
