@@ -1,5 +1,6 @@
 """lmlong eval: perplexity against length."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +53,7 @@ DEFAULT_VIEWS = "context,position"
 @options.json_file
 @options.plot("bits per byte")
 @options.precision
+@options.learn
 @options.loading
 def eval_(
     runs: tuple[str, ...],
@@ -83,8 +85,8 @@ def eval_(
     For the files of --data, the author is the part of the file name before the first "-". --cache-baseline mixes the
     model with counts of the earlier bigrams and trigrams of the document, weighted by a fit on the training text; the
     gain is information that the model does not use. For several runs, the differences from the first are printed, with
-    their paired errors. Compare runs with different tokenizers by bits per byte. For an encoder, the perplexity of
-    masked tokens is measured.
+    their paired errors. With --learn, each run is measured without learning and with it. Compare runs with different
+    tokenizers by bits per byte. For an encoder, the perplexity of masked tokens is measured.
 
     \b
     Example: one run on its own held-out text, then two on the same books.
@@ -106,9 +108,14 @@ def eval_(
         "--by": views != DEFAULT_VIEWS,
         "--weights": loading.weights != "32",
         "--state-dtype": loading.state_dtype != "32",
+        "--learn": loading.learn is not None,
         "--cache-baseline": given["cache_baseline"],
         "--cluster-by": given["cluster_by"] is not None,
     }
+    if loading.learn and (unlearned := {"remembrance", "state"} & set(chosen)):
+        raise UsageError(
+            f"--learn: --by {min(unlearned)} measures the layers before the output. Leave one of them out."
+        )
     recipes = [reading(run, read_recipe) for run in runs]
     if _are_encoders(runs, recipes, [option for option, is_given in causal_only.items() if is_given]):
         _eval_encoders(runs, data, tokens, json_file, loading.device, precision)
@@ -116,22 +123,24 @@ def eval_(
     report_left_out(data)
     reports = []
     for run in runs:
-        report = evaluate(
-            loading.load(run),
-            data or None,
-            lengths=lengths,
-            views=chosen,
-            tokens=tokens,
-            name=run_name(run),
-            trained_lengths=[recipe.text.sequence_length for recipe in recipes],
-            precision=precision,
-            **given,
-        )
-        if report.left_out:
-            names = ", ".join(map(name_length, report.left_out))
-            fewer = f"fewer than {given['min_documents']} {report.unit}s reach {names}"
-            click.echo(f"{report.name}: {fewer}: left out", err=True)
-        reports.append(report)
+        loaded = loading.load(run)
+        for learn in [None, loading.learn] if loading.learn else [None]:
+            report = evaluate(
+                replace(loaded, learn=learn),
+                data or None,
+                lengths=lengths,
+                views=chosen,
+                tokens=tokens,
+                name=run_name(run) + (", learning" if learn else ""),
+                trained_lengths=[recipe.text.sequence_length for recipe in recipes],
+                precision=precision,
+                **given,
+            )
+            if report.left_out and not learn:
+                names = ", ".join(map(name_length, report.left_out))
+                fewer = f"fewer than {given['min_documents']} {report.unit}s reach {names}"
+                click.echo(f"{report.name}: {fewer}: left out", err=True)
+            reports.append(report)
     show(table(reports), to_json(reports), json_file, plot, figure(reports) if plot else None)
 
 

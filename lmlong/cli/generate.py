@@ -55,6 +55,8 @@ from lmlong.model.sampling_options import MAX_TOKENS
     help="Decode with native code on a CPU, or a CUDA graph on a GPU.  [default: on a CPU]",
 )
 @click.option("--stats", is_flag=True, help="Print speed, state size and seed to standard error.")
+@options.learn
+@options.learn_own_text
 @options.loading
 def generate(
     run: str,

@@ -253,25 +253,63 @@ def together(*options: Decorator) -> Decorator:
     return add
 
 
+class LearnOption(click.Option):
+    """An option whose value may be left out, also before another argument: only a level is taken as its value."""
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        super().add_to_parser(parser, ctx)
+        option = parser._long_opt["--learn"]
+        take = option.process
+
+        def process(value: Any, state: Any) -> None:
+            if isinstance(value, str) and value not in LEVELS:
+                state.rargs.insert(0, value)
+                value = LEVELS[0]
+            take(value, state)
+
+        option.process = process
+
+
+LEVELS = ("output", "bias")
+
+learn = click.option(
+    "--learn",
+    cls=LearnOption,
+    is_flag=False,
+    flag_value=LEVELS[0],
+    type=click.Choice(LEVELS),
+    metavar="[output|bias]",
+    help="Learn from each token after it is predicted, until the document ends: the output layer, or with bias only "
+    "its bias, which costs less and gains less.",
+)
+
+learn_own_text = click.option(
+    "--learn-own-text", is_flag=True, help="--learn: learn from the text that the model writes too."
+)
+
+
 class Loading(NamedTuple):
     """How a command loads a language model."""
 
     weights: Literal["32", "bf16", "int8"]
     state_dtype: Literal["32", "64"]
     device: str
+    learn: Literal["output", "bias"] | None = None
+    learn_own_text: bool = False
 
     def load(self, run: str) -> "TrainedLanguageModel":
         from lmlong.inference.loading import load
 
-        return load(run, self.device, self.weights, self.state_dtype)
+        return load(run, **self._asdict())
 
 
 def loading(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --threads and the options of `Loading`, which the command takes as its argument `loading`."""
+    """Add --threads and the options of `Loading`, which the command takes as its argument `loading`. `learn` and
+    `learn_own_text` are added before it, by commands that have them."""
 
     @wraps(command)
     def call(**given: Any) -> Any:
-        how = Loading(*(given.pop(name) for name in Loading._fields))
+        how = Loading(**{name: given.pop(name) for name in Loading._fields if name in given})
         return command(loading=how, **given)
 
     return together(weights, state_dtype, threads, device)(call)

@@ -71,6 +71,7 @@ class InputFile(options.InFile):
 @click.option("--save-state", type=options.NewFile(), help="Save the state after all that was read to this file.")
 @options.plot("surprisal along the text")
 @options.precision
+@options.learn
 @options.loading
 def score(
     run: str,

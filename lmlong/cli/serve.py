@@ -59,6 +59,8 @@ def named(number: int) -> str:
     help="Folder for the states of sessions.",
 )
 @settings
+@options.learn
+@options.learn_own_text
 @options.loading
 def serve(
     run: str,

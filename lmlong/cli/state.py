@@ -1,7 +1,7 @@
 """`lmlong state`: save and describe the state of a model after a text."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import click
 
@@ -21,12 +21,11 @@ def state() -> None:
 @click.option(
     "--load-state", type=options.SeekableFile(), help="Continue from this state instead of starting a document."
 )
+@options.learn
 @options.state_dtype
 @options.threads
 @options.device
-def build(
-    run: str, text: Path, out: Path, load_state: Path | None, state_dtype: Literal["32", "64"], device: str
-) -> None:
+def build(run: str, text: Path, out: Path, load_state: Path | None, **loading: Any) -> None:
     """Read TEXT with the model of RUN and save the state after it.
 
     TEXT may end anywhere, even within a word: its last tokens, which depend on the following text, are saved as text
@@ -42,7 +41,7 @@ def build(
     from lmlong.cli.reading import pieces
     from lmlong.inference.loading import load
 
-    loaded = load(run, device, state_dtype=state_dtype)
+    loaded = load(run, **loading)
     session = loaded.read(pieces(text), loaded.load_state(load_state) if load_state else None)
     loaded.save_state(session, out)
     click.echo(f"{out}: {int(session.total):,} tokens saved in {out.stat().st_size:,} bytes")

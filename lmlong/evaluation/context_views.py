@@ -125,7 +125,7 @@ def training_targets(loaded: TrainedLanguageModel, lengths: Sequence[int], targe
     nats: list[dict[int, np.ndarray]] = []
     counts = []
     for tokens, documents in long_texts:
-        scorer = Scorer(loaded.model, tokens, documents, loaded.tokenizer, loaded.device)
+        scorer = Scorer(loaded, tokens, documents)
         blocks = cut.choose_blocks(documents, longest, cut.block_size(longest), targets // len(long_texts), 1)
         nats.append({length: scorer.predictions(blocks.after(length), bar).nats for length in reached})
         counts.append(cache_counts(scorer, blocks, reached))

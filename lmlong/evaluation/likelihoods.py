@@ -117,7 +117,7 @@ def document_likelihoods(
     if not score_eos:
         spans = spans._replace(end=spans.end - 1)
         spans = spans.take(np.flatnonzero(spans.end > spans.first))
-    scorer = Scorer(loaded.model, text.tokens, documents, loaded.tokenizer, loaded.device)
+    scorer = Scorer(loaded, text.tokens, documents)
     with tqdm(total=tokens_read(spans), unit="token", unit_scale=True, disable=None if show else True) as bar:
         bar.set_description("Running loglikelihood_rolling requests")
         log_p[given] = -scorer.sums(spans, bar).nats

@@ -142,7 +142,7 @@ def measure_perplexity(
         name=name,
         checkpoint=str(loaded.checkpoint),
         parameters=count_parameters(loaded.model),
-        state=state_size(loaded.model),
+        state=state_size(loaded.model, loaded.learn),
         trained_length=trained,
         precision=precision,
         trained_tokens=loaded.trained_tokens,
@@ -158,7 +158,7 @@ def measure_perplexity(
     if "remembrance" in options.views and len(lengths) < 2:
         reached = f"only {name_length(lengths[0])} is" if lengths else "none is"
         raise UsageError(f"--by remembrance: compares lengths, and {reached} reached. Give several in --lengths.")
-    scorer = Scorer(loaded.model, text.tokens, documents, loaded.tokenizer, loaded.device)
+    scorer = Scorer(loaded, text.tokens, documents)
     with autocast(loaded.device, precision):
         _fill(report, scorer, lengths, options, loaded)
         if "state" in options.views:

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from lmlong.data.tokenizers.base import Tokenizer
 from lmlong.evaluation.document_sums import Sums
 from lmlong.evaluation.spans import Documents, Spans
-from lmlong.model.language_model import LanguageModel
+from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.model.loss import IGNORED
 
 TOKENS_AT_ONCE = 16_384
@@ -37,11 +36,10 @@ class Predictions(NamedTuple):
 class Scorer:
     """Reads spans of one text with one model."""
 
-    def __init__(
-        self, model: LanguageModel, text: np.ndarray, documents: Documents, tokenizer: Tokenizer, device: torch.device
-    ):
-        self.model, self.text, self.documents = model, text, documents
-        self.tokenizer, self.device = tokenizer, device
+    def __init__(self, loaded: TrainedLanguageModel, text: np.ndarray, documents: Documents):
+        self.model, self.tokenizer, self.device = loaded.model, loaded.tokenizer, loaded.device
+        self.learn = loaded.learn
+        self.text, self.documents = text, documents
 
     def sums(self, spans: Spans, bar: tqdm, positions: dict[int, Sums] | None = None) -> Sums:
         """Return the sums of each document. With `positions`, add sums by position to it: under n those of targets
@@ -81,16 +79,15 @@ class Scorer:
         """Yield the targets of all spans, in any order; those of a long span in several pieces. Logits are computed for
         targets only."""
         for numbers in _groups(spans):
-            rows, state = spans.take(numbers), None
+            rows, state = spans.take(numbers), self.model.init_state(len(numbers), self.learn)
             longest = int((rows.end - rows.begin).max()) - 1
             size = self.model.piece(len(numbers))
             for start in range(0, longest, size):
                 tokens, targets, read = _piece(self.text, rows, start, min(size, longest - start))
                 counted = targets != IGNORED
                 with torch.inference_mode():
-                    hidden, state = self.model.hidden_states(tokens.to(self.device), state)
-                    hidden = hidden[counted.to(self.device)]
-                    nll = self.model.target_nll(hidden, targets[counted].to(self.device))
+                    nll, hidden, state = self.model.score(tokens.to(self.device), targets.to(self.device), state)
+                    nll, hidden = nll[counted.to(self.device)], hidden[counted.to(self.device)]
                 firsts = np.maximum(rows.first, rows.begin + 1 + start)
                 yield from _by_span(numbers, firsts, counted.sum(1).tolist(), nll, hidden)
                 bar.update(read)

@@ -14,6 +14,7 @@ from lmlong.inference.sampling import Sampler
 from lmlong.inference.session import Session, prefill
 from lmlong.io.limited_process import LimitedProcess, RequestFailed
 from lmlong.model.language_model import LanguageModel
+from lmlong.model.learning.state import Level
 from lmlong.model.sampling_options import DEFAULTS, MAX_TOKENS, Sampling
 
 Message = dict[str, str]
@@ -33,9 +34,12 @@ atexit.register(RENDERER.close)
 class Conversation:
     """Messages and the session after them. The tokenizer must have a chat template."""
 
-    def __init__(self, model: LanguageModel, tokenizer: Tokenizer, system: str | None = None):
+    def __init__(
+        self, model: LanguageModel, tokenizer: Tokenizer, system: str | None = None, learn: Level | None = None
+    ):
         self.model, self.tokenizer = model, tokenizer
         self.messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
+        self._learn = learn
         self._session: Session | None = None
         self._read = ""  # the rendered text that the session has read
 
@@ -69,7 +73,7 @@ class Conversation:
         if self._session is None or not text.startswith(self._read):  # some templates change earlier messages
             self._session, self._read = None, ""
         tokens = list(encode(self.tokenizer, text[len(self._read) :]))
-        self._session = prefill(self.model, [tokens], self._session)
+        self._session = prefill(self.model, [tokens], self._session, self._learn)
         self._read = text
         return self._session
 

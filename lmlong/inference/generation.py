@@ -64,7 +64,7 @@ class Generation:
             log_probs = _log_probabilities(logits, sampled).tolist() if self.keep else [0.0] * len(tokens)
             unfinished = [token for row, token in zip(self.rows, tokens, strict=True) if row.end is None]
             if any(token != self.tokenizer.eos for token in unfinished):
-                self.session = append_token(self.session, state, sampled)
+                self.session = append_token(self.session, state, sampled, self.model.learns_own_text)
             for number, row in enumerate(self.rows):
                 if row.end is None:
                     piece = self._take(row, tokens[number], log_probs[number], len(heads[number]))
@@ -90,7 +90,7 @@ class Generation:
         starts = [heal(self.model, self.tokenizer, row, self.sampler, number) for number, row in enumerate(rows)]
         self.session = concat_states([start.session for start in starts])
         if self._rewind:
-            self._rewind.add(starts[0].cover.tokens, lambda: self.session)
+            self._rewind.add(starts[0].cover.tokens, True, lambda: self.session)
         return [start.cover.head for start in starts]
 
     def _take(self, row: Continuation, token: int, log_probability: float, given: int) -> str:
@@ -105,7 +105,7 @@ class Generation:
             row.log_probabilities.append(log_probability)
         piece = row.text.feed(token, given)
         if self._rewind:
-            self._rewind.add([token], lambda: self.session, row.text.held)
+            self._rewind.add([token], self.model.learns_own_text, lambda: self.session, row.text.held)
         if row.text.stopped:
             row.end = "stop"
         return piece

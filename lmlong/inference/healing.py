@@ -36,8 +36,10 @@ def heal(model: LanguageModel, tokenizer: Tokenizer, session: Session, sampler: 
     text = session.unread.row(0)
     session = with_unread(session, UnreadText())
     if text.chosen:  # by decode steps, as when they were generated, unless that would take long
-        long = len(text.chosen) > LONG
-        read = prefill(model, [text.chosen], session) if long else advance(model, session, text.chosen)
+        if len(text.chosen) > LONG and session.state.learned is None:
+            read = prefill(model, [text.chosen], session)
+        else:
+            read = advance(model, session, [(token, model.learns_own_text) for token in text.chosen])
         return Start(0.0, read, Cover(list(text.chosen), b""))
     candidates = starts(model, tokenizer, session, text)
     return candidates[sampler.choose([start.log_weight for start in candidates], row)]
@@ -86,7 +88,7 @@ def _weigh(
         else:
             yield Start(log_weight + _log_mass(log_probs, boundaries, cover.head), session, cover)
     for token, group in following.items():
-        more = append_token(session, state, session.last.new_tensor([token]))
+        more = append_token(session, state, session.last.new_tensor([token]), learn=True)
         yield from _weigh(model, boundaries, more, group, length + 1, log_weight + float(log_probs[token]))
 
 

@@ -28,7 +28,7 @@ from lmlong.inference.chat import Conversation
 from lmlong.inference.generation import Generation, check_end
 from lmlong.inference.hidden_states import HiddenStates
 from lmlong.inference.sampling import Sampler
-from lmlong.inference.session import Session, prefill, with_unread
+from lmlong.inference.session import Session, begin_learning, prefill, with_unread
 from lmlong.inference.unread import Encoding, UnreadText
 from lmlong.model.base import TextModel
 from lmlong.model.build import build
@@ -37,6 +37,7 @@ from lmlong.model.fast_step import make_fast_step, why_no_fast_step
 from lmlong.model.kernel_choice import KernelChoice, choose_kernels
 from lmlong.model.kernel_trial import Work
 from lmlong.model.language_model import PIECE, LanguageModel
+from lmlong.model.learning.state import LEVELS, Level
 from lmlong.model.precision import Precision, evaluation_precision
 from lmlong.model.sampling_options import DEFAULTS, MAX_TOKENS, Sampling
 from lmlong.recipe import Recipe
@@ -69,6 +70,8 @@ class TrainedLanguageModel(TrainedModel):
     """A trained language model."""
 
     model: LanguageModel
+    learn: Level | None = None
+    """What the output layer learns from each text that is read."""
 
     def stream(
         self,
@@ -132,7 +135,14 @@ class TrainedLanguageModel(TrainedModel):
         """
         return Generation(self.model, self.tokenizer, session, Sampler(options, rows), max_tokens, stop, keep)
 
-    def read(self, text: str | Iterable[str], state: Session | None = None, *, heal: bool = True) -> Session:
+    def read(
+        self,
+        text: str | Iterable[str],
+        state: Session | None = None,
+        *,
+        heal: bool = True,
+        learn: bool | None = None,
+    ) -> Session:
         """Read a text of any length, whole or in pieces, and return the state after it, starting from `state` if given.
 
         >>> book = model.read(open("book.txt").read())
@@ -141,10 +151,15 @@ class TrainedLanguageModel(TrainedModel):
         The text may end anywhere, also within a word: its last tokens, which depend on what follows, stay unread until
         that is known. So the state does not depend on how a text is divided. With `heal=False` the last tokens are read
         at once.
+
+        With `learn`, the output layer learns from this text and from all that later continues the state, after each
+        token is predicted; the state holds what it learns. A state that learns already continues to.
         """
         encoding = self._encode(text, state, heal)
-        start = with_unread(state, UnreadText()) if state else None
-        session = prefill(self.model, chain([] if state else [[self.tokenizer.bos]], encoding), start)
+        level = self.learn if learn is None else ("output" if learn else None)
+        start = begin_learning(self.model, with_unread(state, UnreadText()), level) if state else None
+        tokens = chain([] if state else [[self.tokenizer.bos]], encoding)
+        session = prefill(self.model, tokens, start, level)
         return with_unread(session, encoding.unread)
 
     def conversation(self, system: str | None = None) -> Conversation:
@@ -154,7 +169,7 @@ class TrainedLanguageModel(TrainedModel):
         """
         if self.tokenizer.chat_template is None:
             raise UsageError(f"{self.checkpoint}: the tokenizer has no chat template. Use a model made for chat.")
-        return Conversation(self.model, self.tokenizer, system)
+        return Conversation(self.model, self.tokenizer, system, self.learn)
 
     def hidden_states(
         self, text: str | Iterable[str] | Tensor, state: Session | None = None, *, blocks: bool = False
@@ -226,7 +241,8 @@ class TrainedLanguageModel(TrainedModel):
 
     def load_state(self, path: str | Path) -> Session:
         """Return the state in a file that this model wrote."""
-        return state_file.load(Path(path), self.model, self.owners, self.tokenizer, str(self.checkpoint))
+        session = state_file.load(Path(path), self.model, self.owners, self.tokenizer, str(self.checkpoint))
+        return begin_learning(self.model, session, self.learn)
 
     def _encode(self, text: str | Iterable[str], state: Session | None, heal: bool) -> Encoding:
         """Return the tokens of `state`'s unread text and this text."""
@@ -268,7 +284,12 @@ def _read(checkpoint: Path) -> TrainedModel:
 
 
 def load(
-    run: str | Path, device: str = "auto", weights: Weights = "32", state_dtype: Literal["32", "64"] = "32"
+    run: str | Path,
+    device: str = "auto",
+    weights: Weights = "32",
+    state_dtype: Literal["32", "64"] = "32",
+    learn: Level | bool | None = None,
+    learn_own_text: bool = False,
 ) -> TrainedLanguageModel:
     """Load the language model of a run: its folder, name under runs/, or a checkpoint; `device` is auto, cpu, cuda
     or mps.
@@ -277,8 +298,12 @@ def load(
 
     `weights` is the format of the weight matrices: "bf16" takes half the memory and changes predictions a little,
     "int8" takes a quarter and changes them more. `state_dtype` is the precision of the recurrent states S and z; use
-    "64" for texts of more than about ten million tokens.
+    "64" for texts of more than about ten million tokens. With `learn`, the output layer learns from each text while the
+    model reads it: "output" or True learns a matrix and a bias, "bias" only a bias, which costs less and gains less.
+    With `learn_own_text` it learns from the text that the model writes too.
     """
+    if learn not in (None, True, False, *LEVELS):
+        raise UsageError(f"learn: {learn!r} is neither a switch nor a level. Choose from {', '.join(LEVELS)}.")
     trained = open_run(run, device)
     model = trained.model
     if not isinstance(model, LanguageModel):
@@ -292,6 +317,10 @@ def load(
         model.set_state_dtype(torch.float64)
     if weights != "32":
         model.quantize({"bf16": torch.bfloat16, "int8": torch.int8}[weights])
-    loaded = TrainedLanguageModel(**{**vars(trained), "model": model})
+    if learn_own_text and not learn:
+        raise UsageError("--learn-own-text: needs --learn.")
+    model.learns_own_text = learn_own_text
+    level: Level | None = "output" if learn is True else learn or None
+    loaded = TrainedLanguageModel(**{**vars(trained), "model": model}, learn=level)
     loaded.choose_kernels("32")
     return loaded

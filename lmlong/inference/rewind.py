@@ -20,13 +20,13 @@ class Rewind:
         self._reach = 4 * tokenizer.boundaries.longest  # in bytes; tokens further back can no longer change
         self._given = session
         self._early = self._late = session
-        self._tokens: list[int] = []  # since `early`
+        self._tokens: list[tuple[int, bool]] = []  # since `early`, and whether they are learned from
         self._since = self._size = 0  # tokens and bytes after `late`
 
-    def add(self, tokens: Sequence[int], session: Callable[[], Session], held: str = "") -> None:
-        """Add generated tokens, with a function that returns the session after them, and their text that may be taken
-        back."""
-        self._tokens.extend(tokens)
+    def add(self, tokens: Sequence[int], learn: bool, session: Callable[[], Session], held: str = "") -> None:
+        """Add tokens, and whether a state that learns from its text learns from them; with a function that returns the
+        session after them, and their text that may be taken back."""
+        self._tokens.extend((token, learn) for token in tokens)
         self._since += len(tokens)
         self._size += len(self._tokenizer.decode_bytes(tokens))
         if self._size >= self._reach + 4 * len(held):
@@ -36,15 +36,16 @@ class Rewind:
 
     def session(self, model: LanguageModel, dropped: int) -> Session:
         """Return the session of the text without its last `dropped` characters."""
-        data = self._tokenizer.decode_bytes(self._tokens)
+        tokens = [token for token, _ in self._tokens]
+        data = self._tokenizer.decode_bytes(tokens)
         data = _without_last(data, dropped) if dropped else data
         if self._early is self._given and len(data) <= len(self._given.unread.row(0).pending):
             return self._given
-        ends = [0, *accumulate(int(self._tokenizer.token_bytes[token]) for token in self._tokens)]
+        ends = [0, *accumulate(int(self._tokenizer.token_bytes[token]) for token in tokens)]
         whole = bisect_right(ends, len(data)) - 1
         read = self._read(data, ends[: whole + 1])
         session = advance(model, with_unread(self._early, UnreadText()), self._tokens[:read])
-        chosen = tuple(self._tokens[read:whole]) if ends[whole] == len(data) else ()
+        chosen = tuple(tokens[read:whole]) if ends[whole] == len(data) else ()
         return with_unread(session, UnreadText(b"", data[ends[read] :], chosen))
 
     def _read(self, data: bytes, ends: list[int]) -> int:

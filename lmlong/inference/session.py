@@ -11,7 +11,8 @@ from torch import Tensor
 
 from lmlong.attention.base import state_tensors
 from lmlong.inference.unread import Unread, UnreadText, as_tensors
-from lmlong.model.language_model import LanguageModel, ModelState
+from lmlong.model.language_model import LanguageModel, ModelState, will_learn
+from lmlong.model.learning.state import Level, init_learned
 from lmlong.model.sampling_options import RECENT
 from lmlong.model.state import rebuild_state
 
@@ -33,22 +34,35 @@ class Session(NamedTuple):
     unread: Unread  # text after `last`
 
 
-def prefill(model: LanguageModel, pieces: Iterable[Sequence[int]], session: Session | None = None) -> Session:
-    """Return the session of one row after tokens in pieces of any size, starting from `session` if given."""
+def prefill(
+    model: LanguageModel,
+    pieces: Iterable[Sequence[int]],
+    session: Session | None = None,
+    learn: Level | None = None,
+) -> Session:
+    """Return the session of one row after tokens in pieces of any size, starting from `session` if given. `learn`: what
+    a new session learns from its text."""
     after = session
-    for now in prefill_pieces(model, pieces, session):
+    for now in prefill_pieces(model, pieces, session, learn=learn):
         after = now
     assert after is not None, "nothing to read"
     return after
 
 
 def prefill_pieces(
-    model: LanguageModel, pieces: Iterable[Sequence[int]], session: Session | None = None, size: int | None = None
+    model: LanguageModel,
+    pieces: Iterable[Sequence[int]],
+    session: Session | None = None,
+    size: int | None = None,
+    learn: Level | None = None,
 ) -> Iterator[Session]:
     """Iterate over the session after every `size` tokens and after the last, for a caller with other work in
     between."""
     for piece in even_pieces(pieces, size or model.piece(1, PREFILL_TOKENS)):
-        session = _read(model, piece, session)
+        if session is None:
+            session, piece = first(model, piece[0], learn), piece[1:]
+        if piece:
+            session = read_tokens(model, piece, session)
         yield session
 
 
@@ -64,31 +78,41 @@ def even_pieces(pieces: Iterable[Sequence[int]], size: int = PREFILL_TOKENS) -> 
         yield held
 
 
-def _read(model: LanguageModel, tokens: list[int], session: Session | None) -> Session:
-    """Return the session after new tokens, starting from `session` if given."""
-    if session is None:
-        session, tokens = first(model, tokens[0]), tokens[1:]
-    return read_tokens(model, tokens, session)[0] if tokens else session
-
-
 @torch.inference_mode()
-def first(model: LanguageModel, token: int) -> Session:
+def first(model: LanguageModel, token: int, learn: Level | None = None) -> Session:
     """Return the session of one row after its first token."""
     last = torch.tensor([token], device=model.embedding.weight.device)
     recent = torch.cat([last.new_full((1, RECENT - 1), NO_TOKEN), last[:, None]], dim=1)
     unread = as_tensors(UnreadText(), last.device)
-    return Session(model.init_state(1), last, recent, torch.ones_like(last), unread)
+    return Session(model.init_state(1, learn), last, recent, torch.ones_like(last), unread)
 
 
 @torch.inference_mode()
-def read_tokens(model: LanguageModel, tokens: Sequence[int], session: Session) -> tuple[Session, Tensor]:
-    """Return the session after new tokens, and the hidden states (1, N, width) that predict each of them."""
-    new = torch.tensor([tokens], device=model.embedding.weight.device)
-    unread = torch.cat([session.last[:, None], new[:, :-1]], dim=1)
-    hidden, state = model.hidden_states(unread, session.state)
+def read_tokens(model: LanguageModel, tokens: Sequence[int], session: Session) -> Session:
+    """Return the session after new tokens."""
+    read, new = _to_read(session, tokens)
+    _, state = model.hidden_states(read, session.state)
+    return _after(session, new, state)
+
+
+@torch.inference_mode()
+def score_tokens(model: LanguageModel, tokens: Sequence[int], session: Session) -> tuple[Session, Tensor]:
+    """Return the session after new tokens, and -log p of each (1, N)."""
+    read, new = _to_read(session, tokens)
+    nll, _, state = model.score(read, new, session.state)
+    return _after(session, new, state), nll
+
+
+def _to_read(session: Session, tokens: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Return the tokens that the model reads next (1, N), and the new tokens (1, N) that it predicts meanwhile."""
+    new = session.last.new_tensor([tokens])
+    return torch.cat([session.last[:, None], new[:, :-1]], dim=1), new
+
+
+def _after(session: Session, new: Tensor, state: ModelState) -> Session:
     recent = torch.cat([session.recent, new], dim=1)[:, -RECENT:].clone()
     total = session.total + new.shape[1]
-    return session._replace(state=state, last=new[:, -1].clone(), recent=recent, total=total), hidden
+    return session._replace(state=state, last=new[:, -1].clone(), recent=recent, total=total)
 
 
 @torch.inference_mode()
@@ -98,18 +122,29 @@ def next_logits(model: LanguageModel, session: Session) -> tuple[Tensor, ModelSt
 
 
 @torch.inference_mode()
-def append_token(session: Session, state: ModelState, token: Tensor) -> Session:
-    """Return the session with one more token (B,), after `next_logits` gave `state`."""
+def append_token(session: Session, state: ModelState, token: Tensor, learn: bool = False) -> Session:
+    """Return the session with one more token (B,), after `next_logits` gave `state`. `learn`: whether a state that
+    learns from its text learns from the token, which is not for those that the model wrote."""
     recent = torch.cat([session.recent[:, 1:], token[:, None]], dim=1)
-    return session._replace(state=state, last=token, recent=recent, total=session.total + 1)
+    return session._replace(state=will_learn(state, learn), last=token, recent=recent, total=session.total + 1)
 
 
-def advance(model: LanguageModel, session: Session, tokens: Iterable[int]) -> Session:
-    """Return the session of one row after more tokens, each read by a decode step as in generation."""
-    for token in tokens:
+def advance(model: LanguageModel, session: Session, tokens: Iterable[tuple[int, bool]]) -> Session:
+    """Return the session of one row after more tokens, each read by a decode step as in generation; and each with
+    whether a state that learns from its text learns from it."""
+    for token, learn in tokens:
         _, state = next_logits(model, session)
-        session = append_token(session, state, session.last.new_tensor([token]))
+        session = append_token(session, state, session.last.new_tensor([token]), learn)
     return session
+
+
+def begin_learning(model: LanguageModel, session: Session, learn: Level | None) -> Session:
+    """Return a session that learns from the text that follows, if it does not do so already."""
+    state = session.state
+    if learn is None or state.learned is not None:
+        return session
+    learned = init_learned(learn, state.position, model.lm_head.weight)
+    return session._replace(state=state._replace(learned=learned))
 
 
 def with_unread(session: Session, text: UnreadText) -> Session:

@@ -28,6 +28,7 @@ from lmlong.inference.unread import Unread, UnreadText, as_tensors
 from lmlong.io.files import check_ordinary, fsync, parse_json
 from lmlong.io.system_errors import explain_errors
 from lmlong.model.language_model import MOST_TOKENS, LanguageModel
+from lmlong.model.learning.state import Level, level_of
 from lmlong.model.sampling_options import RECENT
 from lmlong.model.state import rebuild_state
 
@@ -76,7 +77,7 @@ def save(
     about |= {**belongs, **(more or {})}
     session = session._replace(state=model.settle(session.state))
     kept = {name: tensor.detach().cpu().contiguous() for name, tensor in _named(session)}
-    kept = sparse.pack(kept, dict(_named(_empty(model))))
+    kept = sparse.pack(kept, dict(_named(_empty(model, level_of(session.state.learned)))))
     staged = path.with_name(f".{path.name}.partial")
     with explain_errors(path):
         try:
@@ -96,8 +97,9 @@ def load(path: Path, model: LanguageModel, belongs: dict[str, str], tokenizer: T
     compute one."""
     about = describe(path)
     refuse_other(path, about, belongs, run, "or read the text again by lmlong state build.")
-    empty = _empty(model)
-    expected, tensors = dict(_named(empty)), _verified(path, about)
+    tensors = _verified(path, about)
+    empty = _empty(model, _level_in(tensors))
+    expected = dict(_named(empty))
     try:
         tensors = sparse.unpack(tensors, expected)
         unread = {name: tensor for name, tensor in expected.items() if name.startswith("unread.")}
@@ -201,12 +203,18 @@ def tail_of(session: Session, tokenizer: Tokenizer) -> str:
     return data.decode("utf-8", LOSSLESS)[-TAIL:]
 
 
-def _empty(model: LanguageModel) -> Session:
+def _level_in(tensors: Mapping[str, Tensor]) -> Level | None:
+    """Return what the session in a file learns from its text, by the names of its tensors."""
+    learned = {name.split(".")[2] for name in tensors if name.startswith("state.learned.")}
+    return ("output" if "D" in learned else "bias") if learned else None
+
+
+def _empty(model: LanguageModel, learn: Level | None) -> Session:
     """Return an empty session; its tensors have the shapes of every session's, except those of growing states."""
     device = model.embedding.weight.device
     token = torch.zeros(1, dtype=torch.long, device=device)
     nothing = as_tensors(UnreadText(), device)
-    return Session(model.init_state(1), token, token.new_zeros(1, RECENT), token, nothing)
+    return Session(model.init_state(1, learn), token, token.new_zeros(1, RECENT), token, nothing)
 
 
 def _named(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:

@@ -22,7 +22,12 @@ from lmlong.model.base import LMHead, QuantizedLMHead, TextModel, compiled
 from lmlong.model.block import Block, BlockState, Positions, run_blocks
 from lmlong.model.hourglass import BlockPhase, Hourglass, HourglassState, any_phase, block_phase
 from lmlong.model.layers import QuantizedLinear, RMSNorm
-from lmlong.model.loss import TeacherOutput
+from lmlong.model.learning.read import Text
+from lmlong.model.learning.read import read as read_and_learn
+from lmlong.model.learning.read import score as score_and_learn
+from lmlong.model.learning.read import step as step_and_learn
+from lmlong.model.learning.state import DEFAULT_RATES, NOT_LEARNED, Learned, Level, init_learned
+from lmlong.model.loss import IGNORED, TeacherOutput
 from lmlong.model.rope import document_positions
 from lmlong.model.segments import Segment, checkpointed_loss, segmented_loss
 from lmlong.model.sequence_group import SequenceGroup, SequencePart
@@ -43,6 +48,15 @@ class ModelState(NamedTuple):
     position: Tensor  # (B,) tokens of the current document so far
     hourglass: HourglassState | None = None  # None if no layers are downsampled
     last_tokens: Tensor | None = None  # (B, P) the last tokens that attentions need; None if none needs them
+    learned: Learned | None = None  # None if the output layer does not learn from the text
+
+
+def will_learn(state: ModelState, learn: bool) -> ModelState:
+    """Return the state with which the model learns from the next token, or does not, if it learns from the text."""
+    if state.learned is None:
+        return state
+    skip = torch.full_like(state.learned.skip, not learn)
+    return state._replace(learned=state.learned._replace(skip=skip))
 
 
 DecodeStep = Callable[[Tensor, ModelState, BlockPhase | None], tuple[Tensor, ModelState]]
@@ -64,6 +78,10 @@ class LanguageModel(TextModel):
         self.lm_head = LMHead(self.embedding if options.tied_output else nn.Embedding(vocabulary, options.width))
         self.fast_step: DecodeStep | None = None
         """The decode step by native code or a CUDA graph; None if torch runs `decode_step`."""
+        self.learning_rates = DEFAULT_RATES
+        """The rates with which states that learn from the text do so."""
+        self.learns_own_text = False
+        """Whether such states learn from the text that the model writes too."""
         self.kernel_is_set = False
         """Whether `use_kernel` has set the kernel, which `kernel: auto` then leaves alone."""
         self.init_weights()
@@ -74,24 +92,35 @@ class LanguageModel(TextModel):
         for block in self.blocks:
             block.mixer.init_recall()
 
-    def init_state(self, batch: int) -> ModelState:
+    def init_state(self, batch: int, learn: Level | None = None) -> ModelState:
+        """Return the state before the first token. With `learn`, the output layer learns from the text that is read."""
         like = self.embedding.weight.device, self.embedding.weight.dtype
         blocks = tuple(block.mixer.init_state(batch, *like) for block in self.blocks)
         position = torch.zeros(batch, dtype=torch.long, device=self.embedding.weight.device)
         hourglass = self.hourglass.init_state(batch, *like) if self.hourglass else None
         past = None if self.past_tokens is None else position.new_zeros(batch, self.past_tokens)
-        return ModelState(blocks, position, hourglass, past)
+        learned = learn and init_learned(learn, position, self.lm_head.weight)
+        return ModelState(blocks, position, hourglass, past, learned)
 
     def forward(
         self, tokens: Tensor, state: ModelState | None = None, document_starts: Tensor | None = None
     ) -> tuple[Tensor, ModelState]:
         """Return logits (B, T, V) of the token after each of `tokens` (B, T), and the state after the last."""
-        hidden, state = self.hidden_states(tokens, state, document_starts)
-        return self.logits(hidden), state
+        state = self.init_state(len(tokens)) if state is None else state
+        hidden, after = self._hidden_states(tokens, state, document_starts)
+        if state.learned is None:
+            return self.logits(hidden), after
+        logits, learned = self._learn(read_and_learn, tokens, hidden, state, document_starts)
+        return logits, after._replace(learned=learned)
 
     def step(self, token: Tensor, state: ModelState) -> tuple[Tensor, ModelState]:
         """Return logits (B, V) of the token after `token` (B,), and the state after it."""
         phase = self.block_phase(state, None, 1)
+        if state.learned is not None:
+            hidden, after = self._run(token[:, None], state, None, phase)
+            logits = self.logits(hidden)[:, 0]
+            logits, learned = self._learn(step_and_learn, token[:, None], hidden, state, None, logits)
+            return logits, after._replace(learned=learned)
         return self.fast_step(token, state, phase) if self.fast_step else self.decode_step(token, state, phase)
 
     def decode_step(self, token: Tensor, state: ModelState, phase: BlockPhase | None) -> tuple[Tensor, ModelState]:
@@ -153,18 +182,51 @@ class LanguageModel(TextModel):
     def token_nll(
         self, tokens: Tensor, targets: Tensor, mask: Tensor | None = None, state: ModelState | None = None
     ) -> tuple[Tensor, ModelState | None]:
+        assert state is None or state.learned is None  # `score` learns
         nll, size = [], self.piece(len(tokens))
         for begin in range(0, tokens.shape[1], size):
             piece = slice(begin, begin + size)
             document_starts = None if mask is None else mask[:, piece]
             hidden, state = self.hidden_states(tokens[:, piece], state, document_starts)
-            nll.append(self.target_nll(hidden, targets[:, piece]))
+            nll.append(self.lm_head(hidden, targets[:, piece], "none"))
         return torch.cat(nll, dim=1), state
 
     @torch.no_grad()
-    def target_nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """Return -log p of targets (N,), given the hidden states (N, width) before them."""
-        return self.lm_head(hidden, targets, "none")
+    def score(
+        self,
+        tokens: Tensor,
+        targets: Tensor,
+        state: ModelState | None = None,
+        document_starts: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, ModelState]:
+        """Return -log p of each target (B, T), 0 if ignored; the hidden states (B, T, width) before them; and the state
+        after `tokens` (B, T)."""
+        state = self.init_state(len(tokens)) if state is None else state
+        hidden, after = self._hidden_states(tokens, state, document_starts)
+        if state.learned is None:
+            scored = targets != IGNORED
+            nll = self.lm_head(hidden[scored], targets[scored], "none")
+            return nll.new_zeros(targets.shape).masked_scatter(scored, nll), hidden, after
+        nll, learned = self._learn(score_and_learn, tokens, hidden, state, document_starts, targets)
+        return nll, hidden, after._replace(learned=learned)
+
+    def _learn(
+        self,
+        function: Callable[..., tuple[Tensor, Learned]],
+        tokens: Tensor,
+        hidden: Tensor,
+        state: ModelState,
+        document_starts: Tensor | None,
+        *more: Tensor | None,
+    ) -> tuple[Tensor, Learned]:
+        """Call a function of learning/read.py for tokens (B, T) that were read from `state`, and their hidden
+        states."""
+        assert state.learned is not None
+        dtype = state.learned.bias.dtype
+        text = Text(tokens, hidden, state.position, document_starts)
+        with torch.autocast(hidden.device.type, enabled=False):
+            weight = self.lm_head.matrix(dtype).to(dtype)
+            return function(weight, text, *more, state.learned, self.learning_rates)
 
     def settle(self, state: ModelState) -> ModelState:
         """Return the state in the form that a prefill returns, if decode steps keep it in another form."""
@@ -185,6 +247,9 @@ class LanguageModel(TextModel):
         check_range("position", state.position, 0, MOST_TOKENS)
         if state.last_tokens is not None:
             check_range("last_tokens", state.last_tokens, 0, self.embedding.num_embeddings - 1)
+        if state.learned is not None:
+            check_alike(state.learned, empty.learned, name="learned")
+            check_range("learned.targets", state.learned.targets, NOT_LEARNED, self.embedding.num_embeddings - 1)
 
     def hidden_states(  # type: ignore[override]
         self,
@@ -196,6 +261,16 @@ class LanguageModel(TextModel):
         """Return the last hidden states (B, T, width), and the state after. If the tokens are a part of longer rows,
         the states of the layers are those before the rows."""
         state = self.init_state(len(tokens)) if state is None else state
+        hidden, after = self._hidden_states(tokens, state, document_starts, part)
+        if state.learned is not None:
+            _, learned = self._learn(score_and_learn, tokens, hidden, state, document_starts, None)
+            after = after._replace(learned=learned)
+        return hidden, after
+
+    def _hidden_states(
+        self, tokens: Tensor, state: ModelState, document_starts: Tensor | None, part: SequencePart | None = None
+    ) -> tuple[Tensor, ModelState]:
+        """Return the last hidden states, and the state after without what is learned."""
         phase = self.block_phase(state, document_starts, tokens.shape[1])
         run = compiled(LanguageModel._run) if self.is_compiled else LanguageModel._run
         return run(self, tokens, state, document_starts, phase, part)

@@ -113,7 +113,7 @@ def score(trained: TrainedLanguageModel, text: str, ended: Ended) -> Score:
     """Return the same sums as `lmlong.evaluate` with `precision="32"`."""
     tokens = tokens_of([text], trained.tokenizer)
     documents = documents_of(tokens)
-    scorer = Scorer(trained.model, tokens.tokens, documents, trained.tokenizer, trained.device)
+    scorer = Scorer(trained, tokens.tokens, documents)
     sums = documents.sums()
     for _, first, nats, _ in scorer.scored(whole(documents), tqdm(disable=True)):
         if ended():

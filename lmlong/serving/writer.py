@@ -96,7 +96,7 @@ class Writer:
             session, self.head = healed.session, healed.cover.head
             self._tokens.extend(healed.cover.tokens)
             if self._rewind:
-                self._rewind.add(healed.cover.tokens, lambda: healed.session)
+                self._rewind.add(healed.cover.tokens, True, lambda: healed.session)
         self._count_prompt(session)
         self._recent.extend(token for token in session.recent[0].tolist() if token != NO_TOKEN)
         self.last, self.row, self._session = int(session.last), steps.admit(session.state), session
@@ -126,7 +126,7 @@ class Writer:
         self._note(token)
         self._written += 1
         if self._rewind:
-            self._rewind.add([token], self._now, self._text.held)
+            self._rewind.add([token], self._trained.model.learns_own_text, self._now, self._text.held)
         if self._text.stopped:
             self._end("stop", piece, likelihoods)
         elif self._written == self.request.max_tokens:

@@ -31,7 +31,7 @@ class TokenBits(NamedTuple):
 
 def begin(trained: TrainedLanguageModel) -> Session:
     """Return the session at the beginning of a document."""
-    return sessions.first(trained.model, trained.tokenizer.bos)
+    return sessions.first(trained.model, trained.tokenizer.bos, trained.learn)
 
 
 class TextReader:
@@ -67,13 +67,11 @@ def _pieces(encoding: Encoding) -> Iterator[list[int]]:
 def _score(
     trained: TrainedLanguageModel, tokens: list[int], session: Session, precision: Precision
 ) -> tuple[Session, TokenBits]:
-    model = trained.model
     with autocast(trained.device, precision):
-        session, hidden = sessions.read_tokens(model, tokens, session)
-        targets = torch.tensor(tokens, device=hidden.device)
-        nats = model.target_nll(hidden[0], targets).cpu().double().numpy()
+        session, nll = sessions.score_tokens(trained.model, tokens, session)
     session = session._replace(state=_at_least_float32(session.state))
-    return session, TokenBits(np.array(tokens, dtype=np.int64), nats / math.log(2))
+    bits = nll[0].cpu().double().numpy() / math.log(2)
+    return session, TokenBits(np.array(tokens, dtype=np.int64), bits)
 
 
 def _at_least_float32(state: ModelState) -> ModelState:

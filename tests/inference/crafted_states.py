@@ -31,6 +31,7 @@ MODELS: dict[str, Model] = {
     "parallel": SMALL(attention=Attention(kind="delta", parallel_window=8)),
     "hourglass": SMALL(layers=3, downsample=Downsample(factor=4), attention=Attention(kind="softmax")),
     "float64": SMALL(attention=Attention(kind="linear")),
+    "learned": SMALL(attention=Attention(kind="linear")),
 }
 
 EXTREMES = (-(2**63), -(2**62), -(2**31), -258, -2, -1, 0, 1, 255, 256, 257, 258, 2**31 - 1, 2**61, 2**62, 2**63 - 1)
@@ -52,7 +53,8 @@ def prepare(folder: Path, kinds: Iterable[str] = MODELS) -> dict[str, Case]:
     cases = {}
     for name in kinds:
         run = write_run(folder / name, ByteTokenizer(), "bytes", 0.3, MODELS[name])
-        model = load(run, "cpu", state_dtype="64" if name == "float64" else "32")
+        learn = "output" if name == "learned" else None
+        model = load(run, "cpu", state_dtype="64" if name == "float64" else "32", learn=learn)
         if model.fast_step_at_once:
             model.use_fast_step()
         saved = folder / f"{name}.state"
@@ -121,7 +123,7 @@ CHANGES: tuple[Callable[[Random, Tensor], Tensor], ...] = (
 def craft(draw: Random, case: Case, file: Path) -> str:
     """Write a file of changed tensors, and return what was changed."""
     tensors, changed = dict(case.tensors), []
-    whole = dict(state_file._named(state_file._empty(case.model.model)))
+    whole = dict(state_file._named(state_file._empty(case.model.model, state_file._level_in(case.tensors))))
     if draw.random() < 0.5:  # else a table is changed in its packed form
         tensors = sparse.unpack(tensors, whole)
     for _ in range(draw.choice((1, 1, 1, 2, 3))):

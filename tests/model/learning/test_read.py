@@ -1,0 +1,189 @@
+"""Learning while reading: any cuts, rows, document starts and decode steps give what the definition gives."""
+
+import pytest
+import torch
+from models import stirred
+from torch import Tensor
+
+from lmlong import recipe
+from lmlong.model.language_model import LanguageModel, ModelState, will_learn
+from lmlong.model.learning.naive import naive_read
+from lmlong.model.learning.state import BLOCK, NOT_LEARNED, Level, Rates
+from lmlong.model.loss import IGNORED
+from lmlong.model.state import concat_states, state_row
+from lmlong.native.state import state_tensors
+
+VOCABULARY, TIME = 40, 75
+RATES = Rates(rate=0.05, bias_rate=0.2, decay=0.01)
+LEVELS = pytest.mark.parametrize("level", ["output", "bias"])
+
+
+@pytest.fixture(scope="module")
+def model() -> LanguageModel:
+    torch.manual_seed(0)
+    options = recipe.Model(width=32, layers=2, heads=4, attention=recipe.Attention(kind="linear"))
+    model = stirred(LanguageModel(options, VOCABULARY)).double().eval()
+    model.learning_rates = RATES
+    return model
+
+
+@pytest.fixture(scope="module")
+def tokens() -> Tensor:
+    return torch.randint(VOCABULARY, (2, TIME), generator=torch.Generator().manual_seed(0))
+
+
+def define(model: LanguageModel, document: Tensor, level: Level) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Return the losses, D and the bias by the definition."""
+    hidden, _ = model.hidden_states(document[None])
+    rates = RATES if level == "output" else RATES._replace(rate=0.0)
+    nll, D, bias = naive_read(model.lm_head.weight.detach(), hidden[0].detach(), document, rates)
+    return nll, D if level == "output" else None, bias
+
+
+def read(
+    model: LanguageModel, tokens: Tensor, state: ModelState, cuts: list[int], starts: Tensor | None = None
+) -> tuple[Tensor, ModelState]:
+    """Return the losses (B, T - 1) of a text that is read in pieces, and the state after it."""
+    losses = []
+    targets = torch.cat([tokens[:, 1:], tokens.new_full((len(tokens), 1), IGNORED)], dim=1)
+    for begin, end in zip([0, *cuts], [*cuts, tokens.shape[1]], strict=True):
+        piece = slice(begin, end)
+        nll, _, state = model.score(
+            tokens[:, piece], targets[:, piece], state, None if starts is None else starts[:, piece]
+        )
+        losses.append(nll)
+    return torch.cat(losses, dim=1)[:, :-1], state
+
+
+def assert_learned(state: ModelState, row: int, D: Tensor | None, bias: Tensor) -> None:
+    assert state.learned is not None
+    torch.testing.assert_close(state.learned.bias[row], bias)
+    if D is None:
+        assert state.learned.D is None
+    else:
+        assert state.learned.D is not None and D.abs().max() > 1e-3
+        torch.testing.assert_close(state.learned.D[row], D)
+
+
+@LEVELS
+@pytest.mark.parametrize("cuts", [[], [1], [16], [17], [33, 34, 49], [15, 16, 17, 31, 32, 33, 70]])
+def test_any_cuts_give_the_definition(model: LanguageModel, tokens: Tensor, level: Level, cuts: list[int]) -> None:
+    nll, state = read(model, tokens, model.init_state(2, level), cuts)
+    for row, document in enumerate(tokens):
+        expected, D, bias = define(model, document, level)
+        torch.testing.assert_close(nll[row], expected)
+        assert_learned(state, row, D, bias)
+
+
+@LEVELS
+@pytest.mark.parametrize("prompt", [0, 1, 15, 16, 17, 40])
+def test_decode_steps_give_the_definition(model: LanguageModel, tokens: Tensor, level: Level, prompt: int) -> None:
+    state, losses = model.init_state(2, level), []
+    if prompt:
+        _, state = model.hidden_states(tokens[:, :prompt], state)
+    for token, following in zip(tokens.mT[prompt:-1], tokens.mT[prompt + 1 :], strict=True):
+        logits, state = model.step(token, state)
+        losses.append(torch.nn.functional.cross_entropy(logits, following, reduction="none"))
+    _, state = model.step(tokens[:, -1], state)
+    for row, document in enumerate(tokens):
+        expected, D, bias = define(model, document, level)
+        torch.testing.assert_close(torch.stack(losses, dim=1)[row], expected[prompt:])
+        assert_learned(state, row, D, bias)
+
+
+@LEVELS
+def test_logits_are_those_that_score_the_targets(model: LanguageModel, tokens: Tensor, level: Level) -> None:
+    nll, _ = read(model, tokens, model.init_state(2, level), [21])
+    logits, _ = model(tokens[:, :21], model.init_state(2, level))
+    first = torch.nn.functional.cross_entropy(logits.mT, tokens[:, 1:22], reduction="none")
+    torch.testing.assert_close(nll[:, :21], first)
+
+
+@pytest.mark.parametrize("cuts", [[], [10, 20, 50]])
+def test_nothing_learned_passes_a_document_start(model: LanguageModel, tokens: Tensor, cuts: list[int]) -> None:
+    starts = torch.zeros_like(tokens, dtype=torch.bool)
+    starts[0, [20, 21, 53]] = True
+    starts[1, 0] = True
+    nll, state = read(model, tokens, model.init_state(2, "output"), cuts, starts)
+    for row, begins in ((0, [0, 20, 21, 53]), (1, [0])):
+        for begin, end in zip(begins, [*begins[1:], TIME], strict=True):
+            expected, D, bias = (
+                define(model, tokens[row, begin:end], "output") if end > begin + 1 else (nll[row, :0], None, None)
+            )
+            torch.testing.assert_close(nll[row, begin : end - 1], expected)
+        assert_learned(state, row, D, bias)
+
+
+def test_rows_at_different_positions_are_independent(model: LanguageModel, tokens: Tensor) -> None:
+    states = []
+    for row, read_before in ((0, 37), (1, 16)):
+        _, state = model.hidden_states(tokens[row : row + 1, :read_before], model.init_state(1, "output"))
+        states.append(state)
+    more = tokens[:, 40:70]
+    nll, together = read(model, more, concat_states(states), [9])
+    for row, state in enumerate(states):
+        alone, after = read(model, more[row : row + 1], state, [])
+        torch.testing.assert_close(nll[row], alone[0])
+        for x, y in zip(state_tensors(state_row(together, row)), state_tensors(after), strict=True):
+            torch.testing.assert_close(x, y)
+
+
+def test_a_state_is_a_value(model: LanguageModel, tokens: Tensor) -> None:
+    """Reading on from a state twice gives the same, so forks and rewinding are possible."""
+    _, state = model.hidden_states(tokens[:, :20], model.init_state(2, "output"))
+    kept = [x.clone() for x in state_tensors(state)]
+    for more in (tokens[:, 20:], tokens[:, 20:21]):
+        model.hidden_states(more, state)
+    for token in tokens.mT[20:40]:
+        model.step(token, state)
+    assert all(torch.equal(x, y) for x, y in zip(state_tensors(state), kept, strict=True))
+
+
+def test_text_of_the_model_itself_is_predicted_but_not_learned_from(model: LanguageModel, tokens: Tensor) -> None:
+    _, state = model.hidden_states(tokens[:, :20], model.init_state(2, "output"))
+    for token in tokens.mT[20:]:
+        _, state = model.step(token, will_learn(state, False))
+    expected = naive_unlearned(model, tokens[0], 20)
+    assert state.learned is not None and state.learned.D is not None
+    torch.testing.assert_close(state.learned.D[0], expected)
+
+
+def naive_unlearned(model: LanguageModel, document: Tensor, learned: int) -> Tensor:
+    """Return D if only the tokens before the index `learned` are learned from."""
+    weight = model.lm_head.weight.detach()
+    hidden = model.hidden_states(document[None])[0][0].detach()
+    D, bias = torch.zeros_like(weight), torch.zeros_like(weight[:, 0])
+    for begin in range(0, len(document) - BLOCK, BLOCK):
+        h, following = hidden[begin : begin + BLOCK], document[begin + 1 : begin + BLOCK + 1]
+        errors = (h @ (weight + D).mT + bias).softmax(-1) - torch.nn.functional.one_hot(following, VOCABULARY)
+        errors[max(0, learned - 1 - begin) :] = 0
+        D = (1 - RATES.decay) * D - RATES.rate * errors.mT @ h
+        bias = (1 - RATES.decay) * bias - RATES.bias_rate * errors.sum(0)
+    return D
+
+
+def test_an_old_state_begins_to_learn_from_the_text_after_it(model: LanguageModel, tokens: Tensor) -> None:
+    """Its last token was predicted before, so the first token that is learned from is the second after it."""
+    from lmlong.model.learning.state import init_learned
+
+    _, state = model.hidden_states(tokens[:, :20])
+    learned = init_learned("output", state.position, model.lm_head.weight)
+    assert bool(learned.skip.all()) and bool((learned.targets == NOT_LEARNED).all())
+    nll, _ = read(model, tokens[:, 20:], state._replace(learned=learned), [7])
+    plain, _ = read(model, tokens[:, 20:], state, [7])
+    torch.testing.assert_close(nll[:, :12], plain[:, :12])
+    assert (nll[:, 12:] - plain[:, 12:]).abs().max() > 1e-3
+
+
+def test_noise_leaves_everything_finite(model: LanguageModel) -> None:
+    """D is bounded, since each block forgets a share of it and adds a bounded update."""
+    noise = torch.randint(VOCABULARY, (1, 20_000), generator=torch.Generator().manual_seed(1))
+    model.learning_rates = RATES._replace(rate=1.0)  # far beyond a useful rate
+    try:
+        _, state = model.hidden_states(noise, model.init_state(1, "output"))
+    finally:
+        model.learning_rates = RATES
+    assert state.learned is not None and state.learned.D is not None
+    largest = float(model.hidden_states(noise[:, :1000])[0].norm(dim=-1).max())
+    bound = 1.0 * BLOCK * 2**0.5 * 1.1 * largest / RATES.decay
+    assert 0 < float(state.learned.D.norm()) < bound
