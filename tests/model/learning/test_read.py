@@ -1,11 +1,15 @@
 """Learning while reading: any cuts, rows, document starts and decode steps give what the definition gives."""
 
+import copy
+
 import pytest
 import torch
+from machine import needs_compiler
 from models import stirred
 from torch import Tensor
 
 from lmlong import recipe
+from lmlong.model.fast_step import make_fast_step
 from lmlong.model.language_model import LanguageModel, ModelState, will_learn
 from lmlong.model.learning.naive import naive_read
 from lmlong.model.learning.state import BLOCK, NOT_LEARNED, Level, Rates
@@ -55,14 +59,14 @@ def read(
     return torch.cat(losses, dim=1)[:, :-1], state
 
 
-def assert_learned(state: ModelState, row: int, D: Tensor | None, bias: Tensor) -> None:
+def assert_learned(state: ModelState, row: int, D: Tensor | None, bias: Tensor, **tolerance: float) -> None:
     assert state.learned is not None
-    torch.testing.assert_close(state.learned.bias[row], bias)
+    torch.testing.assert_close(state.learned.bias[row], bias, **tolerance)
     if D is None:
         assert state.learned.D is None
     else:
         assert state.learned.D is not None and D.abs().max() > 1e-3
-        torch.testing.assert_close(state.learned.D[row], D)
+        torch.testing.assert_close(state.learned.D[row], D, **tolerance)
 
 
 @LEVELS
@@ -89,6 +93,24 @@ def test_decode_steps_give_the_definition(model: LanguageModel, tokens: Tensor, 
         expected, D, bias = define(model, document, level)
         torch.testing.assert_close(torch.stack(losses, dim=1)[row], expected[prompt:])
         assert_learned(state, row, D, bias)
+
+
+@needs_compiler
+@LEVELS
+@torch.no_grad()
+def test_native_decode_steps_learn_the_same(model: LanguageModel, tokens: Tensor, level: Level) -> None:
+    by_torch = copy.deepcopy(model).float()
+    native = copy.copy(by_torch)
+    native.fast_step = make_fast_step(native)
+    state = expected_state = by_torch.init_state(2, level)
+    for token in tokens.mT:
+        expected, expected_state = by_torch.step(token, expected_state)
+        logits, state = native.step(token, state)
+        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+    assert expected_state.learned is not None
+    for row, bias in enumerate(expected_state.learned.bias):
+        D = expected_state.learned.D
+        assert_learned(state, row, None if D is None else D[row], bias, rtol=1e-4, atol=1e-4)
 
 
 @LEVELS
