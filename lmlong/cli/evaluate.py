@@ -1,5 +1,6 @@
 """lmlong eval: perplexity against length."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,8 +85,8 @@ def eval_(
     For the files of --data, the author is the part of the file name before the first "-". --cache-baseline mixes the
     model with counts of the earlier bigrams and trigrams of the document, weighted by a fit on the training text; the
     gain is information that the model does not use. For several runs, the differences from the first are printed, with
-    their paired errors. Compare runs with different tokenizers by bits per byte. For an encoder, the perplexity of
-    masked tokens is measured.
+    their paired errors. With --learn, each run is measured without learning and with it. Compare runs with different
+    tokenizers by bits per byte. For an encoder, the perplexity of masked tokens is measured.
 
     \b
     Example: one run on its own held-out text, then two on the same books.
@@ -122,22 +123,24 @@ def eval_(
     report_left_out(data)
     reports = []
     for run in runs:
-        report = evaluate(
-            loading.load(run),
-            data or None,
-            lengths=lengths,
-            views=chosen,
-            tokens=tokens,
-            name=run_name(run),
-            trained_lengths=[recipe.text.sequence_length for recipe in recipes],
-            precision=precision,
-            **given,
-        )
-        if report.left_out:
-            names = ", ".join(map(name_length, report.left_out))
-            fewer = f"fewer than {given['min_documents']} {report.unit}s reach {names}"
-            click.echo(f"{report.name}: {fewer}: left out", err=True)
-        reports.append(report)
+        loaded = loading.load(run)
+        for learn in [None, loading.learn] if loading.learn else [None]:
+            report = evaluate(
+                replace(loaded, learn=learn),
+                data or None,
+                lengths=lengths,
+                views=chosen,
+                tokens=tokens,
+                name=run_name(run) + (", learning" if learn else ""),
+                trained_lengths=[recipe.text.sequence_length for recipe in recipes],
+                precision=precision,
+                **given,
+            )
+            if report.left_out and not learn:
+                names = ", ".join(map(name_length, report.left_out))
+                fewer = f"fewer than {given['min_documents']} {report.unit}s reach {names}"
+                click.echo(f"{report.name}: {fewer}: left out", err=True)
+            reports.append(report)
     show(table(reports), to_json(reports), json_file, plot, figure(reports) if plot else None)
 
 

@@ -142,7 +142,7 @@ def measure_perplexity(
         name=name,
         checkpoint=str(loaded.checkpoint),
         parameters=count_parameters(loaded.model),
-        state=state_size(loaded.model),
+        state=state_size(loaded.model, loaded.learn),
         trained_length=trained,
         precision=precision,
         trained_tokens=loaded.trained_tokens,

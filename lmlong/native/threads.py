@@ -125,3 +125,12 @@ def run_on_threads(function: Any, job: ctypes.Structure, workers: int) -> None:
         team.parallel(function, ctypes.byref(job), workers, 0)
     else:
         function(ctypes.byref(job))
+
+
+def give_barrier(job: ctypes.Structure, workers: int) -> None:
+    """Let `workers` threads wait for each other in a job, by the functions of `ThreadTeam` (thread_team.h)."""
+    team = thread_team()
+    if workers > 1 and team is not None:
+        job.barrier, job.thread_num, job.num_threads = (
+            ctypes.cast(x, ctypes.c_void_p) for x in (team.barrier, team.thread_num, team.num_threads)
+        )

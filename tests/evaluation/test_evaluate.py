@@ -53,6 +53,22 @@ def test_json_on_standard_output_stands_alone(run: Path, tmp_path: Path) -> None
     assert first["position"] == first["state"] == []
 
 
+def test_learning_is_measured_beside_the_model_alone(run: Path, tmp_path: Path) -> None:
+    """The level may be left out, before another option or argument too."""
+    options = ("--lengths", "32,64", "--json", "-", "--data", tmp_path / "validation-0.txt", *FEW)
+    printed = [
+        json.loads(evaluated(*words, *options).stdout)["runs"]
+        for words in ((run, "--learn"), ("--learn", run), (run, "--learn", "bias"), (run,))
+    ]
+    (plain, learning), again, (_, bias), (alone,) = map(without_times, printed)
+    assert [plain, learning] == again and alone == plain
+    assert (plain["run"], learning["run"]) == (str(run), f"{run}, learning")
+    for view in ("context", "position"):
+        nats = [each[view][-1]["nats"] for each in (plain, bias, learning)]
+        assert nats == sorted(nats, reverse=True) and len(set(nats)) == 3
+    assert plain["state_bytes"] < bias["state_bytes"] < learning["state_bytes"]
+
+
 def test_options_reach_the_measure(run: Path) -> None:
     done = evaluated(run, "--tokens", 120, "--lengths", "10", "--targets", 15, "--json", "-", *FEW)
     (whole,) = json.loads(done.stdout)["runs"]
@@ -71,6 +87,7 @@ def test_options_reach_the_measure(run: Path) -> None:
         (["--lengths", "1k,2x"], "^--lengths: '2x' is not a length"),
         (["--by", "contxt"], r"^--by: there is no 'contxt'\. Did you mean 'context'\?$"),
         (["--by", "state", "--plot", "a.png"], "^--plot: the state view has no plot"),
+        (["--by", "context,state", "--learn"], "^--learn: --by state measures the layers before the output"),
         (["--lengths", "64"], "^--lengths: the shortest takes 10 documents of 96 tokens"),
         (["--plot", "plot.txt"], r"^plot\.txt: cannot be drawn"),
         (["--json", "nowhere/numbers.json"], r"^nowhere/numbers\.json: its folder is missing"),

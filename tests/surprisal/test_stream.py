@@ -47,6 +47,34 @@ def pieces(data: bytes, seed: int, most: int) -> Iterator[bytes]:
         place += size
 
 
+@pytest.fixture(scope="module")
+def learning_model(subword_model: TrainedLanguageModel) -> TrainedLanguageModel:
+    return dataclasses.replace(subword_model, learn="output")
+
+
+def test_a_model_that_learns_is_scored_as_eval_does_and_better(
+    subword_model: TrainedLanguageModel, learning_model: TrainedLanguageModel
+) -> None:
+    bits = sum(each.bits for each in lmlong.score(learning_model, TEXT))
+    assert bits == pytest.approx(eval_bits(learning_model, TEXT), rel=1e-5)
+    assert bits < 0.98 * eval_bits(subword_model, TEXT)
+
+
+def test_a_saved_score_that_learns_continues_to_the_same_bits(
+    learning_model: TrainedLanguageModel, tmp_path: Path
+) -> None:
+    data = TEXT.encode()
+    first, whole = TextScore(learning_model), TextScore(learning_model)
+    for score in (first, whole):
+        list(score.read(data[:2000]))
+    learning_model.save_state(first.session, tmp_path / "a.state")
+    saved = json.loads(json.dumps(first.to_json()))
+    again = TextScore(learning_model, session=learning_model.load_state(tmp_path / "a.state"), totals=first.totals)
+    again.restore(saved)
+    rest = [[*score.read(data[2000:]), *score.finish()] for score in (again, whole)]
+    assert [each.bits for each in rest[0]] == [each.bits for each in rest[1]]
+
+
 @pytest.mark.parametrize("unit", UNITS)
 def test_units_sum_to_what_eval_finds(subword_model: TrainedLanguageModel, unit: str) -> None:
     found = list(lmlong.score(subword_model, TEXT, by=unit))  # type: ignore[arg-type]

@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, pad
 
+from lmlong.model.learning.native import kernel as native
 from lmlong.model.learning.state import BLOCK, NOT_LEARNED, Learned, Rates
 from lmlong.model.loss import IGNORED
 
@@ -60,14 +61,35 @@ def score(weight: Tensor, text: Text, targets: Tensor | None, learned: Learned, 
     """Return -log p of each target (B, T), 0 if ignored, and what was learned after the last token of a text. Without
     targets, only learn."""
     nll, after = learned.bias.new_zeros(text.tokens.shape), _copy(learned)
+    by_native_code = weight.device.type == "cpu" and weight.dtype == torch.float32 and native.library() is not None
+    read_part = native.read_blocks if by_native_code else read_blocks
     for part in _parts(text, learned, after):
-        for first, logits in _block_logits(weight, part, rates):
-            if targets is not None and len(logits):
-                scored = slice(part.new.start + first, part.new.start + first + len(logits))
-                nll[part.row, scored] = cross_entropy(
-                    logits, targets[part.row, scored], ignore_index=IGNORED, reduction="none"
-                )
+        scored = None
+        if targets is not None:
+            scored = pad(targets[part.row, part.new], (part.old, 0), value=IGNORED)
+        of_part = read_part(weight, part.D, part.bias, part.hidden, part.targets, scored, rates)
+        if of_part is not None:
+            nll[part.row, part.new] = of_part[part.old :]
     return nll, after
+
+
+def read_blocks(
+    weight: Tensor,
+    D: Tensor | None,
+    bias: Tensor,
+    hidden: Tensor,
+    targets: Tensor,
+    scored: Tensor | None,
+    rates: Rates,
+) -> Tensor | None:
+    """Learn from positions (N) of one document as native/kernel.py does, in torch."""
+    nll = None if scored is None else bias.new_zeros(len(scored))
+    part = Part(0, slice(0), 0, hidden, targets, D, bias)
+    for first, logits in _block_logits(weight, part, rates):
+        if scored is not None and nll is not None:
+            block = slice(first, first + len(logits))
+            nll[block] = cross_entropy(logits, scored[block], ignore_index=IGNORED, reduction="none")
+    return nll
 
 
 @torch.no_grad()

@@ -4,6 +4,7 @@
 
 #include "scratch.h"
 #include "shared.h"
+#include "thread_team.h"
 
 namespace {
 
@@ -78,20 +79,6 @@ struct DecodeJob {
     int (*thread_num)(), (*num_threads)();
     mutable Int full;     // set if a state has no room for another token
     mutable Int invalid;  // set if a token or a position is out of range; nothing is computed then
-};
-
-struct Range {
-    Int begin, end;
-};
-
-struct ThreadTeam {
-    Int thread_num, num_threads;
-    void (*barrier)();
-
-    Range share(Int total) const { return {total * thread_num / num_threads, total * (thread_num + 1) / num_threads}; }
-    void wait() const {
-        if (num_threads > 1) barrier();
-    }
 };
 
 }  // namespace

@@ -265,9 +265,7 @@ void decode_step(DecodeJob* job) {
             __atomic_store_n(&job->invalid, 1, __ATOMIC_RELAXED);
             return;
         }
-    const ThreadTeam threads = job->barrier ? ThreadTeam{job->thread_num(), job->num_threads(), job->barrier}
-                                            : ThreadTeam{0, 1, nullptr};
-    Step(*job, threads, job->scratch).run();
+    Step(*job, team_of(*job), job->scratch).run();
 }
 
 // The size of the scratch memory, in floats

@@ -15,7 +15,7 @@ from lmlong.native.decode.kind import DecodeKind
 from lmlong.native.decode.pack import PackedModel
 from lmlong.native.decode.structures import DecodeJob, Dtype, LayerState, Pooling
 from lmlong.native.feature_maps import FeatureMap
-from lmlong.native.threads import run_on_threads, thread_team
+from lmlong.native.threads import give_barrier, run_on_threads
 
 CODE = Path(__file__).parent
 
@@ -106,11 +106,7 @@ def decode(
         job.last_tokens_before, job.last_tokens_after = before.last_tokens.data_ptr(), after.last_tokens.data_ptr()
     job.tokens, job.positions, job.logits = tokens.data_ptr(), positions.data_ptr(), logits.data_ptr()
     job.rows, job.separate = rows, separate
-    team = thread_team()
-    if workers > 1 and team is not None:
-        job.barrier, job.thread_num, job.num_threads = (
-            ctypes.cast(x, ctypes.c_void_p) for x in (team.barrier, team.thread_num, team.num_threads)
-        )
+    give_barrier(job, workers)
     size = functions.scratch_size(ctypes.byref(job), workers)
     scratch = torch.empty(size, dtype=torch.float32, device="cpu")
     job.scratch = scratch.data_ptr()

@@ -93,7 +93,7 @@ def test_decode_steps_give_the_definition(model: LanguageModel, tokens: Tensor, 
 
 @LEVELS
 def test_logits_are_those_that_score_the_targets(model: LanguageModel, tokens: Tensor, level: Level) -> None:
-    nll, after = read(model, tokens, model.init_state(2, level), [21])
+    nll, _ = read(model, tokens, model.init_state(2, level), [21])
     logits, _ = model(tokens[:, :21], model.init_state(2, level))
     first = torch.nn.functional.cross_entropy(logits.mT, tokens[:, 1:22], reduction="none")
     torch.testing.assert_close(nll[:, :21], first)
@@ -169,7 +169,7 @@ def test_an_old_state_begins_to_learn_from_the_text_after_it(model: LanguageMode
     _, state = model.hidden_states(tokens[:, :20])
     learned = init_learned("output", state.position, model.lm_head.weight)
     assert bool(learned.skip.all()) and bool((learned.targets == NOT_LEARNED).all())
-    nll, after = read(model, tokens[:, 20:], state._replace(learned=learned), [7])
+    nll, _ = read(model, tokens[:, 20:], state._replace(learned=learned), [7])
     plain, _ = read(model, tokens[:, 20:], state, [7])
     torch.testing.assert_close(nll[:, :12], plain[:, :12])
     assert (nll[:, 12:] - plain[:, 12:]).abs().max() > 1e-3

@@ -1,0 +1,1 @@
+"""Learning while reading by C++, on a CPU."""

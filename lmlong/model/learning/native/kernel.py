@@ -1,0 +1,83 @@
+"""Learning while reading by native code on a CPU, with the rows of the output layer divided among the threads.
+
+L positions, V vocabulary.
+"""
+
+import ctypes
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from lmlong.model.learning.state import BLOCK, NOT_LEARNED, Rates
+from lmlong.model.loss import IGNORED
+from lmlong.native.build import Shared, compiled
+from lmlong.native.threads import give_barrier, run_on_threads
+
+CODE = Path(__file__).parent
+INTEGERS = {"BLOCK": BLOCK, "NOT_LEARNED": NOT_LEARNED, "IGNORED": IGNORED}
+ROWS_PER_THREAD = 16
+"""Minimum number of rows of the output layer for each thread."""
+
+
+class ReadJob(ctypes.Structure):
+    """The arguments of a reading; its fields are explained in learn.cpp."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("vocabulary", "width", "positions")),
+        *((name, ctypes.c_void_p) for name in ("weight", "D", "bias", "hidden", "targets", "scored", "nll", "scratch")),
+        *((name, ctypes.c_float) for name in ("rate", "bias_rate", "kept")),
+        *((name, ctypes.c_void_p) for name in ("barrier", "thread_num", "num_threads")),
+        ("invalid", ctypes.c_int64),
+    )
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """Return the library, compiled at its first use on a machine; None if it cannot be compiled."""
+    shared = Shared({}, [], [ReadJob], INTEGERS)
+    functions = compiled(CODE, shared, "learning while reading is computed by torch, slower")
+    if functions is not None:
+        functions.scratch_size.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+        functions.scratch_size.restype = ctypes.c_int64
+    return functions
+
+
+def read_blocks(
+    weight: Tensor,
+    D: Tensor | None,
+    bias: Tensor,
+    hidden: Tensor,
+    targets: Tensor,
+    scored: Tensor | None,
+    rates: Rates,
+) -> Tensor | None:
+    """Learn from consecutive positions of one document, from the first of a block on, and return -log p (L,) of the
+    tokens `scored` (L,), 0 if ignored, or None.
+
+    `hidden` (L, width) is the last hidden state at each position, and `targets` (L,) the token after it, or
+    NOT_LEARNED. D (V, width), which is added to the `weight` of the output layer, and the bias (V,) are updated in
+    place after each block but the last, even if the last is complete. Without D, only the bias is learned.
+    """
+    functions = library()
+    assert functions is not None
+    (vocabulary, width), positions = weight.shape, len(hidden)
+    hidden, targets = hidden.contiguous(), targets.contiguous()
+    scored = None if scored is None else scored.contiguous()
+    nll = None if scored is None else hidden.new_zeros(positions)
+    tensors = {"weight": weight, "D": D, "bias": bias, "hidden": hidden}
+    tokens = {"targets": targets, "scored": scored}
+    job = ReadJob(vocabulary, width, positions)
+    job.rate, job.bias_rate, job.kept = rates.rate, rates.bias_rate, 1 - rates.decay
+    for name, x in {**tensors, **tokens, "nll": nll}.items():
+        assert x is None or (x.is_contiguous() and x.dtype == (torch.long if name in tokens else torch.float32))
+        setattr(job, name, None if x is None else x.data_ptr())
+    workers = max(1, min(torch.get_num_threads(), vocabulary // ROWS_PER_THREAD))
+    give_barrier(job, workers)
+    scratch = hidden.new_empty(functions.scratch_size(ctypes.byref(job), workers))
+    job.scratch = scratch.data_ptr()
+    run_on_threads(functions.read_blocks, job, workers)
+    if job.invalid:
+        raise IndexError("learning while reading: a token is not in the vocabulary")
+    return nll

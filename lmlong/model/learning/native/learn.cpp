@@ -1,0 +1,213 @@
+// Learning while reading, of one document: one pass over the rows of the output layer for each block of positions. For
+// a few rows at a time, it updates D with the errors of the previous block and multiplies W + D with the hidden states
+// of this block, so that both matrices are fetched once. The positions of a block are the lanes of vectors.
+//
+// V vocabulary, w width, L positions. Constants that are not defined here come from kernel.py, by shared.h.
+
+#include <cmath>
+
+#include "scratch.h"
+#include "shared.h"
+#include "thread_team.h"
+
+namespace {
+
+struct ReadJob {
+    Int vocabulary, width, positions;
+    const float* weight;  // W (V, w)
+    float *D, *bias;      // (V, w) and (V), updated in place; D null if only the bias is learned
+    const float* hidden;  // (L, w)
+    const Int *targets;   // (L) the tokens to learn, or NOT_LEARNED
+    const Int* scored;    // (L) the tokens to score, or IGNORED; null if none is scored
+    float *nll, *scratch;  // nll (L): zeros at the beginning
+    float rate, bias_rate, kept;  // kept: the factor of D and the bias at an update
+    void (*barrier)();            // OpenMP's functions; null with one thread
+    int (*thread_num)(), (*num_threads)();
+    mutable Int invalid;  // set if a token is out of range; nothing is computed then
+};
+
+constexpr Int COLUMNS = 64;     // of W and D that are multiplied at once
+constexpr Int SUMMED_ROWS = 256;  // whose probabilities are added in float32
+
+struct Total {  // over the rows of one thread, for each position of a block
+    float max[BLOCK];   // logit
+    double sum[BLOCK];  // of e^(logit - max)
+};
+
+struct Reader {
+    const ReadJob& job;
+    const ThreadTeam team;
+    const Int width = job.width, stride = (width + 2 * LANES - 1) / (2 * LANES) * (2 * LANES);
+    Range rows;  // of this thread
+    Scratch scratch;
+    float* logits;               // (V, BLOCK), which become e^(logit - max)
+    Total* totals;               // (2, threads): a thread may begin the next block while another reads these
+    float *h, *previous_h, *hT;  // (BLOCK, stride) twice, and (stride, BLOCK)
+
+    Reader(const ReadJob& job, ThreadTeam team, float* memory) : job(job), team(team), scratch{memory} {
+        const Range tiles = team.share((job.vocabulary + TILE - 1) / TILE);
+        rows = {tiles.begin * TILE, std::min(tiles.end * TILE, job.vocabulary)};
+        logits = scratch.take(padded(job.vocabulary) * BLOCK);
+        totals = reinterpret_cast<Total*>(scratch.take(2 * team.num_threads * sizeof(Total) / sizeof(float)));
+        scratch.used += team.thread_num * 3 * BLOCK * stride;
+        for (float** x : {&h, &previous_h, &hT}) *x = scratch.take(BLOCK * stride);
+    }
+
+    void run() {
+        const Int learned = (job.positions - 1) / BLOCK;
+        float factors[BLOCK];  // of e^(logit - max) in the probabilities of the previous block
+        for (Int block = 0; block <= learned; block++) {
+            const Int first = block * BLOCK, count = std::min(BLOCK, job.positions - first);
+            const bool predicts = block < learned || any_scored(first, count);
+            load_hidden(first, count);
+            for (Int row = rows.begin; row < rows.end; row += TILE) {
+                const Int tile_rows = std::min(TILE, rows.end - row);
+                float errors[TILE * BLOCK];
+                if (block) compute_errors(row, tile_rows, first - BLOCK, factors, errors), update_bias(row, tile_rows, errors);
+                if (predicts)
+                    for (Int i = 0; i < TILE * BLOCK; i++)
+                        logits[row * BLOCK + i] = i / BLOCK < tile_rows ? job.bias[row + i / BLOCK] : 0;
+                for (Int r = 0; r < tile_rows; r += ROWS)
+                    pass_rows(row + r, std::min(ROWS, tile_rows - r), block ? errors + r * BLOCK : nullptr, predicts);
+            }
+            if (predicts) normalize(first, count, totals + block % 2 * team.num_threads, factors);
+            std::swap(h, previous_h);
+        }
+    }
+
+    bool any_scored(Int first, Int count) const {
+        return job.scored && std::any_of(job.scored + first, job.scored + first + count, [](Int x) { return x >= 0; });
+    }
+
+    void load_hidden(Int first, Int count) {
+        std::fill_n(h, BLOCK * stride, 0.0f);
+        for (Int t = 0; t < count; t++) std::copy_n(job.hidden + (first + t) * width, width, h + t * stride);
+        transpose(h, BLOCK, stride, hT);
+    }
+
+    // errors (TILE, BLOCK) = the probabilities of some rows in a block - 1 for its targets
+    void compute_errors(Int row, Int count, Int first, const float* factors, float* errors) const {
+        std::fill_n(errors + count * BLOCK, (TILE - count) * BLOCK, 0.0f);
+        for (Int i = 0; i < count * BLOCK; i++) errors[i] = logits[row * BLOCK + i] * factors[i % BLOCK];
+        for (Int t = 0; t < BLOCK; t++)
+            if (const Int r = job.targets[first + t] - row; r >= 0 && r < count) errors[r * BLOCK + t] -= 1;
+    }
+
+    void update_bias(Int row, Int count, const float* errors) const {
+        float errors_T[BLOCK * TILE], sums[TILE] = {};
+        transpose(errors, TILE, BLOCK, errors_T);
+        for (Int i = 0; i < BLOCK * TILE; i++) sums[i % TILE] += errors_T[i];
+        for (Int r = 0; r < count; r++) job.bias[row + r] = job.kept * job.bias[row + r] - job.bias_rate * sums[r];
+    }
+
+    // Update `count` rows of D if there are errors, then add their products with the hidden states to the logits
+    void pass_rows(Int row, Int count, const float* errors, bool predicts) const {
+        for (Int c = 0; c < width; c += COLUMNS) {
+            const Int columns = std::min(COLUMNS, stride - c), used = std::min(COLUMNS, width - c);
+            const float* W = job.weight + row * width + c;
+            float *D = job.D ? job.D + row * width + c : nullptr, sums[ROWS * COLUMNS];
+            if (count == ROWS && used == columns) {
+                add_D(W, D, width, errors, previous_h + c, columns, sums);
+            } else {
+                float padded_W[ROWS * COLUMNS] = {}, padded_D[ROWS * COLUMNS] = {};
+                for (Int r = 0; r < count; r++) {
+                    std::copy_n(W + r * width, used, padded_W + r * COLUMNS);
+                    if (D) std::copy_n(D + r * width, used, padded_D + r * COLUMNS);
+                }
+                add_D(padded_W, D ? padded_D : nullptr, COLUMNS, errors, previous_h + c, columns, sums);
+                for (Int r = 0; D && r < count; r++) std::copy_n(padded_D + r * COLUMNS, used, D + r * width);
+            }
+            if (predicts)
+                add_matmul_block<ROWS, BLOCK / LANES>(
+                    logits + row * BLOCK, BLOCK, {sums, COLUMNS, 1}, hT + c * BLOCK, BLOCK, columns);
+        }
+    }
+
+    // sums (ROWS, COLUMNS) = W + D
+    void add_D(
+        const float* W, float* D, Int row, const float* errors, const float* of_block, Int columns, float* sums) const {
+        for (Int c = 0; c < columns; c += 2 * LANES) {
+            FloatVec gradient[ROWS][2] = {};
+            if (D && errors)
+            for (Int t = 0; t < BLOCK; t++) {
+                FloatVec x[2];
+                UNROLL(v, 2) x[v] = lanes(of_block + t * stride + c + v * LANES);
+                UNROLL(r, ROWS) UNROLL(v, 2) gradient[r][v] += errors[r * BLOCK + t] * x[v];
+            }
+            UNROLL(r, ROWS) UNROLL(v, 2) {
+                const Int i = r * row + c + v * LANES;
+                FloatVec sum = lanes(W + i);
+                if (D) {
+                    FloatVec d = lanes(D + i);
+                    if (errors) lanes(D + i) = d = job.kept * d - job.rate * gradient[r][v];
+                    sum += d;
+                }
+                lanes(sums + r * COLUMNS + c + v * LANES) = sum;
+            }
+        }
+    }
+
+    // Turn the logits of a block into e^(logit - max), compute `factors`, and score
+    void normalize(Int first, Int count, Total* of_threads, float* factors) const {
+        Total& own = of_threads[team.thread_num];
+        std::fill_n(own.max, BLOCK, -INFINITY), std::fill_n(own.sum, BLOCK, 0.0);
+        for (Int i = rows.begin * BLOCK; i < rows.end * BLOCK; i += LANES) {
+            auto& max = lanes(own.max + i % BLOCK);
+            max = lanes(logits + i) > max ? lanes(logits + i) : max;
+        }
+        float chosen[BLOCK];  // logits
+        for (Int t = 0; t < count; t++)
+            if (is_own(first + t)) chosen[t] = logits[job.scored[first + t] * BLOCK + t];
+        for (Int begin = rows.begin, end; begin < rows.end; begin = end) {
+            end = std::min(begin + SUMMED_ROWS, rows.end);
+            float sum[BLOCK] = {};
+            for (Int i = begin * BLOCK; i < end * BLOCK; i += LANES) {
+                lanes(logits + i) = simd_exp(lanes(logits + i) - lanes(own.max + i % BLOCK));
+                lanes(sum + i % BLOCK) += lanes(logits + i);
+            }
+            for (Int t = 0; t < BLOCK; t++) own.sum[t] += sum[t];
+        }
+        team.wait();
+        for (Int t = 0; t < BLOCK; t++) {
+            float max = -INFINITY;
+            double sum = 0;
+            for (Int i = 0; i < team.num_threads; i++) max = std::max(max, of_threads[i].max[t]);
+            for (Int i = 0; i < team.num_threads; i++)
+                sum += of_threads[i].sum[t] * std::exp(double(of_threads[i].max[t]) - max);
+            const bool is_learned = t < count && job.targets[first + t] >= 0;
+            factors[t] = is_learned ? std::exp(double(own.max[t]) - max) / sum : 0;
+            if (t < count && is_own(first + t)) job.nll[first + t] = std::log(sum) + (double(max) - chosen[t]);
+        }
+    }
+
+    // Whether a token is scored from a row of this thread
+    bool is_own(Int position) const {
+        return job.scored && job.scored[position] >= rows.begin && job.scored[position] < rows.end;
+    }
+};
+
+bool is_valid(const Int* tokens, const ReadJob& job, Int ignored) {
+    return !tokens || std::all_of(tokens, tokens + job.positions, [&](Int token) {
+        return token == ignored || (token >= 0 && token < job.vocabulary);
+    });
+}
+
+}  // namespace
+
+extern "C" {
+
+void read_blocks(ReadJob* job) {
+    if (!is_valid(job->targets, *job, NOT_LEARNED) || !is_valid(job->scored, *job, IGNORED)) {  // on every thread
+        __atomic_store_n(&job->invalid, 1, __ATOMIC_RELAXED);
+        return;
+    }
+    Reader(*job, team_of(*job), job->scratch).run();
+}
+
+// The size of the scratch memory, in floats
+Int scratch_size(ReadJob* job, Int threads) {
+    return Reader(*job, ThreadTeam{threads - 1, threads, nullptr}, nullptr).scratch.used;
+}
+}
+
+#include "layout.h"

@@ -1,0 +1,156 @@
+"""Sessions that learn from their text: what they learn is saved, forked and rewound with them."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from lmlong.attention.base import state_tensors
+from lmlong.errors import CheckpointError, UsageError
+from lmlong.inference.loading import TrainedLanguageModel, load
+from lmlong.inference.session import Session, repeat_rows
+from lmlong.model.learning.state import level_of
+from lmlong.model.sampling_options import Sampling
+from lmlong.model.state import state_bytes
+
+from .conftest import prose
+
+TEXT = prose(120)
+
+
+@pytest.fixture(scope="module")
+def model(subword_run: Path) -> TrainedLanguageModel:
+    return load(subword_run, "cpu", learn=True)
+
+
+def learned_matrix(session: Session) -> Tensor:
+    assert session.state.learned is not None and session.state.learned.D is not None
+    return session.state.learned.D
+
+
+def assert_equal(session: Session, expected: Session) -> None:
+    for x, y in zip(state_tensors(session), state_tensors(expected), strict=True):
+        assert torch.equal(x, y)
+
+
+def text_after(model: TrainedLanguageModel, session: Session, **options: int) -> str:
+    return "".join(model.stream("", state=session, max_tokens=20, temperature=0, **options))
+
+
+def test_what_is_learned_is_part_of_the_state(model: TrainedLanguageModel, subword_run: Path) -> None:
+    session, plain = model.read(TEXT), load(subword_run, "cpu").read(TEXT)
+    matrix = learned_matrix(session)
+    assert matrix.abs().max() > 0 and plain.state.learned is None
+    assert state_bytes(session) - state_bytes(plain) > matrix.nbytes
+    assert model.read(TEXT, learn=False).state.learned is None
+    assert level_of(load(subword_run, "cpu").read(TEXT, learn=True).state.learned) == "output"
+
+
+@pytest.mark.parametrize("level", ["output", "bias"])
+def test_a_file_continues_as_memory_does(subword_run: Path, tmp_path: Path, level: str) -> None:
+    model = load(subword_run, "cpu", learn=level)  # type: ignore[arg-type]
+    session = model.read(TEXT)
+    model.save_state(session, tmp_path / "a.state")
+    again = load(subword_run, "cpu").load_state(tmp_path / "a.state")  # which learns as its file says
+    assert_equal(again, session)
+    assert level_of(again.state.learned) == level
+    more = prose(40, seed=5)
+    assert_equal(model.read(more, again), model.read(more, session))
+
+
+def test_a_state_without_learning_begins_to_learn(
+    model: TrainedLanguageModel, subword_run: Path, tmp_path: Path
+) -> None:
+    plain = load(subword_run, "cpu")
+    plain.save_state(plain.read(TEXT), tmp_path / "plain.state")
+    session = model.load_state(tmp_path / "plain.state")
+    assert not learned_matrix(session).any()
+    assert learned_matrix(model.read(TEXT, session)).any()
+
+
+def test_a_file_that_lacks_a_part_is_refused(model: TrainedLanguageModel, tmp_path: Path) -> None:
+    session = model.read(TEXT)
+    assert session.state.learned is not None
+    for name, x, message in (
+        ("targets", session.state.learned.targets + 600, "learned.targets holds"),
+        ("bias", session.state.learned.bias / 0, "learned.bias has values that are not finite"),
+        ("D", learned_matrix(session)[:, 1:], "learned.D has the shape"),
+    ):
+        bad = session._replace(state=session.state._replace(learned=session.state.learned._replace(**{name: x})))
+        model.save_state(bad, tmp_path / "bad.state")
+        with pytest.raises(CheckpointError, match=message):
+            model.load_state(tmp_path / "bad.state")
+
+
+def test_pieces_of_a_text_teach_what_the_whole_does(model: TrainedLanguageModel) -> None:
+    whole, pieces = model.read(TEXT), model.read([TEXT[begin : begin + 7] for begin in range(0, len(TEXT), 7)])
+    in_turns = None
+    for begin in range(0, len(TEXT), 50):
+        in_turns = model.read(TEXT[begin : begin + 50], in_turns)
+    assert in_turns is not None
+    for session in (pieces, in_turns):
+        torch.testing.assert_close(learned_matrix(session), learned_matrix(whole), atol=1e-6, rtol=1e-4)
+
+
+def test_forks_learn_apart(model: TrainedLanguageModel) -> None:
+    session = model.read(TEXT)
+    before = learned_matrix(session).clone()
+    one, other = model.read(prose(60, seed=1), session), model.read(prose(60, seed=2), session)
+    assert torch.equal(learned_matrix(session), before)
+    assert not torch.allclose(learned_matrix(one), learned_matrix(other))
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_generated_text_is_not_learned_from(subword_run: Path, fast: bool) -> None:
+    """After all pairs of the prompt are learned, D only decays; with `learn_own_text` it learns on."""
+    kept = []
+    for own_text in (False, True):
+        model = load(subword_run, "cpu", learn=True, learn_own_text=own_text)
+        if fast and model.fast_step_at_once:
+            model.use_fast_step()
+        session = model.read(TEXT, heal=False)
+        generation = model.generate(session, Sampling(seed=1), [(0,)], 80)
+        lengths = []
+        for number, _ in enumerate(generation):
+            if number > 20:  # the block of the prompt's end is over
+                lengths.append(float(learned_matrix(generation.session).norm()))
+        steps = torch.tensor(lengths).diff()
+        kept.append(bool((steps <= 0).all()))
+    assert kept == [True, False]
+
+
+def test_a_session_after_a_stop_string_has_learned_what_the_text_before_it_teaches(model: TrainedLanguageModel) -> None:
+    session = model.read(TEXT)
+    whole = "".join(model.stream("", state=session, max_tokens=60, seed=3))
+    stop = whole[30:34]
+    generation = model.generate(session, Sampling(seed=3), [(0,)], 60, [stop])
+    text = "".join(piece for _, piece in generation)
+    assert whole.startswith(text) and text != whole
+    after = generation.finished()
+    assert after.unread.row(0).pending or int(after.total) > int(session.total)
+    same = model.generate(session, Sampling(seed=3), [(0,)], 60)
+    for _ in same:
+        if int(same.session.total) == int(after.total):
+            assert_equal(after._replace(unread=same.session.unread), same.session)
+            break
+    else:
+        raise AssertionError("no session of that length")
+
+
+def test_samples_of_a_prompt_learn_as_rows(model: TrainedLanguageModel) -> None:
+    session = model.read(TEXT)
+    rows = model.generate(repeat_rows(session, 2), Sampling(seed=4), [(0,), (1,)], 20)
+    texts = ["", ""]
+    for row, piece in rows:
+        texts[row] += piece
+    for row, text in enumerate(texts):
+        alone = model.generate(session, Sampling(seed=4), [(row,)], 20)
+        assert "".join(piece for _, piece in alone) == text
+
+
+def test_options_that_make_no_sense_are_refused(subword_run: Path) -> None:
+    with pytest.raises(UsageError, match="learn: 'all'"):
+        load(subword_run, "cpu", learn="all")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="--learn-own-text"):
+        load(subword_run, "cpu", learn_own_text=True)
