@@ -74,9 +74,9 @@ def compare_steps(model: LanguageModel, step: DecodeStep) -> None:
         _, state = model(tokens[:, :TRIAL_PROMPT])
         for token in tokens.mT[TRIAL_PROMPT:]:
             phase = model.block_phase(state, None, 1)
-            expected, after = model.decode_step(token, state, phase)
-            logits, state = step(token, state, phase)
-            pairs = zip((logits, *state_tensors(state)), (expected, *state_tensors(after)), strict=True)
+            *expected, after = model.decode_step(token, state, phase)
+            *outputs, state = step(token, state, phase)
+            pairs = zip((*outputs, *state_tensors(state)), (*expected, *state_tensors(after)), strict=True)
             worst = max(_difference(*pair) for pair in pairs)
             if worst > TRIAL_ERROR:
                 how = "native code" if _on_cpu(model) else "a CUDA graph"

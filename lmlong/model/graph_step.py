@@ -27,8 +27,11 @@ WARM_UP = 2
 ALIGNMENT = 16
 """Bytes that kernels load at once."""
 
-Run = Callable[[], Tensor]
-"""A step between fixed tensors, which returns logits (B, V)."""
+Outputs = tuple[Tensor, Tensor]
+"""Logits (B, V) and last hidden states (B, width)."""
+
+Run = Callable[[], Outputs]
+"""A step between fixed tensors."""
 
 
 def cuda_graph(run: Run) -> Run:
@@ -41,11 +44,11 @@ def cuda_graph(run: Run) -> Run:
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads may allocate memory meanwhile
-        logits = run()
+        outputs = run()
 
-    def replay() -> Tensor:
+    def replay() -> Outputs:
         graph.replay()
-        return logits
+        return outputs
 
     return replay
 
@@ -64,13 +67,13 @@ class GraphStep:
     def __init__(self, model: LanguageModel, record: Recorder = cuda_graph):
         self._batches, self._lock = GraphBatches(model, record), Lock()
 
-    def __call__(self, token: Tensor, state: ModelState, phase: BlockPhase | None) -> tuple[Tensor, ModelState]:
+    def __call__(self, token: Tensor, state: ModelState, phase: BlockPhase | None) -> tuple[Tensor, Tensor, ModelState]:
         with self._lock:
             batch = self._batches.of(state)
             if batch.returned is not state:
                 batch.load(state)
-            logits, batch.returned = batch.step(token, phase), batch.copy()
-            return logits, batch.returned
+            (logits, hidden), batch.returned = batch.step(token, phase), batch.copy()
+            return logits, hidden, batch.returned
 
 
 class GraphBatches:
@@ -102,7 +105,7 @@ class GraphBatch:
         self._graphs: dict[BlockPhase | None, Run] = {}
         self._token = torch.zeros_like(like.position)
         # a state may come in other dtypes than those in which steps keep it
-        _, after = model.decode_step(
+        *_, after = model.decode_step(
             self._token, model.settle(like), any_phase(model.hourglass.factor, 1) if model.hourglass else None
         )
         self._form = map_state(lambda x: x.to("meta"), after)
@@ -121,8 +124,8 @@ class GraphBatch:
             tensor.copy_(given)
 
     @torch.inference_mode()
-    def step(self, token: Tensor, phase: BlockPhase | None) -> Tensor:
-        """Return logits (B, V) after one more token of each row (B,)."""
+    def step(self, token: Tensor, phase: BlockPhase | None) -> Outputs:
+        """Return the outputs after one more token of each row (B,)."""
         self.returned = None
         self._token.copy_(token)
         if phase not in self._graphs:
@@ -131,18 +134,19 @@ class GraphBatch:
                 self._graphs[phase] = self._record(partial(self._run, phase))
             finally:
                 self._memory.copy_(before)
-        return self._graphs[phase]().clone()
+        logits, hidden = self._graphs[phase]()
+        return logits.clone(), hidden.clone()
 
     def copy(self) -> ModelState:
         """Return a copy of the state."""
         return rebuild_state(self._form, _parts(self._memory.clone(), state_tensors(self._form)))
 
-    def _run(self, phase: BlockPhase | None) -> Tensor:
-        logits, after = self._model.decode_step(self._token, self._owned, phase)
+    def _run(self, phase: BlockPhase | None) -> Outputs:
+        logits, hidden, after = self._model.decode_step(self._token, self._owned, phase)
         for tensor, new in zip(self._tensors, state_tensors(after), strict=True):
             if new is not tensor:  # else it is written in place, or stays the same
                 tensor.copy_(new)
-        return logits
+        return logits, hidden
 
 
 def _parts(memory: Tensor, form: Iterable[Tensor]) -> Iterator[Tensor]:

@@ -59,8 +59,8 @@ def will_learn(state: ModelState, learn: bool) -> ModelState:
     return state._replace(learned=state.learned._replace(skip=skip))
 
 
-DecodeStep = Callable[[Tensor, ModelState, BlockPhase | None], tuple[Tensor, ModelState]]
-"""(token (B,), state, block phase) -> logits (B, V) and the state after."""
+DecodeStep = Callable[[Tensor, ModelState, BlockPhase | None], tuple[Tensor, Tensor, ModelState]]
+"""(token (B,), state, block phase) -> logits (B, V), the last hidden state (B, width), and the state after."""
 
 
 class LanguageModel(TextModel):
@@ -115,19 +115,21 @@ class LanguageModel(TextModel):
 
     def step(self, token: Tensor, state: ModelState) -> tuple[Tensor, ModelState]:
         """Return logits (B, V) of the token after `token` (B,), and the state after it."""
-        phase = self.block_phase(state, None, 1)
-        if state.learned is not None:
-            hidden, after = self._run(token[:, None], state, None, phase)
-            logits = self.logits(hidden)[:, 0]
-            logits, learned = self._learn(step_and_learn, token[:, None], hidden, state, None, logits)
-            return logits, after._replace(learned=learned)
-        return self.fast_step(token, state, phase) if self.fast_step else self.decode_step(token, state, phase)
+        step, phase = self.fast_step or self.decode_step, self.block_phase(state, None, 1)
+        if state.learned is None:
+            logits, _, after = step(token, state, phase)
+            return logits, after
+        logits, hidden, after = step(token, state._replace(learned=None), phase)
+        logits, learned = self._learn(step_and_learn, token[:, None], hidden[:, None], state, None, logits)
+        return logits, after._replace(learned=learned)
 
-    def decode_step(self, token: Tensor, state: ModelState, phase: BlockPhase | None) -> tuple[Tensor, ModelState]:
-        """Run `step` in torch, given the block phase. It never synchronizes with the device, so it can be a CUDA
-        graph."""
-        hidden, state = self._run(token[:, None], state, None, phase)
-        return self.logits(hidden)[:, 0], state
+    def decode_step(
+        self, token: Tensor, state: ModelState, phase: BlockPhase | None
+    ) -> tuple[Tensor, Tensor, ModelState]:
+        """Return the logits and the last hidden state after `token`, and the state, by torch and without learning. This
+        never synchronizes with the device, so it can be a CUDA graph."""
+        hidden, after = self._run(token[:, None], state, None, phase)
+        return self.logits(hidden)[:, 0], hidden[:, 0], after
 
     def loss(
         self,

@@ -53,7 +53,7 @@ class NativeStep:
         self.kinds: Kinds = packed.kinds
         self.grows = any(kind.grows for kind in self.kinds)
 
-    def __call__(self, token: Tensor, state: ModelState, phase: BlockPhase | None) -> tuple[Tensor, ModelState]:
+    def __call__(self, token: Tensor, state: ModelState, phase: BlockPhase | None) -> tuple[Tensor, Tensor, ModelState]:
         token, state, kinds = token.long().contiguous(), as_native(self.kinds, state), self.kinds
         assert token.device.type == "cpu" and token.shape == state.position.shape
         blocks = tuple(
@@ -65,12 +65,14 @@ class NativeStep:
         read, written = (
             States(layer_states(kinds, each.blocks), each.hourglass, each.last_tokens) for each in (state, after)
         )
-        logits, full = self.run(token, state.position, read, written)
-        return logits, after._replace(blocks=with_room(kinds, blocks, full)) if full or self.grows else after
+        logits, hidden, full = self.run(token, state.position, read, written)
+        if full or self.grows:
+            after = after._replace(blocks=with_room(kinds, blocks, full))
+        return logits, hidden, after
 
     def run(
         self, tokens: Tensor, positions: Tensor, before: States, after: States, separate: bool = False
-    ) -> tuple[Tensor, bool]:
+    ) -> tuple[Tensor, Tensor, bool]:
         """Step rows from the states `before` to the states `after`, with the fastest number of threads
         (`step.decode`)."""
         inputs = (self._functions, self._packed, tokens, positions, before, after)

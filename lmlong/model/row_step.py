@@ -89,7 +89,7 @@ class NativeRowStep:
         before = States(_joined([row.fields[0] for row in rows]), None, past)
         after = States(_joined([row.fields[1] for row in rows]), None, unread)
         positions = torch.tensor([row.position for row in rows])
-        logits, full = self._native.run(tokens.long().contiguous(), positions, before, after, separate=True)
+        logits, _, full = self._native.run(tokens.long().contiguous(), positions, before, after, separate=True)
         for row, token in zip(rows, tokens.tolist(), strict=True):
             row.advance(token, full)
         return logits
@@ -146,7 +146,7 @@ class GraphRowStep(TorchRowStep):
         if self._batch is None or not _same(rows, self._stepped):
             self._batch = self._load(rows)
         phase = self._model.block_phase(self._batch.state, None, 1)
-        return self._batch.step(tokens, phase)
+        return self._batch.step(tokens, phase)[0]
 
     def _load(self, rows: Sequence[TorchRow]) -> GraphBatch:
         """Return the batch of these rows, after those of the last step have left theirs."""

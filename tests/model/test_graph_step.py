@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from lmlong.attention import laws
 from lmlong.attention.base import state_tensors
 from lmlong.model import graph_step
-from lmlong.model.graph_step import GraphStep, Recorder, Run, cuda_graph
+from lmlong.model.graph_step import GraphStep, Outputs, Recorder, Run, cuda_graph
 from lmlong.model.language_model import LanguageModel, ModelState
 from lmlong.model.row_step import GraphRowStep
 from lmlong.model.state import concat_states, state_row
@@ -36,14 +36,15 @@ class Tape(TorchDispatchMode):
         self.calls.append((function, args, kwargs or {}, done))
         return done
 
-    def repeat(self, result: Tensor) -> Tensor:
-        """Return what `result` is now."""
+    def repeat(self, results: Outputs) -> Outputs:
+        """Return what `results` are now."""
         now: dict[int, Tensor] = {}
         for function, args, kwargs, done in self.calls:
             args, kwargs = tree_map_only(Tensor, lambda x: now.get(id(x), x), (args, kwargs))
             outputs = zip(tree_leaves(done), tree_leaves(function(*args, **kwargs)), strict=True)
             now.update({id(old): new for old, new in outputs if isinstance(old, Tensor)})
-        return now[id(result)]
+        logits, hidden = results
+        return now[id(logits)], now[id(hidden)]
 
 
 TAPES: list[Tape] = []
@@ -51,9 +52,9 @@ TAPES: list[Tape] = []
 
 def record(run: Run) -> Run:
     with Tape() as tape:
-        result = run()
+        results = run()
     TAPES.append(tape)
-    return lambda: tape.repeat(result)
+    return lambda: tape.repeat(results)
 
 
 def build(options: dict[str, Any], **shape: Any) -> LanguageModel:
@@ -76,9 +77,9 @@ class Checked:
 
     def step(self, token: Tensor, state: ModelState) -> ModelState:
         phase = self.model.block_phase(state, None, 1)
-        expected, expected_state = self.model.decode_step(token, state, phase)
-        logits, after = self.by_engine(token, state, phase)
-        assert laws.error(logits, expected) < 1e-10
+        *expected, expected_state = self.model.decode_step(token, state, phase)
+        *outputs, after = self.by_engine(token, state, phase)
+        assert all(laws.error(*pair) < 1e-10 for pair in zip(outputs, expected, strict=True))
         settled = (state_tensors(self.model.settle(x)) for x in (after, expected_state))
         for got, truth in zip(*settled, strict=True):
             assert got.dtype == truth.dtype and laws.error(got, truth) < 1e-10
@@ -139,7 +140,7 @@ def test_a_table_is_written_where_it_is() -> None:
     TAPES.clear()
     state, step = model.init_state(1), GraphStep(model, record)
     for token in tokens[0]:
-        _, state = step(token[None], state, None)
+        *_, state = step(token[None], state, None)
     (tape,) = TAPES
     for _, args, _, done in tape.calls:
         given, made = ([x for x in tree_leaves(part) if isinstance(x, Tensor)] for part in (args, done))

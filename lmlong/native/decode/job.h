@@ -73,7 +73,7 @@ struct DecodeJob {
     float *tail_before, *tail_after, *upsampled_before, *upsampled_after;  // HourglassState, in hourglass.py
     const Int *tokens, *positions;
     Int *last_tokens_before, *last_tokens_after;  // (rows, past_tokens)
-    float *logits, *scratch;
+    float *logits, *hidden, *scratch;  // hidden: (rows, width), normalized
     Int rows, separate;  // separate: whether each row has a state of its own, elsewhere in memory
     void (*barrier)();                      // OpenMP's functions; null with one thread
     int (*thread_num)(), (*num_threads)();

@@ -76,6 +76,7 @@ struct Step {
             run_layers(0, model.layers, all);
         }
         rms_norm(model.norm, all);
+        if (team.thread_num == 0) std::copy_n(normed, all.count * width, job.hidden);
         linear(model.output, normed, width, all.count, job.logits);
     }
 

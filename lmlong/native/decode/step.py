@@ -90,13 +90,16 @@ def decode(
     after: States,
     workers: int,
     separate: bool = False,
-) -> tuple[Tensor, bool]:
-    """Return the logits (B, V) after `tokens` (B,) at `positions` (B,) in their documents, and whether a state has no
-    room for another token. Fill the states `after`, on `workers` threads. `separate`: each row has its own state."""
+) -> tuple[Tensor, Tensor, bool]:
+    """Return the logits (B, V) and the last hidden states (B, width) after `tokens` (B,) at `positions` (B,) in their
+    documents, and whether a state has no room for another token. Fill the states `after`, on `workers` threads.
+    `separate`: each row has its own state."""
     rows, vocabulary = len(tokens), packed.model.output.outputs
     size = packed.model.state_size * (rows if separate else 1)
     assert len(before.layers) * before.layers.itemsize == len(after.layers) * after.layers.itemsize == size
-    logits = torch.empty(rows, vocabulary, dtype=torch.float32, device="cpu")
+    logits, hidden = (
+        torch.empty(rows, size, dtype=torch.float32, device="cpu") for size in (vocabulary, packed.model.width)
+    )
     states = (state.layers.buffer_info()[0] for state in (before, after))
     job = DecodeJob(ctypes.addressof(packed.model), *states)
     if before.hourglass is not None and after.hourglass is not None:
@@ -104,7 +107,8 @@ def decode(
         job.tail_after, job.upsampled_after = (x.data_ptr() for x in after.hourglass)
     if before.last_tokens is not None and after.last_tokens is not None:
         job.last_tokens_before, job.last_tokens_after = before.last_tokens.data_ptr(), after.last_tokens.data_ptr()
-    job.tokens, job.positions, job.logits = tokens.data_ptr(), positions.data_ptr(), logits.data_ptr()
+    job.tokens, job.positions = tokens.data_ptr(), positions.data_ptr()
+    job.logits, job.hidden = logits.data_ptr(), hidden.data_ptr()
     job.rows, job.separate = rows, separate
     give_barrier(job, workers)
     size = functions.scratch_size(ctypes.byref(job), workers)
@@ -113,4 +117,4 @@ def decode(
     run_on_threads(functions.decode_step, job, workers)
     if job.invalid:
         raise IndexError("decode: a token is not in the vocabulary, or a position is negative")
-    return logits, bool(job.full)
+    return logits, hidden, bool(job.full)

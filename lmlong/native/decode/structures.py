@@ -86,7 +86,7 @@ class DecodeJob(ctypes.Structure):
     _fields_ = (
         *pointers("model", "states_before", "states_after"),
         *pointers("tail_before", "tail_after", "upsampled_before", "upsampled_after"),
-        *pointers("tokens", "positions", "last_tokens_before", "last_tokens_after", "logits", "scratch"),
+        *pointers("tokens", "positions", "last_tokens_before", "last_tokens_after", "logits", "hidden", "scratch"),
         *ints("rows", "separate"),
         *pointers("barrier", "thread_num", "num_threads"),
         *ints("full", "invalid"),

@@ -7,6 +7,7 @@ import pytest
 import torch
 from machine import needs_compiler, on_older_processors
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from lmlong.model.learning.native import kernel
 from lmlong.model.learning.state import BLOCK, NOT_LEARNED, Rates
@@ -52,7 +53,7 @@ def definition(case: Case) -> Results:
         log_p = (hidden[block] @ (weight + D).mT + bias).log_softmax(-1)
         nll[block] = -log_p.gather(1, scored[block, None].clamp_min(0))[:, 0] * (scored[block] != IGNORED)
         if begin + BLOCK < len(hidden):
-            errors = log_p.exp() - torch.eye(len(weight)).double()[targets[block]]
+            errors = log_p.exp() - one_hot(targets[block].clamp_min(0), len(weight))
             errors[targets[block] == NOT_LEARNED] = 0
             D = (1 - RATES.decay) * D - rate * errors.mT @ hidden[block]
             bias = (1 - RATES.decay) * bias - RATES.bias_rate * errors.sum(0)

@@ -17,20 +17,20 @@ struct ReadJob {
     const float* weight;  // W (V, w)
     float *D, *bias;      // (V, w) and (V), updated in place; D null if only the bias is learned
     const float* hidden;  // (L, w)
-    const Int *targets;   // (L) the tokens to learn, or NOT_LEARNED
+    const Int* targets;   // (L) the tokens to learn, or NOT_LEARNED
     const Int* scored;    // (L) the tokens to score, or IGNORED; null if none is scored
-    float *nll, *scratch;  // nll (L): zeros at the beginning
+    float *nll, *scratch;         // nll (L): zeros at the beginning
     float rate, bias_rate, kept;  // kept: the factor of D and the bias at an update
     void (*barrier)();            // OpenMP's functions; null with one thread
     int (*thread_num)(), (*num_threads)();
     mutable Int invalid;  // set if a token is out of range; nothing is computed then
 };
 
-constexpr Int COLUMNS = 64;     // of W and D that are multiplied at once
-constexpr Int SUMMED_ROWS = 256;  // whose probabilities are added in float32
+constexpr Int COLUMNS = 64;       // of W and D that are used at once
+constexpr Int SUMMED_ROWS = 256;  // rows whose probabilities are added in float32
 
 struct Total {  // over the rows of one thread, for each position of a block
-    float max[BLOCK];   // logit
+    float max[BLOCK];   // of the logits
     double sum[BLOCK];  // of e^(logit - max)
 };
 
@@ -55,20 +55,22 @@ struct Reader {
 
     void run() {
         const Int learned = (job.positions - 1) / BLOCK;
-        float factors[BLOCK];  // of e^(logit - max) in the probabilities of the previous block
+        float factors[BLOCK];  // that turn e^(logit - max) of the previous block into probabilities
         for (Int block = 0; block <= learned; block++) {
             const Int first = block * BLOCK, count = std::min(BLOCK, job.positions - first);
             const bool predicts = block < learned || any_scored(first, count);
             load_hidden(first, count);
             for (Int row = rows.begin; row < rows.end; row += TILE) {
-                const Int tile_rows = std::min(TILE, rows.end - row);
+                const Int in_tile = std::min(TILE, rows.end - row);
                 float errors[TILE * BLOCK];
-                if (block) compute_errors(row, tile_rows, first - BLOCK, factors, errors), update_bias(row, tile_rows, errors);
-                if (predicts)
-                    for (Int i = 0; i < TILE * BLOCK; i++)
-                        logits[row * BLOCK + i] = i / BLOCK < tile_rows ? job.bias[row + i / BLOCK] : 0;
-                for (Int r = 0; r < tile_rows; r += ROWS)
-                    pass_rows(row + r, std::min(ROWS, tile_rows - r), block ? errors + r * BLOCK : nullptr, predicts);
+                if (block) {
+                    compute_errors(row, in_tile, first - BLOCK, factors, errors);
+                    update_bias(row, in_tile, errors);
+                }
+                for (Int r = 0; predicts && r < in_tile; r++)
+                    std::fill_n(logits + (row + r) * BLOCK, BLOCK, job.bias[row + r]);
+                for (Int r = 0; r < in_tile; r += ROWS)
+                    pass_rows(row + r, std::min(ROWS, in_tile - r), block ? errors + r * BLOCK : nullptr, predicts);
             }
             if (predicts) normalize(first, count, totals + block % 2 * team.num_threads, factors);
             std::swap(h, previous_h);
@@ -100,7 +102,8 @@ struct Reader {
         for (Int r = 0; r < count; r++) job.bias[row + r] = job.kept * job.bias[row + r] - job.bias_rate * sums[r];
     }
 
-    // Update `count` rows of D if there are errors, then add their products with the hidden states to the logits
+    // Update rows of D if there are errors, then add the products of W + D with the hidden states to the logits. Parts
+    // of vectors are copied, since writing a whole vector would overwrite the next row
     void pass_rows(Int row, Int count, const float* errors, bool predicts) const {
         for (Int c = 0; c < width; c += COLUMNS) {
             const Int columns = std::min(COLUMNS, stride - c), used = std::min(COLUMNS, width - c);
@@ -123,23 +126,25 @@ struct Reader {
         }
     }
 
-    // sums (ROWS, COLUMNS) = W + D
+    // sums (ROWS, COLUMNS) = W + D, after D = kept D - rate errors h. The errors are null if nothing is learned yet
     void add_D(
-        const float* W, float* D, Int row, const float* errors, const float* of_block, Int columns, float* sums) const {
+        const float* W, float* D, Int row, const float* errors, const float* h, Int columns, float* sums) const {
+        const float rate = job.rate, kept = job.kept;
         for (Int c = 0; c < columns; c += 2 * LANES) {
             FloatVec gradient[ROWS][2] = {};
-            if (D && errors)
-            for (Int t = 0; t < BLOCK; t++) {
+            for (Int t = 0; D && errors && t < BLOCK; t++) {
                 FloatVec x[2];
-                UNROLL(v, 2) x[v] = lanes(of_block + t * stride + c + v * LANES);
+                UNROLL(v, 2) x[v] = lanes(h + t * stride + c + v * LANES);
                 UNROLL(r, ROWS) UNROLL(v, 2) gradient[r][v] += errors[r * BLOCK + t] * x[v];
             }
             UNROLL(r, ROWS) UNROLL(v, 2) {
-                const Int i = r * row + c + v * LANES;
+                const Int i = r * row + c + v * LANES, next = i + ROWS * row;
                 FloatVec sum = lanes(W + i);
+                __builtin_prefetch(W + next);
                 if (D) {
+                    __builtin_prefetch(D + next, 1);
                     FloatVec d = lanes(D + i);
-                    if (errors) lanes(D + i) = d = job.kept * d - job.rate * gradient[r][v];
+                    if (errors) lanes(D + i) = d = kept * d - rate * gradient[r][v];
                     sum += d;
                 }
                 lanes(sums + r * COLUMNS + c + v * LANES) = sum;
@@ -147,7 +152,7 @@ struct Reader {
         }
     }
 
-    // Turn the logits of a block into e^(logit - max), compute `factors`, and score
+    // Turn the logits of a block into e^(logit - max), set the factors that turn them into probabilities, and score
     void normalize(Int first, Int count, Total* of_threads, float* factors) const {
         Total& own = of_threads[team.thread_num];
         std::fill_n(own.max, BLOCK, -INFINITY), std::fill_n(own.sum, BLOCK, 0.0);
