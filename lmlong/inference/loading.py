@@ -38,7 +38,7 @@ from lmlong.model.fast_step import make_fast_step, why_no_fast_step
 from lmlong.model.kernel_choice import KernelChoice, choose_kernels
 from lmlong.model.kernel_trial import Work
 from lmlong.model.language_model import PIECE, LanguageModel
-from lmlong.model.learning.state import DEFAULT_RATES, LEVELS, Level
+from lmlong.model.learning.state import DEFAULT_RATES, LEVELS, Level, as_level
 from lmlong.model.precision import Precision, evaluation_precision
 from lmlong.model.sampling_options import DEFAULTS, MAX_TOKENS, Sampling
 from lmlong.recipe import Recipe
@@ -142,7 +142,7 @@ class TrainedLanguageModel(TrainedModel):
         state: Session | None = None,
         *,
         heal: bool = True,
-        learn: bool | None = None,
+        learn: Level | bool | None = None,
     ) -> Session:
         """Read a text of any length, whole or in pieces, and return the state after it, starting from `state` if given.
 
@@ -157,7 +157,7 @@ class TrainedLanguageModel(TrainedModel):
         token is predicted; the state holds what it learns. A state that learns already continues to.
         """
         encoding = self._encode(text, state, heal)
-        level = self.learn if learn is None else ("output" if learn else None)
+        level = as_level(learn, self.learn)
         start = begin_learning(self.model, with_unread(state, UnreadText()), level) if state else None
         tokens = chain([] if state else [[self.tokenizer.bos]], encoding)
         session = prefill(self.model, tokens, start, level)
@@ -240,10 +240,10 @@ class TrainedLanguageModel(TrainedModel):
         """Write a state to a file, from which this model can continue."""
         state_file.save(Path(path), state, self.model, self.owners, self.tokenizer, str(self.checkpoint))
 
-    def load_state(self, path: str | Path) -> Session:
-        """Return the state in a file that this model wrote."""
+    def load_state(self, path: str | Path, learn: Level | bool | None = None) -> Session:
+        """Return the state in a file that this model wrote; `learn` works as in `read`."""
         session = state_file.load(Path(path), self.model, self.owners, self.tokenizer, str(self.checkpoint))
-        return begin_learning(self.model, session, self.learn)
+        return begin_learning(self.model, session, as_level(learn, self.learn))
 
     def _encode(self, text: str | Iterable[str], state: Session | None, heal: bool) -> Encoding:
         """Return the tokens of `state`'s unread text and this text."""
@@ -321,8 +321,7 @@ def load(
     if learn_own_text and not learn:
         raise UsageError("--learn-own-text: needs --learn.")
     model.learns_own_text = learn_own_text
-    level: Level | None = "output" if learn is True else learn or None
     model.learning_rates = read_rates(trained.checkpoint) or DEFAULT_RATES
-    loaded = TrainedLanguageModel(**{**vars(trained), "model": model}, learn=level)
+    loaded = TrainedLanguageModel(**{**vars(trained), "model": model}, learn=as_level(learn))
     loaded.choose_kernels("32")
     return loaded

@@ -78,7 +78,7 @@ def pieces(batch: Batch) -> dict[int, Piece]:
 def session_body(info: SessionInfo) -> dict[str, Any]:
     """Return a session as JSON."""
     about = {"id": info.id, "object": "session", "parent": info.parent, "created": int(info.made)}
-    return {**about, "tokens": info.tokens, "bytes": info.bytes, "tail": printable(info.tail)}
+    return {**about, "tokens": info.tokens, "bytes": info.bytes, "learns": info.learns, "tail": printable(info.tail)}
 
 
 class ResponseFormat(ABC):

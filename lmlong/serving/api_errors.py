@@ -10,7 +10,7 @@ from lmlong.data.tokenizers.base import CannotEncode
 from lmlong.data.tokenizers.characters import UnknownCharacter
 from lmlong.errors import CheckpointError
 from lmlong.serving.engine import Busy, Closed, EngineFailed, UnusableSession
-from lmlong.serving.sessions import NoState, QuotaReached, UnknownSession
+from lmlong.serving.sessions import LearnsAlready, NoState, QuotaReached, UnknownSession
 
 LOG = logging.getLogger("lmlong.serving")
 
@@ -78,6 +78,7 @@ RESPONSES: dict[type[Exception], Callable[[Any], ApiError]] = {
     UnusableSession: lambda error: ApiError(400, str(error), "session", "invalid_value"),
     UnknownSession: lambda error: ApiError(404, str(error), "session", "session_not_found"),
     QuotaReached: lambda error: ApiError(429, str(error), "session", "insufficient_quota"),
+    LearnsAlready: lambda error: ApiError(400, str(error), "learn", "invalid_value"),
     NoState: lambda error: ApiError(400, str(error), code="invalid_state"),
     CheckpointError: lambda error: ApiError(410, "The file of this session is damaged.", "session", "session_damaged"),
 }

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp
 from lmlong.errors import UsageError
 from lmlong.inference import chat
 from lmlong.inference.loading import TrainedLanguageModel
+from lmlong.model.learning.state import Level, as_level
 from lmlong.model.sampling_options import MAX_TOKENS
 from lmlong.serving import page
 from lmlong.serving.answers import ChatFormat, CompletionFormat, Envelope, ResponseFormat, Usage
@@ -93,11 +94,13 @@ class ModelServer:
         make = self._maker(body, len(body.prompt), owner)
         response_format = CompletionFormat(self.trained.tokenizer, body.alternatives)
         if body.session is None:
-            requests = [made for prompt in body.prompt for made in make(prompt=prompt)]
+            learn = self._level(body.learn)
+            requests = [made for prompt in body.prompt for made in make(prompt=prompt, learn=learn)]
             return await self._answer(request, body, requests, response_format, deadline)
         change = self.sessions.change(owner, body.session)
         try:
-            requests = make(prompt=body.prompt[0], start=await change.start(), keep_session=True)
+            continued = await change.start(body.learn)
+            requests = make(prompt=body.prompt[0], keep_session=True, **continued._asdict())
             return await self._answer(request, body, requests, response_format, deadline, change)
         except BaseException:
             change.release()
@@ -119,14 +122,15 @@ class ModelServer:
         except UsageError as error:
             raise ApiError(400, str(error), "messages") from None
         response_format = ChatFormat(self.trained.tokenizer, body.alternatives)
-        return await self._answer(request, body, make(prompt=tokens), response_format, deadline)
+        requests = make(prompt=tokens, learn=self._level(body.learn))
+        return await self._answer(request, body, requests, response_format, deadline)
 
     async def score(self, request: HttpRequest) -> Response:
         owner = request.scope[OWNER]
         body = await self.reader.parse(ScoreBody, request.scope[BODY], owner)
         self._check_model(body.model)
         self._check_length(body.text, "text")
-        scoring = self.scorer.run(partial(score, self.trained, body.text), owner)
+        scoring = self.scorer.run(partial(score, self.trained, body.text, learn=self._level(body.learn)), owner)
         sums = await while_connected(request.receive, scoring, Deadline(self.settings.timeout))
         per_byte = sums.bits / sums.bytes if sums.bytes else None
         return JSONResponse({"object": "score", "model": self.name, **sums._asdict(), "bits_per_byte": per_byte})
@@ -167,7 +171,12 @@ class ModelServer:
         return JSONResponse(envelope.whole(result.pieces, usage, result.session))
 
     def _model(self) -> dict[str, Any]:
-        return {"id": self.name, "object": "model", "created": self.created, "owned_by": "lmlong"}
+        about = {"id": self.name, "object": "model", "created": self.created, "owned_by": "lmlong"}
+        return {**about, "learns": self.trained.learn}
+
+    def _level(self, learn: Level | bool | None) -> Level | None:
+        """Return what a new text learns."""
+        return as_level(learn, self.trained.learn)
 
     def _check_length(self, text: str, name: str) -> None:
         check_length(text, self.settings.max_prompt, name)

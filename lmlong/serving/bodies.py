@@ -1,7 +1,9 @@
 """Request bodies: OpenAI's fields and lmlong's sampling options; other fields are errors."""
 
+import json
 import re
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -18,6 +20,7 @@ from pydantic import (
 
 from lmlong.data.encoding import UTF8, marked
 from lmlong.errors import nearest
+from lmlong.model.learning.state import LEVELS, Level
 from lmlong.model.sampling_options import DEFAULTS, RECENT, Sampling, random_seed
 from lmlong.serving.api_errors import ApiError
 from lmlong.serving.json_text import read_json
@@ -57,6 +60,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 NO_TEXT = re.compile("[\0\ud800-\udfff]")
 
+SWITCH = {"true": True, "false": False}
+
 SHOWN = 60
 """Characters of a name that an error shows."""
 
@@ -88,7 +93,14 @@ def _joined(content: Any) -> Any:
     return "".join(part["text"] for part in content)
 
 
+def _learn(value: Any) -> Any:
+    if value is not True and value is not False and value not in LEVELS:
+        raise ValueError(f"must be true, false or one of {', '.join(map(json.dumps, LEVELS))}.")
+    return value
+
+
 Text = Annotated[str, AfterValidator(_plain)]
+Learn = Annotated[Level | bool | None, BeforeValidator(_learn)]
 StopText = Annotated[Text, Field(min_length=1, max_length=LONGEST_STOP)]
 
 
@@ -125,6 +137,7 @@ class WritingBody(Body):
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] = DEFAULTS.repetition_penalty
     repetition_window: Annotated[int, Field(ge=1, le=RECENT)] = DEFAULTS.repetition_window
     loop_penalty: Annotated[float, Field(ge=0, le=100)] | None = DEFAULTS.loop_penalty
+    learn: Learn = None
 
     @model_validator(mode="before")
     @classmethod
@@ -201,10 +214,17 @@ class ChatBody(WritingBody):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
+class FileQuery(Body):
+    """What the query of a request says of the file in its body."""
+
+    learn: Learn = None
+
+
 class TextBody(Body):
     """A text to be read."""
 
     text: Text = ""
+    learn: Learn = None
 
 
 class NoBody(Body):
@@ -214,6 +234,7 @@ class NoBody(Body):
 class ScoreBody(Body):
     text: Annotated[Text, Field(min_length=1)]
     model: Text | None = None
+    learn: Learn = None
 
 
 def check_length(text: str, most: int, name: str) -> None:
@@ -242,7 +263,15 @@ AnyBody = TypeVar("AnyBody", bound=Body)
 
 def parse(kind: type[AnyBody], data: bytes) -> AnyBody:
     """Parse a JSON body; raise a 400 that names the mistake."""
-    value = read_json(data)
+    return _validated(kind, read_json(data))
+
+
+def parse_query(query: Mapping[str, str]) -> FileQuery:
+    """Parse the query of a file; raise a 400 that names the mistake."""
+    return _validated(FileQuery, {name: SWITCH.get(value, value) for name, value in query.items()})
+
+
+def _validated(kind: type[AnyBody], value: Any) -> AnyBody:
     try:
         return kind.model_validate(value)
     except ValidationError as error:

@@ -1,12 +1,13 @@
 """Request bodies, read beside the event loop, so that a large one does not delay other clients."""
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import PurePath
 
 from lmlong.data.formats.table import SUFFIXES, format_of, suffix_of_bytes
 from lmlong.io.limited_process import LimitedProcess, RequestFailed
 from lmlong.serving.api_errors import ApiError
-from lmlong.serving.bodies import AnyBody, TextBody, parse, text_of_file
+from lmlong.serving.bodies import AnyBody, TextBody, parse, parse_query, text_of_file
 from lmlong.serving.engine import Closed
 from lmlong.serving.settings import Settings
 from lmlong.serving.worker import Ended, Worker
@@ -36,13 +37,16 @@ class BodyReader:
             return parse(kind, data)
         return await self.parser.run(lambda _: parse(kind, data), owner)
 
-    async def text(self, data: bytes, media_type: str, owner: str) -> str:
+    async def text(self, data: bytes, media_type: str, query: Mapping[str, str], owner: str) -> TextBody:
         """Return the text of a body of any kind: JSON, plain text, a document or a compressed file."""
         if media_type == "application/json":
-            return (await self.parse(TextBody, data, owner)).text
+            return await self.parse(TextBody, data, owner)
+        options = parse_query(query)
         if suffix := SUFFIXES.get(media_type) or suffix_of_bytes(data):
-            return await self.converter.run(partial(self._convert, data, suffix), owner)
-        return await self.parser.run(lambda _: text_of_file(data), owner)
+            text = await self.converter.run(partial(self._convert, data, suffix), owner)
+        else:
+            text = await self.parser.run(lambda _: text_of_file(data), owner)
+        return TextBody.model_construct(text=text, learn=options.learn)
 
     def _convert(self, data: bytes, suffix: str, ended: Ended) -> str:
         if reason := format_of(PurePath(f"upload{suffix}")).refusal:

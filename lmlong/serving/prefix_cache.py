@@ -1,7 +1,7 @@
 """A cache of the states after prompt prefixes, so that the same tokens are not read twice.
 
 A state of constant size can be kept after any token, not only after whole blocks. It is found by the tokens that it has
-read and by the owner of the request: no key can use, or detect, what another key has sent.
+read, by what it learns from them and by the owner of the request: no key can use, or detect, what another key has sent.
 """
 
 import hashlib
@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from lmlong.inference.awake import AwakeSessions
 from lmlong.inference.session import Session
+from lmlong.model.learning.state import Level, level_of
 from lmlong.model.state import state_bytes
 
 
@@ -20,6 +21,7 @@ class Prefix(NamedTuple):
     """A prompt prefix, identified by the digest of its tokens."""
 
     owner: str
+    learn: Level | None  # what the state learns
     tokens: int
     digest: bytes
 
@@ -29,25 +31,25 @@ class PrefixCache:
 
     def __init__(self, memory: int):
         self._sessions = AwakeSessions[Prefix](memory)
-        self._lengths: dict[str, list[int]] = {}  # of the prefixes of each owner, sorted
+        self._lengths: dict[tuple[str, Level | None], list[int]] = {}  # of the prefixes by owner and level, sorted
 
-    def longest(self, owner: str, tokens: Sequence[int]) -> Session | None:
-        """Return the session that has read the longest prefix of these tokens."""
-        lengths = takewhile(lambda length: length <= len(tokens), self._lengths.get(owner, []))
-        cached = [prefix for prefix in _prefixes(owner, tokens, lengths) if prefix in self._sessions]
+    def longest(self, owner: str, tokens: Sequence[int], learn: Level | None = None) -> Session | None:
+        """Return the session that has read the longest prefix of these tokens, and learns this from them."""
+        lengths = takewhile(lambda length: length <= len(tokens), self._lengths.get((owner, learn), []))
+        cached = [prefix for prefix in _prefixes(owner, learn, tokens, lengths) if prefix in self._sessions]
         return self._sessions.get(cached[-1]) if cached else None
 
     def keep(self, owner: str, tokens: Sequence[int], session: Session) -> None:
         """Cache the session after these tokens."""
-        (prefix,) = _prefixes(owner, tokens, [len(tokens)])
+        (prefix,) = _prefixes(owner, level_of(session.state.learned), tokens, [len(tokens)])
         if self._sessions.get(prefix) or state_bytes(session) > self._sessions.memory:
             return
-        insort(self._lengths.setdefault(owner, []), prefix.tokens)
+        insort(self._lengths.setdefault(prefix[:2], []), prefix.tokens)
         for evicted, _ in self._sessions.put(prefix, session):
-            lengths = self._lengths[evicted.owner]
+            lengths = self._lengths[evicted[:2]]
             lengths.remove(evicted.tokens)
             if not lengths:
-                del self._lengths[evicted.owner]
+                del self._lengths[evicted[:2]]
 
     @property
     def bytes(self) -> int:
@@ -57,10 +59,12 @@ class PrefixCache:
         return len(self._sessions)
 
 
-def _prefixes(owner: str, tokens: Sequence[int], lengths: Sequence[int] | Iterator[int]) -> Iterator[Prefix]:
+def _prefixes(
+    owner: str, learn: Level | None, tokens: Sequence[int], lengths: Sequence[int] | Iterator[int]
+) -> Iterator[Prefix]:
     """Iterate over the prefixes of these lengths, which are sorted."""
     digest, done = hashlib.blake2b(digest_size=24), 0
     for length in lengths:
         digest.update(array("q", tokens[done:length]).tobytes())
         done = length
-        yield Prefix(owner, length, digest.digest())
+        yield Prefix(owner, learn, length, digest.digest())

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from lmlong.inference.generation import End
 from lmlong.inference.session import Session
+from lmlong.model.learning.state import Level
 from lmlong.model.sampling_options import MAX_TOKENS, Sampling
 
 
@@ -20,6 +21,8 @@ class Request:
     stop: tuple[str, ...] = ()
     start: Session | None = None
     """The session before the prompt, or None."""
+    learn: Level | None = None
+    """What the text learns from the prompt on; a session that learns already continues to."""
     draws: tuple[int, ...] = (0,)
     """Numbers that distinguish the random draws of several texts with the same seed."""
     alternatives: int | None = None

@@ -8,7 +8,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
 from lmlong.serving.answers import Usage, session_body
-from lmlong.serving.bodies import NoBody, check_length
+from lmlong.serving.bodies import NoBody, check_length, parse_query
 from lmlong.serving.body_reader import BodyReader
 from lmlong.serving.engine import Engine
 from lmlong.serving.guard import BODY, OWNER, STATE, media_type
@@ -31,8 +31,8 @@ class SessionApi:
 
     async def create(self, request: HttpRequest) -> Response:
         if media_type(request.headers) == STATE:
-            upload = self._sessions.store.upload
-            info = await self._sessions.run(upload, request.scope[OWNER], request.scope[BODY])
+            upload, learn = self._sessions.store.upload, parse_query(request.query_params).learn
+            info = await self._sessions.run(upload, request.scope[OWNER], request.scope[BODY], learn)
             return JSONResponse(session_body(info), 201)
         return await self._read(request, None, 201)
 
@@ -71,12 +71,13 @@ class SessionApi:
     async def _read(self, request: HttpRequest, name: str | None, status: int) -> Response:
         """Read the text in the body after a session, or as a new one."""
         deadline, owner = Deadline(self._settings.timeout), request.scope[OWNER]
-        reading = self._reader.text(request.scope[BODY], media_type(request.headers), owner)
-        text = await while_connected(request.receive, reading, deadline)
-        check_length(text, self._settings.max_prompt, "text")
+        reading = self._reader.text(request.scope[BODY], media_type(request.headers), request.query_params, owner)
+        body = await while_connected(request.receive, reading, deadline)
+        check_length(body.text, self._settings.max_prompt, "text")
         change = self._sessions.change(owner, name)
         try:
-            engine_request = Request(text, max_tokens=0, start=await change.start(), owner=owner, keep_session=True)
+            continued = await change.start(body.learn)
+            engine_request = Request(body.text, max_tokens=0, owner=owner, keep_session=True, **continued._asdict())
             texts = Texts(self._engine, [engine_request], self._settings.lag, self._metrics, change)
         except BaseException:
             change.release()

@@ -2,13 +2,22 @@
 change each of them."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from lmlong.errors import CheckpointError, LmlongError
 from lmlong.inference.session import Session
+from lmlong.model.learning.state import Level, as_level
 from lmlong.serving.api_errors import ApiError
 from lmlong.serving.engine import Closed
-from lmlong.serving.sessions import NoState, QuotaReached, SessionInfo, SessionStore, UnknownSession
+from lmlong.serving.sessions import (
+    LearnsAlready,
+    NoState,
+    QuotaReached,
+    SessionInfo,
+    SessionStore,
+    UnknownSession,
+    check_learn,
+)
 from lmlong.serving.worker import Worker
 
 Result = TypeVar("Result")
@@ -26,7 +35,7 @@ class Sessions:
         """Return the result of a method of the store for an owner, called beside the event loop."""
         try:
             return await self.worker.run(lambda _: call(owner, *what), owner)
-        except (UnknownSession, QuotaReached, NoState, CheckpointError, Closed):
+        except (UnknownSession, QuotaReached, NoState, LearnsAlready, CheckpointError, Closed):
             raise
         except LmlongError:
             raise ApiError(507, "The server's disk does not take the session.", code="insufficient_storage") from None
@@ -42,6 +51,13 @@ class Sessions:
         return Change(self, owner, name)
 
 
+class Start(NamedTuple):
+    """Where a request starts: the fields of its `Request`."""
+
+    start: Session | None
+    learn: Level | None
+
+
 class Change:
     """A session while one request works on it; a new one has no name yet."""
 
@@ -49,9 +65,14 @@ class Change:
         self._sessions, self._owner, self._name = sessions, owner, name
         self._reserved = name
 
-    async def start(self) -> Session | None:
-        """Return the session before the request; None for a new one."""
-        return await self._sessions.run(self._sessions.store.get, self._owner, self._name) if self._name else None
+    async def start(self, learn: Level | bool | None) -> "Start":
+        """Return the session before the request, which asks to learn or not. A session that learns cannot stop."""
+        trained = self._sessions.store.trained
+        if self._name is None:
+            return Start(None, as_level(learn, trained.learn))
+        session = await self._sessions.run(self._sessions.store.get, self._owner, self._name)
+        check_learn(session, learn)
+        return Start(session, as_level(learn, trained.learn) if learn else None)
 
     async def save(self, session: Session) -> SessionInfo:
         """Save the session after the request."""

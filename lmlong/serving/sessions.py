@@ -5,6 +5,7 @@ a state file with the owner of the session and the session that it was forked fr
 """
 
 import hashlib
+import json
 import secrets
 import time
 from pathlib import Path
@@ -20,6 +21,7 @@ from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.session import Session
 from lmlong.io.lock import lock_file
 from lmlong.io.system_errors import explain_errors
+from lmlong.model.learning.state import Level, level_of
 from lmlong.serving.settings import DEFAULT_SETTINGS, Settings
 
 SUFFIX, STAGED = ".state", ".new"
@@ -39,6 +41,10 @@ class QuotaReached(LmlongError):
     """An owner has the maximum bytes or number of sessions."""
 
 
+class LearnsAlready(LmlongError):
+    """A request asks a session that learns from its text not to, or to learn something else."""
+
+
 class SessionInfo(NamedTuple):
     """A session as shown to its owner."""
 
@@ -52,11 +58,23 @@ class SessionInfo(NamedTuple):
     """Of its file."""
     tail: str
     """The end of its text."""
+    learns: Level | None
+    """What it learns from its text."""
 
 
 def owner_of(key: str | None) -> str:
     """Return the owner of an API key: a hash, since files must not contain the key itself."""
     return EVERYBODY if key is None else hashlib.sha256(b"lmlong session owner " + key.encode()).hexdigest()[:32]
+
+
+def check_learn(session: Session, learn: Level | bool | None) -> None:
+    """Refuse the `learn` of a request that continues a session: what was learned stays in its state, and is used."""
+    level = level_of(session.state.learned)
+    if level and learn not in (None, True, level):
+        raise LearnsAlready(
+            f"learn: {json.dumps(learn)}, but this session learns {json.dumps(level)} until its end. Leave learn out, "
+            "or create another session."
+        )
 
 
 def lock_folder(folder: Path) -> IO[bytes]:
@@ -75,7 +93,7 @@ class SessionStore:
 
     def __init__(self, trained: TrainedLanguageModel, folder: Path, settings: Settings = DEFAULT_SETTINGS):
         self.folder = folder
-        self._trained, self._settings = trained, settings
+        self.trained, self._settings = trained, settings
         self._lock = RLock()
         self._infos: dict[str, dict[str, SessionInfo]] = {}  # by owner and id
         self._awake = AwakeSessions[str](settings.memory)
@@ -102,14 +120,15 @@ class SessionStore:
         """Save a copy of a session as a new one."""
         return self.create(owner, self.get(owner, name), parent=name)
 
-    def upload(self, owner: str, data: bytes) -> SessionInfo:
-        """Save the session of a state file, which may be hostile."""
+    def upload(self, owner: str, data: bytes, learn: Level | bool | None = None) -> SessionInfo:
+        """Save the session of a state file, which may be hostile. `learn` works as in `load_state`."""
         path = self.folder / f".{secrets.token_hex(12)}{STAGED}"
         try:
             with explain_errors(path):
                 path.touch(state_file.PRIVATE)
                 path.write_bytes(data)
-            session = self._trained.load_state(path)
+            session = self.trained.load_state(path, learn)
+            check_learn(session, learn)
         except (CheckpointError, UsageError):
             raise NoState("This is not a state of this model, or it is damaged. Read the text again.") from None
         finally:
@@ -123,7 +142,7 @@ class SessionStore:
             session = self._awake.get(name)
             if session is not None:
                 return session
-        session = self._trained.load_state(self._path(name))
+        session = self.trained.load_state(self._path(name), learn=False)
         with self._lock:
             self._awake.put(name, session)
         return session
@@ -170,9 +189,10 @@ class SessionStore:
 
     @torch.inference_mode()
     def _write(self, owner: str, name: str, session: Session, parent: str | None, made: float) -> SessionInfo:
-        path, trained = self._path(name), self._trained
+        path, trained = self._path(name), self.trained
         session = session._replace(state=trained.model.settle(session.state))
-        about: dict[str, Any] = {"owner": owner, "parent": parent, "made": made}
+        learns = level_of(session.state.learned)
+        about: dict[str, Any] = {"owner": owner, "parent": parent, "made": made, "learns": learns}
         staged = path.with_suffix(STAGED)
         state_file.save(
             staged, session, trained.model, trained.owners, trained.tokenizer, str(trained.checkpoint), about
@@ -185,7 +205,7 @@ class SessionStore:
                 f"{self._settings.max_session_bytes:,} bytes of sessions are all that one key may have. Delete some."
             )
         tail = state_file.tail_of(session, trained.tokenizer)
-        info = SessionInfo(name, parent, made, int(session.total), size, tail)
+        info = SessionInfo(name, parent, made, int(session.total), size, tail, learns)
         with self._lock:
             staged.replace(path)
             self._infos.setdefault(owner, {})[name] = info
@@ -201,11 +221,12 @@ class SessionStore:
         try:
             about = state_file.describe(path)
             owner, parent, made = about["owner"], about["parent"], float(about["made"])
-            if any(about[key] != value for key, value in self._trained.owners.items()):
+            if any(about[key] != value for key, value in self.trained.owners.items()):
                 raise CheckpointError("of another model")
         except (CheckpointError, UsageError, KeyError, TypeError, ValueError):
             return
-        info = SessionInfo(path.stem, parent, made, about["tokens"], path.stat().st_size, about["tail"])
+        size, learns = path.stat().st_size, about.get("learns")  # not in files from before sessions could learn
+        info = SessionInfo(path.stem, parent, made, about["tokens"], size, about["tail"], learns)
         self._infos.setdefault(owner, {})[info.id] = info
 
     def _path(self, name: str) -> Path:

@@ -5,6 +5,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from threading import Event, Thread, current_thread
 from typing import NamedTuple, TypeVar
 
@@ -16,6 +17,7 @@ from lmlong.evaluation.scorer import Scorer
 from lmlong.evaluation.spans import documents_of, whole
 from lmlong.inference import chat
 from lmlong.inference.loading import TrainedLanguageModel
+from lmlong.model.learning.state import Level
 from lmlong.serving.api_errors import busy
 from lmlong.serving.engine import Closed
 from lmlong.serving.fair_queue import FairQueue
@@ -109,11 +111,11 @@ class Score(NamedTuple):
     bits: float
 
 
-def score(trained: TrainedLanguageModel, text: str, ended: Ended) -> Score:
-    """Return the same sums as `lmlong.evaluate` with `precision="32"`."""
+def score(trained: TrainedLanguageModel, text: str, ended: Ended, learn: Level | None = None) -> Score:
+    """Return the same sums as `lmlong.evaluate` with `precision="32"`. `learn`: what the model learns from the text."""
     tokens = tokens_of([text], trained.tokenizer)
     documents = documents_of(tokens)
-    scorer = Scorer(trained, tokens.tokens, documents)
+    scorer = Scorer(replace(trained, learn=learn), tokens.tokens, documents)
     sums = documents.sums()
     for _, first, nats, _ in scorer.scored(whole(documents), tqdm(disable=True)):
         if ended():

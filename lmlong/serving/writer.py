@@ -12,7 +12,7 @@ from lmlong.inference.healing import heal
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.rewind import Rewind
 from lmlong.inference.sampling import Sampler
-from lmlong.inference.session import NO_TOKEN, Session, prefill_pieces, with_unread
+from lmlong.inference.session import NO_TOKEN, Session, begin_learning, prefill_pieces, with_unread
 from lmlong.inference.unread import Encoding, UnreadText, as_tensors
 from lmlong.model.row_step import Row, RowStep
 from lmlong.model.sampling_options import RECENT
@@ -57,16 +57,17 @@ class Writer:
         pieces: Iterable[Sequence[int]] = [prompt]  # type: ignore[list-item]
         if isinstance(prompt, str):
             pieces = chain([] if start else [[tokenizer.bos]], encoding)
-        self._session = with_unread(start, UnreadText()) if start else None
+        if start:
+            self._session = begin_learning(self._trained.model, with_unread(start, UnreadText()), self.request.learn)
         if self._cache is not None:
             for tokens in pieces:
                 self._tokens.extend(tokens)
                 yield
-            self._session = self._cache.longest(self.request.owner, self._tokens)
+            self._session = self._cache.longest(self.request.owner, self._tokens, self.request.learn)
             cached = int(self._session.total) if self._session else 0
             self.cached_tokens = max(0, cached - self._begins_with_bos)
             pieces = [self._tokens[cached:]]
-        for session in prefill_pieces(self._trained.model, pieces, self._session, piece):
+        for session in prefill_pieces(self._trained.model, pieces, self._session, piece, self.request.learn):
             self._session = session
             self._keep(every=KEPT_EVERY, new=piece)
             yield
@@ -149,7 +150,8 @@ class Writer:
 
     def _end(self, how: End, piece: str, likelihoods: WrittenToken | None = None) -> None:
         self.ended = True
-        if self._cache is not None and self._written and len(self._tokens) <= KEPT_AT_MOST:
+        as_prompt = self.request.learn is None or self._trained.model.learns_own_text  # as a prompt would be read
+        if self._cache is not None and as_prompt and self._written and len(self._tokens) <= KEPT_AT_MOST:
             self._cache.keep(self.request.owner, self._tokens, self._now())
         session = self._session if self.request.keep_session else None
         if self._rewind:

@@ -20,6 +20,7 @@ SESSIONS, COMPLETIONS = "/v1/sessions", "/v1/completions"
 TEXT_FILE = {"Content-Type": "application/octet-stream"}
 STATE_FILE = {"Content-Type": "application/vnd.lmlong.state"}
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 20}
+FIELDS = {"id", "object", "parent", "created", "tokens", "bytes", "learns", "tail"}
 BOOK = "abacad cab, bad dab\n" * 30
 
 
@@ -45,7 +46,7 @@ def made(answer: httpx.Response, status: int = 201) -> dict[str, Any]:
     """The session that an answer tells of."""
     assert answer.status_code == status, answer.text
     told = answer.json()
-    assert told["object"] == "session" and set(told) == {"id", "object", "parent", "created", "tokens", "bytes", "tail"}
+    assert told["object"] == "session" and set(told) == FIELDS
     return told
 
 

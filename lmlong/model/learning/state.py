@@ -55,6 +55,13 @@ def init_learned(level: Level, position: Tensor, weight: Tensor) -> Learned:
     )
 
 
+def as_level(learn: Level | bool | None, default: Level | None = None) -> Level | None:
+    """Return what an option `learn` asks for: True stands for `default` or the first level, None for `default`."""
+    if learn is None:
+        return default
+    return (default or LEVELS[0]) if learn is True else learn or None
+
+
 def level_of(learned: Learned | None) -> Level | None:
     """Return what a state learns."""
     return learned and ("bias" if learned.D is None else "output")

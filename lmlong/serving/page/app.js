@@ -5,7 +5,7 @@ import { Card } from "./card.js";
 import { isSure, say } from "./dialogs.js";
 import { element } from "./dom.js";
 import * as meter from "./meter.js";
-import { readOptions } from "./options.js";
+import { learns, readOptions, showLearning } from "./options.js";
 import { store } from "./storage.js";
 import { TextView } from "./text.js";
 import * as texts from "./texts.js";
@@ -24,6 +24,7 @@ let forest = new Forest();
 let current = location.hash.slice(1) || null; // id of the chosen session, PENDING, or null for a new text
 let isLoaded = false;
 let sizes = null; // a function from a number of tokens to the bytes of the state after them
+let learnsByDefault = false; // whether the server learns from new texts
 let work = null; // the running action: {controller, turn, rate, begun, before}
 
 const tree = new TreeView(element("tree"), choose);
@@ -49,6 +50,7 @@ export function show() {
   prompt.placeholder = session || turn ? "Add your own text, or leave this empty and let the model continue." : "Start of the text";
   element("new").setAttribute("aria-pressed", current === null);
   if (isLoaded) history.replaceState(null, "", session ? `#${current}` : location.pathname + location.search);
+  showLearning(Boolean(path.at(-1)?.learns), learnsByDefault);
   showTree();
   showMeter();
   showWork();
@@ -57,7 +59,8 @@ export function show() {
 function place(session) {
   const turns = forest.path(session.id).length;
   const beside = forest.children(forest.parentOf(session)).length - 1;
-  return `Turn ${turns}${turns > 1 && beside ? `, one of ${beside + 1}` : ""}`;
+  const learning = session.learns ? " · learns" : "";
+  return `Turn ${turns}${turns > 1 && beside ? `, one of ${beside + 1}` : ""}${learning}`;
 }
 
 export function showTree() {
@@ -67,11 +70,13 @@ export function showTree() {
 function showMeter() {
   const turn = current === PENDING ? work?.turn : null;
   const path = forest.path(turn ? turn.parent : current);
-  const points = path.map(({ tokens, bytes }) => ({ tokens, bytes: sizes?.(tokens) ?? bytes }));
+  const learning = Math.max(...path.map((session) => (session.learns ? session.bytes : 0))); // a file may be smaller
+  const bytesOf = (tokens, session) => (session.learns ? learning : sizes?.(tokens) ?? session.bytes);
+  const points = path.map((session) => ({ tokens: session.tokens, bytes: bytesOf(session.tokens, session) }));
   let most = points.at(-1)?.tokens ?? 0;
   if (turn && points.length) {
     const written = turn.asked - turn.left;
-    points.push({ tokens: most + written, bytes: sizes?.(most + written) ?? points.at(-1).bytes });
+    points.push({ tokens: most + written, bytes: bytesOf(most + written, path.at(-1)) });
     most += turn.asked;
   }
   meter.show(points, most, turn ? work.rate : forest.nodes.get(current)?.rate);
@@ -107,6 +112,7 @@ export async function begin() {
   const models = await (await ask("v1/models")).json();
   element("model").textContent = models.data[0].id;
   document.title = `${models.data[0].id} · lmlong`;
+  learnsByDefault = Boolean(models.data[0].learns);
   sizes = await meter.stateSizes();
   await load();
   show();
@@ -159,11 +165,12 @@ export function write() {
   if (current === PENDING) return;
   const text = prompt.value;
   const parent = forest.nodes.get(current)?.id ?? null;
+  const learn = learns();
   writing(async (options, signal) => {
     prompt.value = ""; // its draft is kept until the turn is
     let root = null;
     try {
-      if (!parent) root = await create({ segments: [{ told: text }], given: 1 }, jsonBody({ text }), signal);
+      if (!parent) root = await create({ segments: [{ told: text }], given: 1 }, jsonBody({ text, learn }), signal);
       const segments = parent && text ? [{ told: text }] : [];
       await follow(parent ?? root.id, segments, options, signal);
       keepDraft();
@@ -251,8 +258,8 @@ function wrote(turn) {
   });
 }
 
-async function create(entry, body, signal) {
-  const session = await (await ask("v1/sessions", body, signal)).json();
+async function create(entry, body, signal, path = "v1/sessions") {
+  const session = await (await ask(path, body, signal)).json();
   forest.add(session);
   if (entry) texts.keep(session.id, entry);
   return session;
@@ -262,11 +269,13 @@ async function create(entry, body, signal) {
 
 export function openFile(file) {
   const type = mediaTypes[file.name.slice(file.name.lastIndexOf(".")).toLowerCase()];
+  const learn = learns();
   doing(`Reading ${file.name} (${meter.inBytes(file.size)}) …`, async (signal) => {
     const headers = { "Content-Type": type ?? "application/octet-stream" };
     const text = type ? null : inUtf8(await file.arrayBuffer());
     const entry = text === null ? null : texts.ofFile(file.name, text);
-    const session = await create(entry, { method: "POST", body: file, headers }, signal);
+    const path = learn || type !== mediaTypes[".state"] ? `v1/sessions?learn=${learn}` : "v1/sessions"; // it may learn already
+    const session = await create(entry, { method: "POST", body: file, headers }, signal, path);
     current = session.id;
     say(`Read ${file.name}: ${session.tokens.toLocaleString("en")} tokens.`);
     prompt.focus();

@@ -1,12 +1,13 @@
-// The sampling options, stored in this browser.
+// The sampling options and whether to learn from a text, stored in this browser.
 
 import { element } from "./dom.js";
 import { read, store } from "./storage.js";
 
 const KEY = "lmlong.options";
+const LEARN = "lmlong.learn";
 const fields = [...document.querySelectorAll("#sampling input")];
 
-/** {name: number} of the options that are set, or null if one is invalid, which is then shown. */
+/** {name: value} of the options that are set, or null if one is invalid, which is then shown. */
 export function readOptions() {
   const wrong = fields.find((field) => !field.checkValidity());
   if (wrong) {
@@ -15,8 +16,26 @@ export function readOptions() {
     return null;
   }
   const set = fields.filter((field) => field.value !== "");
-  return Object.fromEntries(set.map((field) => [field.name, field.valueAsNumber]));
+  const values = Object.fromEntries(set.map((field) => [field.name, field.valueAsNumber]));
+  return learns() ? { ...values, learn: true } : values;
 }
+
+const learn = element("learn");
+let chosen = read(LEARN);
+
+/** Whether to learn from the text that is read next. */
+export const learns = () => learn.checked;
+
+/** Show the choice for new texts, by default that of the server; or of a text that learns already, which cannot stop. */
+export function showLearning(isLearning, byDefault) {
+  learn.disabled = isLearning;
+  learn.checked = isLearning || (chosen ?? byDefault);
+}
+
+learn.addEventListener("change", () => {
+  chosen = learn.checked;
+  store(LEARN, JSON.stringify(chosen));
+});
 
 function change() {
   store(KEY, JSON.stringify(Object.fromEntries(fields.map((field) => [field.name, field.value]))));

@@ -108,7 +108,8 @@ export class TreeView {
     const session = forest.nodes.get(id);
     const { told, written } = session ? label(session) : forest.pending.label;
     const line = [part("told", told), told && written ? " " : "", part("written", written || (told ? "" : "(empty)"))];
-    const item = make("div", "", [part("line", line), part("count", session ? compact(session.tokens) : "…")]);
+    const learns = session?.learns ? [part("learns", "learns")] : [];
+    const item = make("div", "", [part("line", line), ...learns, part("count", session ? compact(session.tokens) : "…")]);
     item.setAttribute("role", "treeitem");
     item.setAttribute("aria-level", level);
     item.setAttribute("aria-selected", id === current);

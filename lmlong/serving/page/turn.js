@@ -114,7 +114,8 @@ async function keep(turn) {
     const fork = await forkOf(turn.parent);
     try {
       const path = `v1/sessions/${fork.id}/append`;
-      return await (await request(path, jsonBody({ text: textOf(turn.segments) }))).json();
+      const { learn } = turn.sampling;
+      return await (await request(path, jsonBody({ text: textOf(turn.segments), learn }))).json();
     } catch (error) {
       discard(fork.id);
       await patience(error, attempt);

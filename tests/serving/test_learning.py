@@ -1,0 +1,249 @@
+"""Texts that the served model learns from: alone, in sessions, beside others and after a kill."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from interop.browser import process_of
+from interop.exported import write_run
+from serving.engines import Told, running, subwords, tiny
+from serving.servers import Served, served
+
+import lmlong
+from lmlong.inference.loading import TrainedLanguageModel
+from lmlong.inference.sampling import Sampling
+from lmlong.model.learning.state import LEVELS, Level, level_of
+from lmlong.model.state import state_bytes
+from lmlong.serving.request import Request
+from lmlong.serving.sessions import SessionStore
+
+SESSIONS, COMPLETIONS, SCORE = "/v1/sessions", "/v1/completions", "/v1/score"
+GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 40}
+STATE_FILE = {"Content-Type": "application/vnd.lmlong.state"}
+TEXT_FILE = {"Content-Type": "application/octet-stream"}
+TEXT = "A line of unknown words: zyx qwv. " * 12
+MORE = "Another zyx, and another qwv! " * 6
+
+Learn = Level | bool | None
+
+
+@pytest.fixture(scope="module")
+def trained() -> TrainedLanguageModel:
+    return tiny("elu", native=True)
+
+
+@pytest.fixture(scope="module")
+def server(trained: TrainedLanguageModel) -> Iterator[Served]:
+    with served(trained, memory=0) as server:  # all sessions but one are read from their files
+        yield server
+
+
+def text_after(trained: TrainedLanguageModel, *texts: str, learn: Level | None) -> str:
+    """What the model writes after texts that are read one after another, without a server."""
+    model, session = replace(trained, learn=learn), None
+    for text in texts:
+        session = model.read(text, session)
+    return "".join(model.stream("", state=session, **GREEDY))
+
+
+def made(server: Served, text: str, **options: Any) -> dict[str, Any]:
+    answer = server.post(SESSIONS, text=text, **options)
+    assert answer.status_code == 201, answer.text
+    return answer.json()
+
+
+def continued(server: Served, name: str, prompt: str = "", **options: Any) -> dict[str, Any]:
+    answer = server.post(COMPLETIONS, session=name, prompt=prompt, **GREEDY, **options)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def refused(answer: httpx.Response) -> str:
+    """The field that a refused request has wrong."""
+    assert answer.status_code == 400, answer.text
+    return answer.json()["error"]["param"]
+
+
+def bits_of_next(server: Served, prompt: str, following: str, learn: Learn) -> float:
+    """At least how unlikely the next character was, if it is not among the likeliest."""
+    answer = server.post(COMPLETIONS, prompt=prompt, max_tokens=1, logprobs=20, learn=learn)
+    (likeliest,) = answer.json()["choices"][0]["logprobs"]["top_logprobs"]
+    return -likeliest.get(following, min(likeliest.values()))
+
+
+def test_a_text_that_repeats_itself_is_predicted_better(server: Served) -> None:
+    ends = range(len(TEXT) // 2, len(TEXT), 17)
+    plain, output, bias = (
+        sum(bits_of_next(server, TEXT[:end], TEXT[end], learn) for end in ends) for learn in (None, True, "bias")
+    )
+    assert output < bias < plain
+    bits = {learn: server.post(SCORE, text=TEXT, learn=learn).json()["bits"] for learn in (None, False, True, *LEVELS)}
+    assert bits[None] == bits[False] > bits["bias"] > bits["output"] == bits[True]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_prompt_is_continued_as_by_the_library(server: Served, trained: TrainedLanguageModel, level: Level) -> None:
+    expected, plain = text_after(trained, TEXT, learn=level), text_after(trained, TEXT, learn=None)
+    assert expected != plain
+    assert server.texts(prompt=TEXT, learn=level, **GREEDY) == [expected]
+    assert server.texts(prompt=TEXT, n=2, learn=level, **GREEDY) == [expected] * 2
+    assert server.texts(prompt=TEXT, **GREEDY) == [plain] == server.texts(prompt=TEXT, learn=False, **GREEDY)
+
+
+def test_texts_that_learn_and_texts_that_do_not_are_written_together(trained: TrainedLanguageModel) -> None:
+    asked: list[tuple[str, Level | None]] = [(TEXT, "output"), (TEXT, None), (MORE, "bias"), (TEXT[:99], "output")]
+    with running(trained) as engine:
+        told = [
+            Told(engine, Request(text, Sampling(temperature=0), max_tokens=40, learn=level)) for text, level in asked
+        ]
+        written = [each.text() for each in told]
+    assert written == [text_after(trained, text, learn=level) for text, level in asked]
+
+
+def test_a_session_learns_and_its_fork_learns_apart(server: Served, trained: TrainedLanguageModel) -> None:
+    root = made(server, TEXT, learn=True)
+    plain = made(server, TEXT)
+    assert (root["learns"], plain["learns"]) == ("output", None) and root["bytes"] > plain["bytes"] + 30_000
+    fork = server.post(f"{SESSIONS}/{root['id']}/fork").json()
+    assert fork["learns"] == "output"
+    assert server.post(f"{SESSIONS}/{fork['id']}/append", text=MORE).json()["learns"] == "output"
+    answer = continued(server, root["id"])
+    assert answer["choices"][0]["text"] == text_after(trained, TEXT, learn="output")
+    assert answer["session"]["learns"] == "output"
+    assert continued(server, fork["id"])["choices"][0]["text"] == text_after(trained, TEXT, MORE, learn="output")
+    written = text_after(trained, TEXT, learn=None)
+    assert continued(server, plain["id"])["choices"][0]["text"] == written
+
+
+def test_a_session_that_stops_within_a_text_has_learned_from_what_was_told(
+    server: Served, trained: TrainedLanguageModel
+) -> None:
+    """The returned text ends before a stop string, so the session is stepped back to it."""
+    written = text_after(trained, TEXT, learn="output")
+    session, stop = made(server, TEXT, learn=True), written[25:28]
+    answer = continued(server, session["id"], stop=[stop])
+    assert answer["choices"][0]["text"] == written[: written.index(stop)]
+    model = replace(trained, learn="output")
+    generation = model.generate(model.read(TEXT), Sampling(temperature=0), [(0,)], 40, [stop])
+    assert "".join(piece for _, piece in generation) == answer["choices"][0]["text"]
+    expected = "".join(model.stream(MORE, state=generation.finished(), **GREEDY))
+    assert continued(server, session["id"], MORE)["choices"][0]["text"] == expected
+
+
+def test_a_session_begins_to_learn_and_does_not_stop(server: Served, trained: TrainedLanguageModel) -> None:
+    name = made(server, TEXT)["id"]
+    assert server.post(f"{SESSIONS}/{name}/append", text="").json()["learns"] is None
+    assert server.post(f"{SESSIONS}/{name}/append", text=MORE, learn="bias").json()["learns"] == "bias"
+    for path, body in (
+        (f"{SESSIONS}/{name}/append", {"text": "a", "learn": False}),
+        (COMPLETIONS, {"session": name, "learn": "output"}),
+    ):
+        answer = server.post(path, **body)
+        assert refused(answer) == "learn" and 'learns "bias" until its end' in answer.json()["error"]["message"]
+    answer = continued(server, name, learn=True)
+    assert answer["session"]["learns"] == "bias"
+    model = replace(trained, learn="bias")
+    session = model.read(MORE, trained.read(TEXT))
+    assert answer["choices"][0]["text"] == "".join(model.stream("", state=session, **GREEDY))
+
+
+def test_a_server_may_learn_from_all_new_texts(trained: TrainedLanguageModel) -> None:
+    with served(replace(trained, learn="bias"), memory=0) as server:
+        assert server.client.get("/v1/models").json()["data"][0]["learns"] == "bias"
+        assert server.texts(prompt=TEXT, **GREEDY) == [text_after(trained, TEXT, learn="bias")]
+        assert server.texts(prompt=TEXT, learn=False, **GREEDY) == [text_after(trained, TEXT, learn=None)]
+        assert made(server, TEXT)["learns"] == made(server, TEXT, learn=True)["learns"] == "bias"
+        assert made(server, TEXT, learn="output")["learns"] == "output"
+        plain = made(server, TEXT, learn=False)
+        assert plain["learns"] is None
+        made(server, "another, which takes its place in memory")
+        answer = continued(server, plain["id"])
+        assert answer["session"]["learns"] is None
+        assert answer["choices"][0]["text"] == text_after(trained, TEXT, learn=None)
+        metrics = server.client.get("/metrics").text
+    with served(trained) as server:
+        size = [line for line in metrics.splitlines() if line.startswith("lmlong_row_state_bytes")]
+        assert len(size) == 2 and set(size) <= {*server.client.get("/metrics").text.splitlines()}
+
+
+def test_files_are_learned_from_and_states_are_uploaded(
+    server: Served, trained: TrainedLanguageModel, tmp_path: Path
+) -> None:
+    def upload(content: bytes, query: str = "", headers: dict[str, str] = STATE_FILE) -> httpx.Response:
+        return server.client.post(f"{SESSIONS}{query}", content=content, headers=headers)
+
+    book = upload(TEXT.encode(), "?learn=true", TEXT_FILE).json()
+    assert book["learns"] == "output" and upload(TEXT.encode(), "?learn=false", TEXT_FILE).json()["learns"] is None
+    state = server.client.get(f"{SESSIONS}/{book['id']}/state").content
+    assert refused(upload(state, "?learn=false")) == refused(upload(state, "?learn=bias")) == "learn"
+    for query in ("", "?learn=true", "?learn=output"):
+        again = upload(state, query).json()
+        assert again["learns"] == "output" and again["tail"] == book["tail"]
+        assert continued(server, again["id"])["choices"][0]["text"] == text_after(trained, TEXT, learn="output")
+    trained.save_state(trained.read(TEXT), tmp_path / "plain.state")
+    plain = (tmp_path / "plain.state").read_bytes()
+    assert upload(plain).json()["learns"] is None and upload(plain, "?learn=bias").json()["learns"] == "bias"
+
+
+@pytest.mark.parametrize("value", ["Output", "", 1, 0, [], {"level": "bias"}, "true"])
+def test_other_values_are_refused_with_the_name_of_the_field(server: Served, value: Any) -> None:
+    name = made(server, "a")["id"]
+    for path, body in (
+        (COMPLETIONS, {"prompt": "a"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+        (SCORE, {"text": "a"}),
+        (SESSIONS, {"text": "a"}),
+        (f"{SESSIONS}/{name}/append", {"text": "a"}),
+    ):
+        answer = server.post(path, **body, learn=value)
+        assert refused(answer) == "learn", path
+        assert answer.json()["error"]["message"] == 'learn: must be true, false, "output" or "bias".'
+    for query in ("learn=1", "learn=", "lean=true"):
+        answer = server.client.post(f"{SESSIONS}?{query}", content=b"a", headers=TEXT_FILE)
+        assert refused(answer) == query.partition("=")[0]
+
+
+def test_cached_states_learn_what_the_request_asks_for(trained: TrainedLanguageModel) -> None:
+    def asked(engine: Any, learn: Level | None, prompt: str = TEXT) -> tuple[str, int]:
+        before = engine.counts.cached_tokens
+        text = Told(engine, Request(prompt, Sampling(temperature=0), max_tokens=40, learn=learn)).text()
+        return text, engine.counts.cached_tokens - before
+
+    expected = {learn: text_after(trained, TEXT, learn=learn) for learn in (None, *LEVELS)}
+    with running(trained, prefix_cache=1 << 28) as engine:
+        for cached in (0, len(TEXT)):
+            for learn, text in expected.items():
+                assert asked(engine, learn) == (text, cached)
+        for learn in expected:  # what it wrote itself is learned from if a client sends it
+            prompt = TEXT + expected[learn] + "\n"
+            text, cached = asked(engine, learn, prompt)
+            assert text == text_after(trained, prompt, learn=learn)
+            assert cached == len(TEXT) + (40 if learn is None else 0)
+        cache = engine.cache
+        assert cache is not None and cache.bytes > 4 * state_bytes(trained.read(TEXT, learn="output").state.learned)
+
+
+def test_a_session_that_learns_survives_a_kill(tmp_path: Path) -> None:
+    """The server is a process, since nothing else can be killed."""
+    write_run(tmp_path / "run", subwords())
+    folder = tmp_path / "sessions"
+    with process_of(tmp_path / "run", "--sessions", str(folder)) as process:
+        body = {"text": TEXT, "learn": True}
+        name = httpx.post(f"{process.url}{SESSIONS}", json=body, timeout=60).raise_for_status().json()["id"]
+        body = {"session": name, "prompt": MORE, **GREEDY}
+        answer = httpx.post(f"{process.url}{COMPLETIONS}", json=body, timeout=60).raise_for_status().json()
+    trained = lmlong.load(tmp_path / "run")
+    trained.use_fast_step()
+    with served(trained, store=SessionStore(trained, folder)) as server:
+        found = server.client.get(f"{SESSIONS}/{name}").json()
+        assert found == answer["session"] and found["learns"] == "output"
+        text = continued(server, name)["choices"][0]["text"]
+    model = replace(trained, learn="output")
+    session = model.read(MORE, model.read(TEXT))
+    generation = model.generate(session, Sampling(temperature=0), [(0,)], 40)
+    assert "".join(piece for _, piece in generation) == answer["choices"][0]["text"]
+    assert text == "".join(model.stream("", state=generation.finished(), **GREEDY))
+    assert level_of(generation.finished().state.learned) == "output"
