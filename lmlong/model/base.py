@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from lmlong import recipe
 from lmlong.attention.device_policy import FollowsPolicy
 from lmlong.model.layers import QuantizedLinear, RMSNorm
+from lmlong.model.learning.loss import Learning, learning_loss
 from lmlong.model.loss import TeacherOutput, chunked_cross_entropy, logits_in_float32, token_nll
 from lmlong.model.short_conv import ShortConvolution
 from lmlong.native.spec import NativeSpec
@@ -46,13 +47,16 @@ class LMHead(FollowsPolicy):
         targets: Tensor | None = None,
         reduction: Literal["sum", "none"] = "sum",
         teacher: TeacherOutput | None = None,
+        learning: Learning | None = None,
     ) -> Tensor:
         """Return logits (..., V) of hidden states (..., width), in at least float32. With targets, return their summed
-        -log p, or with `reduction="none"` each -log p, without gradients. Only the logits of one chunk are held in
-        memory."""
+        -log p, or with `reduction="none"` each -log p, without gradients; with `learning`, that of a layer that learns
+        while it reads. Only the logits of one chunk are held in memory."""
         matrix = self.matrix(hidden.dtype)
         if targets is None:
             return logits_in_float32(hidden, matrix)
+        if learning is not None:
+            return learning_loss(hidden, matrix, targets, learning)
         if reduction == "none":
             return token_nll(hidden, matrix, targets, self.policy_for(hidden))
         return chunked_cross_entropy(hidden, matrix, targets, teacher, self.policy_for(hidden))

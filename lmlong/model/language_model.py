@@ -22,6 +22,7 @@ from lmlong.model.base import LMHead, QuantizedLMHead, TextModel, compiled
 from lmlong.model.block import Block, BlockState, Positions, run_blocks
 from lmlong.model.hourglass import BlockPhase, Hourglass, HourglassState, any_phase, block_phase
 from lmlong.model.layers import QuantizedLinear, RMSNorm
+from lmlong.model.learning.loss import Learning
 from lmlong.model.learning.read import Text
 from lmlong.model.learning.read import read as read_and_learn
 from lmlong.model.learning.read import score as score_and_learn
@@ -156,6 +157,14 @@ class LanguageModel(TextModel):
         """Return the loss of a segment, starting from `state`, and the state after."""
         hidden, state = self.hidden_states(segment.tokens, state, segment.document_starts)
         return self.lm_head(hidden, segment.targets, teacher=segment.teacher), state
+
+    def learning_loss(
+        self, tokens: Tensor, targets: Tensor, document_starts: Tensor, state: ModelState | None = None
+    ) -> tuple[Tensor, ModelState]:
+        """Return the summed -log p of the targets (B, T), each predicted after learning from those before it in its row
+        and document, and the state after, without what was learned."""
+        hidden, state = self.hidden_states(tokens, state, document_starts)
+        return self.lm_head(hidden, targets, learning=Learning(document_starts)), state
 
     def loss_of_part(
         self,

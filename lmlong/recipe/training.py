@@ -107,6 +107,9 @@ class Training(Budget):
     """Share of rows that begin with the state after a row of the previous batch, a different text, instead of an empty
     state, and without its gradient. The model meets the states of long texts at the cost of short ones. Positions
     continue as in one document."""
+    learn: float = Field(default=0.0, ge=0, le=1)
+    """Share of the steps, the last ones, in which the output layer learns from each row while it reads, as with
+    --learn. The model then predicts better with --learn, and worse without. Validation does not learn."""
     activation_checkpointing: bool = False
     """Keep only the input of each block, and recompute its activations in the backward pass."""
     validate_every: int = Field(default=500, gt=0, le=bounds.COUNT)
@@ -184,6 +187,9 @@ class Training(Budget):
                 "a teacher reads each row from an empty state, unlike a model with carry_state or state_passing. "
                 "Leave out the teacher, or these two.",
             )
+        for key in ("segment", "teacher"):
+            if self.learn and getattr(self, key):
+                yield mistake("learn", f"not supported with {key}. Leave out one of them.")
         yield from self._undividable()
         if self.strategy == "deepspeed" and self.precision == "16":
             yield mistake("precision", "16 is not supported with strategy: deepspeed. Use bf16, 32 or auto.")
@@ -202,6 +208,7 @@ class Training(Budget):
             "after the other. Use activation_checkpointing and more devices instead, or leave out sequence_parallel.",
             "compile": "the exchange between the parts of a row cannot be compiled. Leave out one of them.",
             "teacher": "a teacher reads whole rows. Leave it out, or sequence_parallel.",
+            "learn": "what a row teaches the output layer does not pass between its parts. Leave out one of them.",
         }
         yield from (mistake(key, why) for key, why in reasons.items() if getattr(self, key))
 

@@ -202,11 +202,20 @@ class TrainingModule(LightningModule):
     def _loss(self, batch: TrainingBatch, mask: Tensor, state: Any) -> tuple[Tensor, Tensor, Any]:
         """Return the loss to minimize, the reported loss, and the state after the tokens that this process reads."""
         rows = batch.tokens, batch.targets, mask, state
+        if self._learns():
+            assert isinstance(self.model, LanguageModel)
+            loss, state = self.model.learning_loss(*rows)
+            return loss, loss.detach(), state
         if self.group is None:
             return taught_loss(self.model, self.teacher, *rows, self.recipe.training.segment)
         assert isinstance(self.model, LanguageModel)
         loss, state = self.model.loss_of_part(*rows, self.group)
         return loss, loss.detach(), state
+
+    def _learns(self) -> bool:
+        """Return whether the output layer learns while it reads at this step."""
+        share = self.recipe.training.learn
+        return share > 0 and self.step >= (1 - share) * self.clock.expected_steps(self.step)
 
     def _choose_kernels(self, model: LanguageModel, work: Work, known: KernelChoice | None = None) -> Decision:
         """Set the kernels that rank 0 chooses for all ranks."""

@@ -201,7 +201,8 @@ def make_plan(recipe: Recipe, memory: int | None = None) -> Plan:
         proposal = ([], cost) if cost.bytes <= memory else _fit(recipe, memory, model)
     mean = None if set(lengths) == {recipe.text.sequence_length} else sum(lengths) / len(lengths)
     tensors = None
-    if recipe.processes > 1 and recipe.objective == "causal" and not (training.segment or training.teacher):
+    counted = not (training.segment or training.teacher or training.learn)
+    if recipe.processes > 1 and recipe.objective == "causal" and counted:
         tensors = step_bytes(recipe, tokens.tokenizer.vocabulary, model.longest, _is_on_gpu(recipe))
     return Plan(recipe, model.second.parameters, model.second.moments, cost, memory, proposal, mean, tensors)
 
@@ -244,6 +245,8 @@ def _fit(recipe: Recipe, memory: int, model: MemoryModel) -> tuple[list[str], St
             return [f"training.sequence_parallel={parts}", *batch], cost
     if recipe.model.state_growth != "constant" or recipe.objective == "masked" or training.sequence_parallel > 1:
         return None  # segments need a constant state, causal layers and whole rows
+    if training.learn:
+        return None
     batch = ["training.batch_size=1", f"training.accumulate={own}"] if own > 1 else []
     model = model if model.segmented else MemoryModel(recipe, 1, True, list(model.lengths.elements()), model.tokens)
     segment = 1 << (((segment or model.longest) - 1).bit_length() - 1)

@@ -119,7 +119,11 @@ def _backward(model: TextModel, prepared: PreparedRun, shape: BatchShape) -> Non
     mask = document_starts if recipe.objective == "causal" else torch.zeros_like(document_starts)
     dtype = {"bf16": torch.bfloat16, "16": torch.float16}.get(recipe.training.precision)
     with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
-        loss, _, _ = taught_loss(model, prepared.teacher, tokens, tokens, mask, segment=shape.segment)
+        if recipe.training.learn:
+            assert isinstance(model, LanguageModel)
+            loss, _ = model.learning_loss(tokens, tokens, mask)
+        else:
+            loss, _, _ = taught_loss(model, prepared.teacher, tokens, tokens, mask, segment=shape.segment)
     (loss / tokens.numel()).backward()
 
 

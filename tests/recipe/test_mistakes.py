@@ -85,6 +85,24 @@ def test_carried_states_and_new_draws_exclude_each_other(file: Path) -> None:
     assert mistake.startswith("file:4: training.carry_state: states become invalid when random features are resampled")
 
 
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("segment=64", "learn: not supported with segment"),
+        ("teacher=runs/old", "learn: not supported with teacher"),
+        ("sequence_parallel=2", "learn: what a row teaches the output layer does not pass between its parts"),
+    ],
+)
+def test_training_that_learns_while_it_reads_takes_whole_rows_and_no_teacher(
+    file: Path, option: str, message: str
+) -> None:
+    text = "devices: 2\ntraining:\n  steps: 1\n  learn: 0.5\n"
+    (mistake,) = complaints(file, text, f"training.{option}")
+    assert mistake.startswith(f"file:4: training.{message}")
+    (mistake,) = complaints(file, f"objective: masked\n{text}")
+    assert mistake.startswith("file:5: training.learn: an encoder reads its text at once")
+
+
 def test_each_source_is_judged_by_its_own_kind(file: Path) -> None:
     text = """\
 text:
