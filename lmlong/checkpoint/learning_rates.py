@@ -10,6 +10,8 @@ from lmlong.model.learning.state import Rates
 NAME = "learning.json"
 """Not listed in the manifest, since it is written after the checkpoint."""
 
+LARGEST = 1e6
+
 
 def write_rates(checkpoint: Path, rates: Rates) -> None:
     atomic_write(checkpoint / NAME, with_checksum(rates._asdict()))
@@ -21,7 +23,7 @@ def read_rates(checkpoint: Path) -> Rates | None:
     try:
         content = read_checksummed(path.read_bytes())
         rates = Rates(**content)
-        if not all(type(x) is float and isfinite(x) and 0 < x <= 1 for x in rates):
+        if not all(type(x) is float and isfinite(x) and 0 < x <= LARGEST for x in rates):
             raise ValueError
         return rates
     except FileNotFoundError:

@@ -59,10 +59,10 @@ def fit_rates(loaded: TrainedLanguageModel, seconds: float = SECONDS) -> Fit | N
 
     best = DEFAULT_RATES
     lowest = by_default = nats(best)
-    for name in ("rate", "bias_rate", "decay", "rate"):
+    for name in ("rate", "prior", "bias_rate", "rate"):
         for factor in FACTORS:
             while time.monotonic() < until:
-                changed = best._replace(**{name: min(1.0, getattr(best, name) * factor)})
+                changed = best._replace(**{name: getattr(best, name) * factor})
                 if (loss := nats(changed)) >= lowest:
                     break
                 best, lowest = changed, loss
@@ -93,5 +93,7 @@ def _nats(document: Document, model: LanguageModel, rates: Rates) -> float:
     """Return the summed -log p of a document that is learned from with these rates."""
     text, targets = document
     weight = model.lm_head.matrix(torch.float32).float()
-    nll, _ = score(weight, text, targets, init_learned("output", text.position, weight), rates)
+    nll, _ = score(
+        weight, text, targets, init_learned("output", text.position, weight), rates.for_hidden(model.norm.weight)
+    )
     return float(nll.double().sum())

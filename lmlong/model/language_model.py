@@ -224,11 +224,11 @@ class LanguageModel(TextModel):
         """Call a function of learning/read.py for tokens (B, T) that were read from `state`, and their hidden
         states."""
         assert state.learned is not None
-        dtype = state.learned.bias.dtype
+        dtype = state.learned.delta.bias.dtype
         text = Text(tokens, hidden, state.position, document_starts)
         with torch.autocast(hidden.device.type, enabled=False):
             weight = self.lm_head.matrix(dtype).to(dtype)
-            return function(weight, text, *more, state.learned, self.learning_rates)
+            return function(weight, text, *more, state.learned, self.learning_rates.for_hidden(self.norm.weight))
 
     def settle(self, state: ModelState) -> ModelState:
         """Return the state in the form that a prefill returns, if decode steps keep it in another form."""
