@@ -12,9 +12,9 @@ def naive_read(
 ) -> tuple[Tensor, Delta]:
     """Return -log p (N,) of the token after each position, and what was learned from all blocks before the last.
 
-    `weight` (V, width) is that of the output layer, `delta` what was learned before, without a batch dimension, `hidden`
-    (N, width) the last hidden state at each position, from the first of a block on, and `targets` (N,) the token after
-    it, from which the layer learns if `is_learned` (N,).
+    `weight` (V, width) is that of the output layer, `delta` what was learned before, without a batch dimension,
+    `hidden` (N, width) the last hidden state at each position, from the first of a block on, and `targets` (N,) the
+    token after it, from which the layer learns if `is_learned` (N,).
     """
     D, bias, squares, (scale, next_scale), slopes = delta
     assert D is not None
