@@ -87,23 +87,29 @@ def read_blocks(
 
 
 @torch.no_grad()
-def step(weight: Tensor, text: Text, logits: Tensor, learned: Learned, rates: Rates) -> tuple[Tensor, Learned]:
+def step(weight: Tensor | None, text: Text, logits: Tensor, learned: Learned, rates: Rates) -> tuple[Tensor, Learned]:
     """Return the logits (B, V) after a text of one token in each row, and what was learned after it. `logits` are those
-    of the model alone."""
+    of the model alone. The weight is needed only if the token ends a block."""
     tokens, hidden, position = text.tokens[:, 0], text.hidden[:, 0].to(learned.hidden.dtype), text.position
-    is_full = (position > 0) & (position % BLOCK == 0)
+    is_full = ends_block(position)
     # the large tensors are copied only if a block is learned from
     after = _copy(learned) if bool(is_full.any()) else learned._replace(hidden=learned.hidden.clone())
     targets, rows = learned.targets.clone(), torch.arange(len(tokens), device=tokens.device)
     targets[rows, (position - 1) % BLOCK] = torch.where(learned.skip | (position == 0), NOT_LEARNED, tokens)
     for row in is_full.nonzero()[:, 0].tolist():
+        assert weight is not None
         delta, block = _row(after.delta, row), after.hidden[row]
         _update(delta, block, targets[row], _logits(weight, delta, block), rates)
         after.hidden[row], targets[row] = 0, NOT_LEARNED
     after.hidden[rows, position % BLOCK] = hidden
-    D, bias, *_, scale, _ = after.delta
-    change = bias if D is None else bias + torch.linalg.vecdot(D, hidden[:, None])
+    D, bias, _, scale, _ = after.delta
+    change = bias if D is None else bias + (D @ hidden[:, :, None])[..., 0]
     return logits + scale[:, :1] * change, after._replace(targets=targets, skip=torch.zeros_like(learned.skip))
+
+
+def ends_block(position: Tensor) -> Tensor:
+    """Return whether a block is learned from once the tokens at these positions are read."""
+    return (position > 0) & (position % BLOCK == 0)
 
 
 def _parts(text: Text, learned: Learned, after: Learned) -> Iterator[Part]:

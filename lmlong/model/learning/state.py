@@ -96,6 +96,11 @@ def reset(delta: Delta) -> None:
             x.fill_(value)
 
 
+def will_learn_token(learned: Learned, learn: bool) -> Learned:
+    """Return the state that learns from the next token, or does not."""
+    return learned._replace(skip=torch.full_like(learned.skip, not learn))
+
+
 def as_level(learn: Level | bool | None, default: Level | None = None) -> Level | None:
     """Return what an option `learn` asks for: True stands for `default` or the first level, None for `default`."""
     if learn is None:
