@@ -89,6 +89,7 @@ def _run(run: str) -> dict[str, Any]:
         **_decoding(loaded.model),
         **_kernels(loaded),
         **({"state bytes": state.empty.bytes, "state bytes per token": state.per_token.bytes} if state else {}),
+        **({"state bytes with --learn": state_size(loaded.model, "output").empty.bytes} if state else {}),
         **_state_health(loaded.checkpoint, step),
         "validation": last_validation(_entries(loaded.checkpoint, step)),
     }
