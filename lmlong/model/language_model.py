@@ -23,11 +23,19 @@ from lmlong.model.block import Block, BlockState, Positions, run_blocks
 from lmlong.model.hourglass import BlockPhase, Hourglass, HourglassState, any_phase, block_phase
 from lmlong.model.layers import QuantizedLinear, RMSNorm
 from lmlong.model.learning.loss import Learning
-from lmlong.model.learning.read import Text
+from lmlong.model.learning.read import Text, ends_block
 from lmlong.model.learning.read import read as read_and_learn
 from lmlong.model.learning.read import score as score_and_learn
 from lmlong.model.learning.read import step as step_and_learn
-from lmlong.model.learning.state import DEFAULT_RATES, NOT_LEARNED, Learned, Level, init_learned
+from lmlong.model.learning.state import (
+    DEFAULT_RATES,
+    NOT_LEARNED,
+    Learned,
+    Level,
+    Rates,
+    init_learned,
+    will_learn_token,
+)
 from lmlong.model.loss import IGNORED, TeacherOutput
 from lmlong.model.rope import document_positions
 from lmlong.model.segments import Segment, checkpointed_loss, segmented_loss
@@ -56,8 +64,7 @@ def will_learn(state: ModelState, learn: bool) -> ModelState:
     """Return the state with which the model learns from the next token, or does not, if it learns from the text."""
     if state.learned is None:
         return state
-    skip = torch.full_like(state.learned.skip, not learn)
-    return state._replace(learned=state.learned._replace(skip=skip))
+    return state._replace(learned=will_learn_token(state.learned, learn))
 
 
 DecodeStep = Callable[[Tensor, ModelState, BlockPhase | None], tuple[Tensor, Tensor, ModelState]]
@@ -116,13 +123,17 @@ class LanguageModel(TextModel):
 
     def step(self, token: Tensor, state: ModelState) -> tuple[Tensor, ModelState]:
         """Return logits (B, V) of the token after `token` (B,), and the state after it."""
-        step, phase = self.fast_step or self.decode_step, self.block_phase(state, None, 1)
         if state.learned is None:
-            logits, _, after = step(token, state, phase)
+            logits, _, after = self.step_unlearned(token, state)
             return logits, after
-        logits, hidden, after = step(token, state._replace(learned=None), phase)
-        logits, learned = self._learn(step_and_learn, token[:, None], hidden[:, None], state, None, logits)
+        logits, hidden, after = self.step_unlearned(token, state._replace(learned=None))
+        logits, learned = self.step_learned(token, hidden, logits, state.position, state.learned)
         return logits, after._replace(learned=learned)
+
+    def step_unlearned(self, token: Tensor, state: ModelState) -> tuple[Tensor, Tensor, ModelState]:
+        """Return the logits (B, V) and the last hidden state (B, width) after `token` (B,), and the state after it,
+        which learns nothing."""
+        return (self.fast_step or self.decode_step)(token, state, self.block_phase(state, None, 1))
 
     def decode_step(
         self, token: Tensor, state: ModelState, phase: BlockPhase | None
@@ -131,6 +142,16 @@ class LanguageModel(TextModel):
         never synchronizes with the device, so it can be a CUDA graph."""
         hidden, after = self._run(token[:, None], state, None, phase)
         return self.logits(hidden)[:, 0], hidden[:, 0], after
+
+    def step_learned(
+        self, token: Tensor, hidden: Tensor, logits: Tensor, position: Tensor, learned: Learned
+    ) -> tuple[Tensor, Learned]:
+        """Return the logits (B, V) after `token` (B,) at `position` (B,) by what was learned from the text, and what is
+        learned after it. `hidden` (B, width) and `logits` are those of a decode step."""
+        text = Text(token[:, None], hidden[:, None], position)
+        with torch.autocast(hidden.device.type, enabled=False):
+            weight = self._output_weight(learned.delta.bias.dtype) if bool(ends_block(position).any()) else None
+            return step_and_learn(weight, text, logits, learned, self._rates())
 
     def loss(
         self,
@@ -233,11 +254,18 @@ class LanguageModel(TextModel):
         """Call a function of learning/read.py for tokens (B, T) that were read from `state`, and their hidden
         states."""
         assert state.learned is not None
-        dtype = state.learned.bias.dtype
         text = Text(tokens, hidden, state.position, document_starts)
         with torch.autocast(hidden.device.type, enabled=False):
-            weight = self.lm_head.matrix(dtype).to(dtype)
-            return function(weight, text, *more, state.learned, self.learning_rates)
+            weight = self._output_weight(state.learned.delta.bias.dtype)
+            return function(weight, text, *more, state.learned, self._rates())
+
+    def _rates(self) -> Rates:
+        """Return the rates of learning for this model's hidden states."""
+        return self.learning_rates.for_hidden(self.norm.weight)
+
+    def _output_weight(self, dtype: torch.dtype) -> Tensor:
+        """Return the weight (V, width) of the output layer, dequantized."""
+        return self.lm_head.matrix(dtype).to(dtype)
 
     def settle(self, state: ModelState) -> ModelState:
         """Return the state in the form that a prefill returns, if decode steps keep it in another form."""

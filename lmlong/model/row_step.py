@@ -6,6 +6,9 @@ allocated or copied for a token. Large tables, which steps do not write to, are 
 from. Otherwise torch runs the rows as one batch, which is rebuilt when the rows change. With a CUDA graph, the batch is
 updated in place.
 
+What a row learns from its text is never in a batch: it is large, and the rows of a batch may learn or not. Rows are
+rows of text that is written, so their tokens are learned from only if the model learns from its own text.
+
 B rows, V vocabulary, P last tokens.
 """
 
@@ -19,6 +22,7 @@ from torch import Tensor
 from lmlong.model.block import BlockState
 from lmlong.model.graph_step import GraphBatch, GraphBatches, GraphStep, Recorder, cuda_graph
 from lmlong.model.language_model import LanguageModel, ModelState
+from lmlong.model.learning.state import Learned, will_learn_token
 from lmlong.model.native_step import Kinds, NativeStep, as_native, empty_after, layer_states, with_room
 from lmlong.model.state import concat_states, state_row
 from lmlong.native.decode.step import States
@@ -34,6 +38,7 @@ class NativeRow:
     """The addresses of the buffer that a step reads, and of the buffer that it writes."""
 
     def __init__(self, state: ModelState, kinds: Kinds, grows: bool):
+        self.learned = state.learned
         state = as_native(kinds, state)
         self._kinds, self.grows = kinds, grows
         self.position = int(state.position)
@@ -55,7 +60,8 @@ class NativeRow:
 
     def state(self) -> ModelState:
         """Return a copy of the state after the tokens so far; later steps do not change it."""
-        return ModelState(self._copied(self._blocks), torch.tensor([self.position]), None, self.last_tokens)
+        blocks, position = self._copied(self._blocks), torch.tensor([self.position])
+        return ModelState(blocks, position, None, self.last_tokens, self.learned)
 
     def _use(self, blocks: tuple[BlockState, ...]) -> None:
         """Use these tensors as the buffer that the next step reads, and allocate the other buffer."""
@@ -74,8 +80,8 @@ class NativeRow:
 class NativeRowStep:
     """Steps of rows by native code."""
 
-    def __init__(self, native: NativeStep):
-        self._native = native
+    def __init__(self, model: LanguageModel, native: NativeStep):
+        self._model, self._native = model, native
 
     def admit(self, state: ModelState) -> NativeRow:
         """Return a row that starts from the state of one text, which is not modified."""
@@ -88,10 +94,12 @@ class NativeRowStep:
         unread = None if past is None else torch.empty_like(past)  # rows keep their last tokens themselves
         before = States(_joined([row.fields[0] for row in rows]), None, past)
         after = States(_joined([row.fields[1] for row in rows]), None, unread)
-        positions = torch.tensor([row.position for row in rows])
-        logits, _, full = self._native.run(tokens.long().contiguous(), positions, before, after, separate=True)
+        tokens, positions = tokens.long().contiguous(), torch.tensor([row.position for row in rows])
+        logits, hidden, full = self._native.run(tokens, positions, before, after, separate=True)
+        learned = _learn(self._model, rows, tokens, positions, logits, hidden)
         for row, token in zip(rows, tokens.tolist(), strict=True):
             row.advance(token, full)
+        _keep(rows, learned)
         return logits
 
 
@@ -99,11 +107,11 @@ class TorchRow:
     """A row, stored as an index into the batch of its last step."""
 
     def __init__(self, state: ModelState):
-        self.batch, self.index = state, 0
+        self.batch, self.index, self.learned = state._replace(learned=None), 0, state.learned
 
     def state(self) -> ModelState:
         """Return a copy of the state after the tokens so far; later steps do not change it."""
-        return map_state(torch.clone, state_row(self.batch, self.index))
+        return map_state(torch.clone, state_row(self.batch, self.index))._replace(learned=self.learned)
 
 
 class TorchRowStep:
@@ -121,8 +129,11 @@ class TorchRowStep:
     def __call__(self, rows: Sequence[Any], tokens: Tensor) -> Tensor:
         """Return logits (B, V) after one more token (B,) of each row."""
         batch = rows[0].batch if _same(rows, self._stepped) else _joined_states(rows)
-        logits, state = self._model.step(tokens.to(batch.position.device), batch)
+        tokens = tokens.to(batch.position.device)
+        logits, hidden, state = self._model.step_unlearned(tokens, batch)
+        learned = _learn(self._model, rows, tokens, batch.position, logits, hidden)
         self._place(rows, state)
+        _keep(rows, learned)
         return logits
 
     def _place(self, rows: Sequence[TorchRow], batch: ModelState) -> None:
@@ -145,8 +156,17 @@ class GraphRowStep(TorchRowStep):
         """Return logits (B, V) after one more token (B,) of each row."""
         if self._batch is None or not _same(rows, self._stepped):
             self._batch = self._load(rows)
-        phase = self._model.block_phase(self._batch.state, None, 1)
-        return self._batch.step(tokens, phase)[0]
+        batch = self._batch
+        phase = self._model.block_phase(batch.state, None, 1)
+        before = batch.copy() if any(row.learned is not None for row in rows) else None
+        logits, hidden = batch.step(tokens, phase)
+        if before is not None:
+            try:
+                _keep(rows, _learn(self._model, rows, tokens.to(logits.device), before.position, logits, hidden))
+            except BaseException:
+                batch.load(before)
+                raise
+        return logits
 
     def _load(self, rows: Sequence[TorchRow]) -> GraphBatch:
         """Return the batch of these rows, after those of the last step have left theirs."""
@@ -161,6 +181,28 @@ class GraphRowStep(TorchRowStep):
         return batch
 
 
+def _learn(
+    model: LanguageModel, rows: Sequence[Any], tokens: Tensor, positions: Tensor, logits: Tensor, hidden: Tensor
+) -> list[Learned | None]:
+    """Return what each row has learned after its token (B,) at its position (B,), given the hidden states (B, width).
+    Replace the logits (B, V) of rows that learn by theirs."""
+    learned: list[Learned | None] = []
+    for index, row in enumerate(rows):
+        after = row.learned
+        if after is not None:
+            one = slice(index, index + 1)
+            inputs = (tokens[one], hidden[one], logits[one], positions[one])
+            logits[one], after = model.step_learned(*inputs, after)
+            after = will_learn_token(after, model.learns_own_text)
+        learned.append(after)
+    return learned
+
+
+def _keep(rows: Sequence[Any], learned: Sequence[Learned | None]) -> None:
+    for row, after in zip(rows, learned, strict=True):
+        row.learned = after
+
+
 Row = NativeRow | TorchRow
 RowStep = NativeRowStep | TorchRowStep
 
@@ -168,7 +210,7 @@ RowStep = NativeRowStep | TorchRowStep
 def make_row_step(model: LanguageModel) -> RowStep:
     """Return the step of rows by native code or a CUDA graph if it decodes the model, else by torch."""
     if isinstance(model.fast_step, NativeStep) and model.hourglass is None:
-        return NativeRowStep(model.fast_step)
+        return NativeRowStep(model, model.fast_step)
     return GraphRowStep(model) if isinstance(model.fast_step, GraphStep) else TorchRowStep(model)
 
 

@@ -12,20 +12,19 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from lmlong.model.learning.state import BLOCK, Rates
+from lmlong.model.learning.state import BLOCK
 from lmlong.model.loss import IGNORED
 
 CHUNK = 256
-
-RATES = Rates(rate=0.008, bias_rate=0.1, decay=0.001)
-"""Higher than those of reading, since rows are shorter than documents."""
 
 
 class Learning(NamedTuple):
     """How the output layer learns from rows."""
 
     document_starts: Tensor  # (B, T)
-    rates: Rates = RATES
+    rate: float = 0.008  # of D
+    bias_rate: float = 0.1
+    decay: float = 0.001  # the share that is forgotten with each block
     chunk: int = CHUNK
 
 
@@ -33,7 +32,7 @@ def learning_loss(hidden: Tensor, weight: Tensor, targets: Tensor, learning: Lea
     """Return the summed -log p of the targets (B, T), each predicted after learning from its document so far, within
     the row, for hidden (B, T, width) and weight (V, width).
 
-    Two things are simpler than in reading: D decays after each chunk, not after each block, and is reset at the
+    The rule is simpler than that of reading: constant rates, no scale, and a decay after each chunk. D is reset at the
     beginning of a chunk in which a document starts.
     """
     device = hidden.device.type
@@ -49,7 +48,7 @@ class _LearningLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, learning: Learning) -> Tensor:
-        document_starts, rates, chunk = learning
+        document_starts, rate, bias_rate, decay, chunk = learning
         matrix, wide = weight.to(hidden.dtype), torch.promote_types(hidden.dtype, torch.float32)
         D, bias = matrix.new_zeros(len(hidden), *matrix.shape), matrix.new_zeros(len(hidden), len(matrix), dtype=wide)
         nll_sum, dhidden, dweight = bias.new_zeros(()), torch.empty_like(hidden), torch.zeros_like(matrix, dtype=wide)
@@ -61,15 +60,15 @@ class _LearningLoss(torch.autograd.Function):
             continues = number[:, -1:] == 0
             D, bias = D * continues[..., None], bias * continues
             output = matrix + D
-            similarity = (rates.rate * (h @ h.mT) + rates.bias_rate) * is_earlier
+            similarity = (rate * (h @ h.mT) + bias_rate) * is_earlier
             nll, errors = _nll_and_errors(h @ output.mT, bias, similarity, targets[:, span])
             nll_sum += nll
-            dproducts = (errors @ errors.mT).mul_(is_earlier).mul_(-rates.rate)
+            dproducts = (errors @ errors.mT).mul_(is_earlier).mul_(-rate)
             dhidden[:, span] = (errors @ output).baddbmm_(dproducts, h)
             dweight += errors.flatten(0, 1).mT @ h.flatten(0, 1)
-            kept, is_last = (1 - rates.decay) ** (len(block) / BLOCK), (number == number[:, -1:])[..., None].to(h.dtype)
-            D = D.baddbmm_(errors.mT, h * is_last, beta=kept, alpha=-rates.rate)
-            bias = kept * bias - rates.bias_rate * (errors.mT @ is_last)[..., 0]
+            kept, is_last = (1 - decay) ** (len(block) / BLOCK), (number == number[:, -1:])[..., None].to(h.dtype)
+            D = D.baddbmm_(errors.mT, h * is_last, beta=kept, alpha=-rate)
+            bias = kept * bias - bias_rate * (errors.mT @ is_last)[..., 0]
         ctx.save_for_backward(dhidden, dweight)
         ctx.weight_dtype = weight.dtype
         return nll_sum

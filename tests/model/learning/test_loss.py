@@ -1,4 +1,4 @@
-"""The loss of a model that learns while it reads, beside the definition of reading in float64."""
+"""The loss of a model that learns while it reads, beside its definition in float64."""
 
 import pytest
 import torch
@@ -6,8 +6,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, one_hot
 
 from lmlong.model.learning.loss import Learning, learning_loss
-from lmlong.model.learning.naive import naive_read
-from lmlong.model.learning.state import BLOCK, Rates
+from lmlong.model.learning.state import BLOCK
 from lmlong.model.loss import IGNORED
 
 VOCABULARY, TIME = 30, 100
@@ -29,15 +28,15 @@ def targets_of(tokens: Tensor, document_starts: Tensor) -> Tensor:
     return targets
 
 
-def definition(weight: Tensor, hidden: Tensor, tokens: Tensor, rates: Rates) -> Tensor:
+def definition(weight: Tensor, hidden: Tensor, tokens: Tensor, learning: Learning) -> Tensor:
     """Return the loss of one document, whose gradient takes what is learned as a constant."""
     D, bias, nll = torch.zeros_like(weight), torch.zeros_like(weight[:, 0]), weight.new_zeros(())
     for h, following in zip(hidden[:-1].split(BLOCK), tokens[1:].split(BLOCK), strict=True):
         logits = h @ (weight + D).mT + bias
         nll = nll + cross_entropy(logits, following, reduction="sum")
         errors = (logits.softmax(-1) - one_hot(following, VOCABULARY)).detach()
-        D = (1 - rates.decay) * D - rates.rate * errors.mT @ h.detach()
-        bias = (1 - rates.decay) * bias - rates.bias_rate * errors.sum(0)
+        D = (1 - learning.decay) * D - learning.rate * errors.mT @ h.detach()
+        bias = (1 - learning.decay) * bias - learning.bias_rate * errors.sum(0)
     return nll
 
 
@@ -45,15 +44,13 @@ def definition(weight: Tensor, hidden: Tensor, tokens: Tensor, rates: Rates) -> 
     ("chunk", "decay"), [pytest.param(BLOCK, 0.01, id="decay, in chunks of a block"), (2 * BLOCK, 0.0), (256, 0.0)]
 )
 def test_values_and_gradients_are_those_of_the_definition(chunk: int, decay: float) -> None:
-    rates, starts = Rates(0.02, 0.05, decay), () if chunk > TIME else (0, 2 * BLOCK)
+    starts = () if chunk > TIME else (0, 2 * BLOCK)
     hidden, weight, tokens, document_starts = draw(starts)
+    learning = Learning(document_starts, 0.02, 0.05, decay, chunk)
     documents = [(0, 0, TIME), *((1, *ends) for ends in zip((0, *starts[1:]), (*starts[1:], TIME), strict=True))]
     expected = weight.new_zeros(())
     for row, begin, end in documents:
-        text = weight, hidden[row, begin:end], tokens[row, begin:end], rates
-        expected = expected + definition(*text)
-        assert torch.allclose(definition(*text), naive_read(*text)[0].sum())
-    learning = Learning(document_starts, rates, chunk)
+        expected = expected + definition(weight, hidden[row, begin:end], tokens[row, begin:end], learning)
     loss = learning_loss(hidden, weight, targets_of(tokens, document_starts), learning)
     assert torch.allclose(loss, expected, rtol=1e-12)
     for name, x in (("hidden", hidden), ("weight", weight)):
@@ -67,7 +64,7 @@ def test_nothing_is_learned_from_the_document_before(start: int) -> None:
     targets, gradients = targets_of(tokens, document_starts), []
     for factor in (1.0, -1.0):
         changed = torch.cat([hidden[:, :start] * factor, hidden[:, start:]], 1).detach().requires_grad_()
-        loss = learning_loss(changed, weight, targets, Learning(document_starts, Rates(0.02, 0.05, 0.01), 2 * BLOCK))
+        loss = learning_loss(changed, weight, targets, Learning(document_starts, 0.02, 0.05, chunk=2 * BLOCK))
         gradients.append(torch.autograd.grad(loss, changed)[0][:, start:])
     assert not torch.equal(gradients[0][0], gradients[1][0]), "one document"
     assert torch.equal(gradients[0][1], gradients[1][1]), "two documents"
