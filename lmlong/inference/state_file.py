@@ -205,8 +205,9 @@ def tail_of(session: Session, tokenizer: Tokenizer) -> str:
 
 def _level_in(tensors: Mapping[str, Tensor]) -> Level | None:
     """Return what the session in a file learns from its text, by the names of its tensors."""
-    learned = {name.split(".")[2] for name in tensors if name.startswith("state.learned.")}
-    return ("output" if "D" in learned else "bias") if learned else None
+    if not any(name.startswith("state.learned.") for name in tensors):
+        return None
+    return "output" if any(name.startswith("state.learned.delta.D") for name in tensors) else "bias"
 
 
 def _empty(model: LanguageModel, learn: Level | None) -> Session:

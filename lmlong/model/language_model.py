@@ -26,7 +26,15 @@ from lmlong.model.learning.read import Text, ends_block
 from lmlong.model.learning.read import read as read_and_learn
 from lmlong.model.learning.read import score as score_and_learn
 from lmlong.model.learning.read import step as step_and_learn
-from lmlong.model.learning.state import DEFAULT_RATES, NOT_LEARNED, Learned, Level, init_learned, will_learn_token
+from lmlong.model.learning.state import (
+    DEFAULT_RATES,
+    NOT_LEARNED,
+    Learned,
+    Level,
+    Rates,
+    init_learned,
+    will_learn_token,
+)
 from lmlong.model.loss import IGNORED, TeacherOutput
 from lmlong.model.rope import document_positions
 from lmlong.model.segments import Segment, checkpointed_loss, segmented_loss
@@ -141,8 +149,8 @@ class LanguageModel(TextModel):
         learned after it. `hidden` (B, width) and `logits` are those of a decode step."""
         text = Text(token[:, None], hidden[:, None], position)
         with torch.autocast(hidden.device.type, enabled=False):
-            weight = self._output_weight(learned.bias.dtype) if bool(ends_block(position).any()) else None
-            return step_and_learn(weight, text, logits, learned, self.learning_rates)
+            weight = self._output_weight(learned.delta.bias.dtype) if bool(ends_block(position).any()) else None
+            return step_and_learn(weight, text, logits, learned, self._rates())
 
     def loss(
         self,
@@ -239,8 +247,12 @@ class LanguageModel(TextModel):
         assert state.learned is not None
         text = Text(tokens, hidden, state.position, document_starts)
         with torch.autocast(hidden.device.type, enabled=False):
-            weight = self._output_weight(state.learned.bias.dtype)
-            return function(weight, text, *more, state.learned, self.learning_rates)
+            weight = self._output_weight(state.learned.delta.bias.dtype)
+            return function(weight, text, *more, state.learned, self._rates())
+
+    def _rates(self) -> Rates:
+        """Return the rates of learning for this model's hidden states."""
+        return self.learning_rates.for_hidden(self.norm.weight)
 
     def _output_weight(self, dtype: torch.dtype) -> Tensor:
         """Return the weight (V, width) of the output layer, dequantized."""

@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, pad
 
 from lmlong.model.learning.native import kernel as native
-from lmlong.model.learning.state import BLOCK, NOT_LEARNED, Learned, Rates
+from lmlong.model.learning.state import BLOCK, NOT_LEARNED, SCALE_RATE, Delta, Learned, Rates, reset
 from lmlong.model.loss import IGNORED
+from lmlong.native.state import map_state
 
 
 class Text(NamedTuple):
@@ -29,15 +30,14 @@ class Text(NamedTuple):
 
 class Part(NamedTuple):
     """Consecutive positions of one document, from the first of a block: `old` ones, which are not learned from yet, and
-    those of new tokens. D and the bias are updated in place."""
+    those of new tokens. The delta is updated in place."""
 
     row: int
     new: slice  # of the text
     old: int
     hidden: Tensor  # (N, width)
     targets: Tensor  # (N,) the token after each, or NOT_LEARNED
-    D: Tensor | None  # (V, width)
-    bias: Tensor  # (V,)
+    delta: Delta  # of this row
 
     @property
     def blocks(self) -> int:
@@ -49,7 +49,7 @@ class Part(NamedTuple):
 def read(weight: Tensor, text: Text, learned: Learned, rates: Rates) -> tuple[Tensor, Learned]:
     """Return the logits (B, T, V) after each token of a text, and what was learned after the last. `weight` (V, width)
     is that of the output layer."""
-    logits, after = learned.bias.new_empty(*text.tokens.shape, len(weight)), _copy(learned)
+    logits, after = learned.delta.bias.new_empty(*text.tokens.shape, len(weight)), _copy(learned)
     for part in _parts(text, learned, after):
         for first, of_block in _block_logits(weight, part, rates):
             logits[part.row, part.new][first : first + len(of_block)] = of_block
@@ -60,31 +60,25 @@ def read(weight: Tensor, text: Text, learned: Learned, rates: Rates) -> tuple[Te
 def score(weight: Tensor, text: Text, targets: Tensor | None, learned: Learned, rates: Rates) -> tuple[Tensor, Learned]:
     """Return -log p of each target (B, T), 0 if ignored, and what was learned after the last token of a text. Without
     targets, only learn."""
-    nll, after = learned.bias.new_zeros(text.tokens.shape), _copy(learned)
+    nll, after = learned.delta.bias.new_zeros(text.tokens.shape), _copy(learned)
     by_native_code = weight.device.type == "cpu" and weight.dtype == torch.float32 and native.library() is not None
     read_part = native.read_blocks if by_native_code else read_blocks
     for part in _parts(text, learned, after):
         scored = None
         if targets is not None:
             scored = pad(targets[part.row, part.new], (part.old, 0), value=IGNORED)
-        of_part = read_part(weight, part.D, part.bias, part.hidden, part.targets, scored, rates)
+        of_part = read_part(weight, part.delta, part.hidden, part.targets, scored, rates)
         if of_part is not None:
             nll[part.row, part.new] = of_part[part.old :]
     return nll, after
 
 
 def read_blocks(
-    weight: Tensor,
-    D: Tensor | None,
-    bias: Tensor,
-    hidden: Tensor,
-    targets: Tensor,
-    scored: Tensor | None,
-    rates: Rates,
+    weight: Tensor, delta: Delta, hidden: Tensor, targets: Tensor, scored: Tensor | None, rates: Rates
 ) -> Tensor | None:
     """Learn from positions (N) of one document as native/kernel.py does, in torch."""
-    nll = None if scored is None else bias.new_zeros(len(scored))
-    part = Part(0, slice(0), 0, hidden, targets, D, bias)
+    nll = None if scored is None else hidden.new_zeros(len(scored))
+    part = Part(0, slice(0), 0, hidden, targets, delta)
     for first, logits in _block_logits(weight, part, rates):
         if scored is not None and nll is not None:
             block = slice(first, first + len(logits))
@@ -104,13 +98,13 @@ def step(weight: Tensor | None, text: Text, logits: Tensor, learned: Learned, ra
     targets[rows, (position - 1) % BLOCK] = torch.where(learned.skip | (position == 0), NOT_LEARNED, tokens)
     for row in is_full.nonzero()[:, 0].tolist():
         assert weight is not None
-        D, bias, block = None if after.D is None else after.D[row], after.bias[row], after.hidden[row]
-        _update(D, bias, block, targets[row], _logits(weight, D, bias, block), rates)
+        delta, block = _row(after.delta, row), after.hidden[row]
+        _update(delta, block, targets[row], _logits(weight, delta, block), rates)
         after.hidden[row], targets[row] = 0, NOT_LEARNED
     after.hidden[rows, position % BLOCK] = hidden
-    if after.D is not None:
-        logits = logits + (after.D @ hidden[:, :, None])[..., 0]
-    return logits + after.bias, after._replace(targets=targets, skip=torch.zeros_like(learned.skip))
+    D, bias, _, scale, _ = after.delta
+    change = bias if D is None else bias + (D @ hidden[:, :, None])[..., 0]
+    return logits + scale[:, :1] * change, after._replace(targets=targets, skip=torch.zeros_like(learned.skip))
 
 
 def ends_block(position: Tensor) -> Tensor:
@@ -121,15 +115,13 @@ def ends_block(position: Tensor) -> Tensor:
 def _parts(text: Text, learned: Learned, after: Learned) -> Iterator[Part]:
     """Yield the parts of a text, row by row. Put what is not learned from yet into `after`, a copy of `learned`."""
     for row, position in enumerate(text.position.tolist()):
-        D, bias = None if after.D is None else after.D[row], after.bias[row]
+        delta = _row(after.delta, row)
         old = (position - 1) % BLOCK + 1 if position else 0
         hidden, targets, skip = learned.hidden[row, :old], learned.targets[row, :old], bool(learned.skip[row])
         for new, starts_document in _spans(text, row):
             if starts_document:
                 hidden, targets = hidden[:0], targets[:0]
-                for x in (D, bias):
-                    if x is not None:
-                        x.zero_()
+                reset(delta)
             tokens = text.tokens[row, new]
             unknown = tokens.new_full((1,), NOT_LEARNED)
             if len(hidden):
@@ -139,7 +131,7 @@ def _parts(text: Text, learned: Learned, after: Learned) -> Iterator[Part]:
                 torch.cat([targets, tokens[1:], unknown]),
                 len(hidden),
             )
-            part = Part(row, new, old, hidden, targets, D, bias)
+            part = Part(row, new, old, hidden, targets, delta)
             yield part
             hidden, targets, skip = hidden[part.blocks * BLOCK :], targets[part.blocks * BLOCK :], False
         for x, rest, nothing in ((after.hidden[row], hidden, 0), (after.targets[row], targets, NOT_LEARNED)):
@@ -160,27 +152,41 @@ def _block_logits(weight: Tensor, part: Part, rates: Rates) -> Iterator[tuple[in
     its logits are taken."""
     for number, (hidden, targets) in enumerate(zip(part.hidden.split(BLOCK), part.targets.split(BLOCK), strict=True)):
         first = number * BLOCK - part.old
-        logits = _logits(weight, part.D, part.bias, hidden)
+        logits = _logits(weight, part.delta, hidden)
         yield max(first, 0), logits[max(-first, 0) :]
         if number < part.blocks:
-            _update(part.D, part.bias, hidden, targets, logits, rates)
+            _update(part.delta, hidden, targets, logits, rates)
 
 
-def _logits(weight: Tensor, D: Tensor | None, bias: Tensor, hidden: Tensor) -> Tensor:
-    logits = torch.addmm(bias, hidden, weight.mT)
-    return logits if D is None else logits.addmm_(hidden, D.mT)
+def _logits(weight: Tensor, delta: Delta, hidden: Tensor) -> Tensor:
+    D, bias, *_, scale, _ = delta
+    change = bias if D is None else torch.addmm(bias, hidden, D.mT)
+    return hidden @ weight.mT + scale[0] * change
 
 
-def _update(D: Tensor | None, bias: Tensor, hidden: Tensor, targets: Tensor, logits: Tensor, rates: Rates) -> None:
+def _update(delta: Delta, hidden: Tensor, targets: Tensor, logits: Tensor, rates: Rates) -> None:
     """Learn from a block of positions, given their logits."""
+    D, bias, squares, scale, slopes = delta
     is_learned = targets != NOT_LEARNED
     errors = logits.softmax(-1)
     errors[torch.arange(len(targets), device=targets.device), targets.where(is_learned, 0)] -= 1
     errors *= is_learned[:, None]
+    squares += errors.square().sum(0)
+    share = (1 + squares / rates.prior).rsqrt()
+    dbias = errors.sum(0)
+    slope = torch.dot(bias, dbias)
+    bias.addcmul_(share, dbias, value=-rates.bias_rate)
     if D is not None:
-        D.addmm_(errors.mT, hidden, beta=1 - rates.decay, alpha=-rates.rate)
-    bias.mul_(1 - rates.decay).sub_(errors.sum(0), alpha=rates.bias_rate)
+        dD = errors.mT @ hidden
+        slope = slope + torch.linalg.vecdot(D.flatten(), dD.flatten())
+        D.addcmul_(share[:, None], dD, value=-rates.rate)
+    slopes += slope.square()
+    scale.copy_(torch.stack([scale[1], (scale[1] - SCALE_RATE * slope * slopes.rsqrt()).clamp(0, 1)]))
+
+
+def _row(delta: Delta, row: int) -> Delta:
+    return map_state(lambda x: x[row], delta)
 
 
 def _copy(learned: Learned) -> Learned:
-    return learned._replace(**{name: x.clone() for name, x in learned._asdict().items() if x is not None})
+    return map_state(Tensor.clone, learned)

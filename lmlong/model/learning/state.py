@@ -1,4 +1,4 @@
-"""What a model has learned from the text it reads: a matrix and a bias beside its output layer, of constant size.
+"""What a model has learned from the text it reads: a change of its output layer, of constant size.
 
 B batch, V vocabulary.
 """
@@ -7,6 +7,8 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
+
+from lmlong.attention.state_check import StateError
 
 BLOCK = 16
 """Positions of a document after which the output layer is updated. They all are predicted by the same weights."""
@@ -20,25 +22,55 @@ Level = Literal["output", "bias"]
 LEVELS: tuple[Level, ...] = ("output", "bias")
 
 
+SCALE_RATE = 0.3
+"""The first step of the scale, relative to the slope of the loss by it."""
+
+
 class Rates(NamedTuple):
-    """The step sizes for each token, and the share that is forgotten with each block."""
+    """The step sizes of learning. That of each token's row falls as its squared errors add up."""
 
     rate: float  # of D
     bias_rate: float
-    decay: float
+    prior: float  # squared errors of a row after which its rate has fallen by the square root of 2
+
+    def for_hidden(self, norm_gain: Tensor) -> "Rates":
+        """Return the rates for hidden states after a norm with this gain (width,), by the mean of their square."""
+        return self._replace(rate=self.rate / float(norm_gain.detach().square().sum()))
 
 
-DEFAULT_RATES = Rates(rate=0.004, bias_rate=0.05, decay=0.002)
+DEFAULT_RATES = Rates(rate=1.5, bias_rate=0.05, prior=10.0)
+"""The rate is that for hidden states of norm 1."""
+
+
+class Delta(NamedTuple):
+    """What is added to the output layer, times the scale. The scale is learned too: where the text teaches nothing, it
+    falls to 0."""
+
+    D: Tensor | None  # (B, V, width); None if only the bias is learned
+    bias: Tensor  # (B, V)
+    squares: Tensor  # (B, V) the sum of the squared errors of each token's probability
+    scale: Tensor  # (B, 2) in this block and in the next
+    slopes: Tensor  # (B,) 1 + the sum of the squared slopes of the loss by the scale
+
+    def validate(self) -> None:
+        """Raise StateError for values that no text gives."""
+        if bool((self.squares < 0).any()) or bool((self.slopes < 1).any()):
+            raise StateError("squares are below 0, or slopes below 1")
+        if bool(((self.scale < 0) | (self.scale > 1)).any()):
+            raise StateError("scale is not from 0 to 1")
 
 
 class Learned(NamedTuple):
     """What was learned from the current document, and the block of positions that is not learned from yet."""
 
-    D: Tensor | None  # (B, V, width) added to the weight of the output layer; None if only the bias is learned
-    bias: Tensor  # (B, V)
+    delta: Delta
     hidden: Tensor  # (B, BLOCK, width) the last hidden state at each position of the block so far, then zeros
     targets: Tensor  # (B, BLOCK) the token after each
     skip: Tensor  # (B,) whether the next token is not learned from
+
+    @property
+    def level(self) -> Level:
+        return "bias" if self.delta.D is None else "output"
 
 
 def init_learned(level: Level, position: Tensor, weight: Tensor) -> Learned:
@@ -46,13 +78,22 @@ def init_learned(level: Level, position: Tensor, weight: Tensor) -> Learned:
     without learning. `weight` (V, width) is that of the output layer."""
     batch, (vocabulary, width) = len(position), weight.shape
     zeros = weight.new_zeros(batch, BLOCK, width, dtype=torch.promote_types(weight.dtype, torch.float32))
-    return Learned(
+    ones = zeros.new_ones(batch, 2)
+    delta = Delta(
         D=zeros.new_zeros(batch, vocabulary, width) if level == "output" else None,
         bias=zeros.new_zeros(batch, vocabulary),
-        hidden=zeros,
-        targets=position.new_full((batch, BLOCK), NOT_LEARNED),
-        skip=position > 0,
+        squares=zeros.new_zeros(batch, vocabulary),
+        scale=ones,
+        slopes=ones[:, 0].clone(),
     )
+    return Learned(delta, zeros, position.new_full((batch, BLOCK), NOT_LEARNED), position > 0)
+
+
+def reset(delta: Delta) -> None:
+    """Forget in place what was learned, at the start of a document."""
+    for x, value in zip(delta, (0, 0, 0, 1, 1), strict=True):
+        if x is not None:
+            x.fill_(value)
 
 
 def will_learn_token(learned: Learned, learn: bool) -> Learned:
@@ -69,4 +110,4 @@ def as_level(learn: Level | bool | None, default: Level | None = None) -> Level 
 
 def level_of(learned: Learned | None) -> Level | None:
     """Return what a state learns."""
-    return learned and ("bias" if learned.D is None else "output")
+    return learned and learned.level

@@ -7,22 +7,22 @@ import pytest
 import torch
 from machine import needs_compiler, on_older_processors
 from torch import Tensor
-from torch.nn.functional import one_hot
 
+from lmlong.model.learning.naive import naive_read
 from lmlong.model.learning.native import kernel
-from lmlong.model.learning.state import BLOCK, NOT_LEARNED, Rates
+from lmlong.model.learning.state import BLOCK, NOT_LEARNED, Delta, Rates
 from lmlong.model.loss import IGNORED
 from lmlong.native import build
+from lmlong.native.state import map_state, state_tensors
 
 pytestmark = needs_compiler
 
-RATES = Rates(rate=0.02, bias_rate=0.1, decay=0.03)
+RATES = Rates(rate=0.02, bias_rate=0.1, prior=2.0)
 
 
 class Case(NamedTuple):
     weight: Tensor
-    D: Tensor | None
-    bias: Tensor
+    delta: Delta
     hidden: Tensor
     targets: Tensor
     scored: Tensor
@@ -32,49 +32,50 @@ def draw(vocabulary: int, width: int, positions: int, scale: float = 1.0) -> Cas
     """Draw a text of which every fifth token is not learned, and every seventh not scored."""
     torch.manual_seed(vocabulary + width + positions)
     weight, D = 0.3 * torch.randn(vocabulary, width), 0.1 * torch.randn(vocabulary, width)
+    delta = Delta(D, torch.randn(vocabulary), torch.rand(vocabulary), torch.tensor([0.6, 0.7]), torch.tensor(5.0))
     targets, scored = torch.randint(vocabulary, (2, positions))
     targets[::5], scored[::7] = NOT_LEARNED, IGNORED
-    hidden = scale * torch.randn(positions, width)
-    return Case(weight, D, torch.randn(vocabulary), hidden, targets, scored)
+    return Case(weight, delta, scale * torch.randn(positions, width), targets, scored)
 
 
-Results = tuple[Tensor, Tensor | None, Tensor]
-"""-log p, D and the bias."""
+Results = tuple[Tensor, Delta]
+"""-log p, and what is learned."""
 
 
 def definition(case: Case) -> Results:
     """Read as the formulas say."""
-    weight, bias, hidden = case.weight.double(), case.bias.double(), case.hidden.double()
-    D, rate = (0 * weight, 0) if case.D is None else (case.D.double(), RATES.rate)
-    targets, scored = case.targets, case.scored
-    nll = torch.zeros(len(hidden)).double()
-    for begin in range(0, len(hidden), BLOCK):
+    D = torch.zeros_like(case.weight) if case.delta.D is None else case.delta.D
+    delta = map_state(Tensor.double, case.delta._replace(D=D))
+    weight, hidden, is_learned = case.weight.double(), case.hidden.double(), case.targets != NOT_LEARNED
+    rates = RATES._replace(rate=0.0) if case.delta.D is None else RATES
+    targets, scored = case.targets.clamp_min(0), case.scored.clamp_min(0)
+    _, after = naive_read(weight, delta, hidden, targets, is_learned, rates)
+    nll = []
+    for begin in range(0, len(hidden), BLOCK):  # tokens that are scored may be others than those that are learned
         block = slice(begin, begin + BLOCK)
-        log_p = (hidden[block] @ (weight + D).mT + bias).log_softmax(-1)
-        nll[block] = -log_p.gather(1, scored[block, None].clamp_min(0))[:, 0] * (scored[block] != IGNORED)
-        if begin + BLOCK < len(hidden):
-            errors = log_p.exp() - one_hot(targets[block].clamp_min(0), len(weight))
-            errors[targets[block] == NOT_LEARNED] = 0
-            D = (1 - RATES.decay) * D - rate * errors.mT @ hidden[block]
-            bias = (1 - RATES.decay) * bias - RATES.bias_rate * errors.sum(0)
-    return nll, None if case.D is None else D, bias
+        nll.append(naive_read(weight, delta, hidden[block], scored[block], is_learned[block], rates)[0])
+        _, delta = naive_read(
+            weight, delta, *(x[begin : begin + BLOCK + 1] for x in (hidden, targets, is_learned)), rates
+        )
+    return torch.cat(nll) * (case.scored != IGNORED), after._replace(D=None if case.delta.D is None else after.D)
 
 
 def read(case: Case, threads: int = 1) -> Results:
     """Read by native code."""
     before = torch.get_num_threads()
-    D, bias = None if case.D is None else case.D.clone(), case.bias.clone()
+    delta = map_state(Tensor.clone, case.delta)
     torch.set_num_threads(threads)
     try:
-        nll = kernel.read_blocks(case.weight, D, bias, case.hidden, case.targets, case.scored, RATES)
+        nll = kernel.read_blocks(case.weight, delta, case.hidden, case.targets, case.scored, RATES)
     finally:
         torch.set_num_threads(before)
     assert nll is not None
-    return nll, D, bias
+    return nll, delta
 
 
 def assert_close(actual: Results, expected: Results, tolerance: float = 3e-6) -> None:
-    for name, x, y in zip(("nll", "D", "bias"), actual, expected, strict=True):
+    names = ("nll", *Delta._fields)
+    for name, x, y in zip(names, (actual[0], *actual[1]), (expected[0], *expected[1]), strict=True):
         assert (x is None) == (y is None)
         if x is not None and y is not None:
             finite = y.isfinite()
@@ -92,25 +93,26 @@ def test_equals_the_definition(vocabulary: int, width: int, positions: int, thre
     case = draw(vocabulary, width, positions)
     results = read(case, threads)
     assert_close(results, definition(case))
-    assert all(x.equal(y) for x, y in zip(results, read(case, threads), strict=True))  # type: ignore[union-attr,arg-type]
+    assert all(x.equal(y) for x, y in zip(state_tensors(results), state_tensors(read(case, threads)), strict=True))
 
 
 @pytest.mark.parametrize("positions", [16, 40])
 def test_only_the_bias_is_learned(positions: int) -> None:
-    case = draw(100, 30, positions)._replace(D=None)
+    case = draw(100, 30, positions)
+    case = case._replace(delta=case.delta._replace(D=None))
     assert_close(read(case), definition(case))
 
 
 @pytest.mark.parametrize("positions", [5, 32, 40])
 def test_learning_without_scores_is_the_same(positions: int) -> None:
     case = draw(100, 30, positions)
-    _, D, bias = read(case)
-    nll, *unscored = read(case._replace(scored=torch.full_like(case.scored, IGNORED)))
-    weight, own_D, own_bias, hidden, targets, _ = case
-    assert kernel.read_blocks(weight, own_D, own_bias, hidden, targets, None, RATES) is None
-    assert not nll.any() and D is not None and own_D is not None
-    for learned_D, learned_bias in (unscored, (own_D, own_bias)):
-        assert learned_D is not None and learned_D.equal(D) and learned_bias is not None and learned_bias.equal(bias)
+    _, learned = read(case)
+    nll, unscored = read(case._replace(scored=torch.full_like(case.scored, IGNORED)))
+    weight, own, hidden, targets, _ = case
+    assert kernel.read_blocks(weight, own, hidden, targets, None, RATES) is None
+    assert not nll.any()
+    for delta in (unscored, own):
+        assert all(x.equal(y) for x, y in zip(state_tensors(delta), state_tensors(learned), strict=True))
 
 
 def test_large_logits() -> None:

@@ -1,20 +1,24 @@
 """Learning while reading: any cuts, rows, document starts and decode steps give what the definition gives."""
 
+import copy
+
 import pytest
 import torch
+from machine import needs_compiler
 from models import stirred
 from torch import Tensor
 
 from lmlong import recipe
+from lmlong.model.fast_step import make_fast_step
 from lmlong.model.language_model import LanguageModel, ModelState, will_learn
 from lmlong.model.learning.naive import naive_read
-from lmlong.model.learning.state import BLOCK, NOT_LEARNED, Level, Rates
+from lmlong.model.learning.state import BLOCK, NOT_LEARNED, Delta, Level, Rates, init_learned
 from lmlong.model.loss import IGNORED
 from lmlong.model.state import concat_states, state_row
-from lmlong.native.state import state_tensors
+from lmlong.native.state import map_state, state_tensors
 
 VOCABULARY, TIME = 40, 75
-RATES = Rates(rate=0.05, bias_rate=0.2, decay=0.01)
+RATES = Rates(rate=20.0, bias_rate=0.2, prior=3.0)
 LEVELS = pytest.mark.parametrize("level", ["output", "bias"])
 
 
@@ -32,12 +36,21 @@ def tokens() -> Tensor:
     return torch.randint(VOCABULARY, (2, TIME), generator=torch.Generator().manual_seed(0))
 
 
-def define(model: LanguageModel, document: Tensor, level: Level) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Return the losses, D and the bias by the definition."""
-    hidden, _ = model.hidden_states(document[None])
-    rates = RATES if level == "output" else RATES._replace(rate=0.0)
-    nll, D, bias = naive_read(model.lm_head.weight.detach(), hidden[0].detach(), document, rates)
-    return nll, D if level == "output" else None, bias
+def define(model: LanguageModel, document: Tensor, level: Level, learned: int = TIME) -> tuple[Tensor, Delta]:
+    """Return the losses, and what is learned from the first `learned` tokens, by the definition."""
+    hidden = model.hidden_states(document[None])[0][0].detach()
+    weight = model.lm_head.weight.detach()
+    delta = init_learned("output", torch.zeros(1), weight).delta
+    rates = RATES.for_hidden(model.norm.weight)
+    nll, after = naive_read(
+        weight,
+        map_state(lambda x: x[0], delta),
+        hidden,
+        document.roll(-1),
+        torch.arange(len(document)) < learned - 1,
+        rates if level == "output" else rates._replace(rate=0.0),
+    )
+    return nll[:-1], after._replace(D=after.D if level == "output" else None)
 
 
 def read(
@@ -55,14 +68,12 @@ def read(
     return torch.cat(losses, dim=1)[:, :-1], state
 
 
-def assert_learned(state: ModelState, row: int, D: Tensor | None, bias: Tensor) -> None:
-    assert state.learned is not None
-    torch.testing.assert_close(state.learned.bias[row], bias)
-    if D is None:
-        assert state.learned.D is None
-    else:
-        assert state.learned.D is not None and D.abs().max() > 1e-3
-        torch.testing.assert_close(state.learned.D[row], D)
+def assert_learned(state: ModelState, row: int, expected: Delta, **tolerance: float) -> None:
+    assert state.learned is not None and (expected.D is None or expected.D.abs().max() > 1e-3)
+    for x, y in zip(state.learned.delta, expected, strict=True):
+        assert (x is None) == (y is None)
+        if x is not None and y is not None:
+            torch.testing.assert_close(x[row], y, **tolerance)
 
 
 @LEVELS
@@ -70,9 +81,9 @@ def assert_learned(state: ModelState, row: int, D: Tensor | None, bias: Tensor) 
 def test_any_cuts_give_the_definition(model: LanguageModel, tokens: Tensor, level: Level, cuts: list[int]) -> None:
     nll, state = read(model, tokens, model.init_state(2, level), cuts)
     for row, document in enumerate(tokens):
-        expected, D, bias = define(model, document, level)
+        expected, delta = define(model, document, level)
         torch.testing.assert_close(nll[row], expected)
-        assert_learned(state, row, D, bias)
+        assert_learned(state, row, delta)
 
 
 @LEVELS
@@ -86,9 +97,26 @@ def test_decode_steps_give_the_definition(model: LanguageModel, tokens: Tensor, 
         losses.append(torch.nn.functional.cross_entropy(logits, following, reduction="none"))
     _, state = model.step(tokens[:, -1], state)
     for row, document in enumerate(tokens):
-        expected, D, bias = define(model, document, level)
+        expected, delta = define(model, document, level)
         torch.testing.assert_close(torch.stack(losses, dim=1)[row], expected[prompt:])
-        assert_learned(state, row, D, bias)
+        assert_learned(state, row, delta)
+
+
+@needs_compiler
+@LEVELS
+@torch.no_grad()
+def test_native_decode_steps_learn_the_same(model: LanguageModel, tokens: Tensor, level: Level) -> None:
+    by_torch = copy.deepcopy(model).float()
+    native = copy.copy(by_torch)
+    native.fast_step = make_fast_step(native)
+    state = expected_state = by_torch.init_state(2, level)
+    for token in tokens.mT:
+        expected, expected_state = by_torch.step(token, expected_state)
+        logits, state = native.step(token, state)
+        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+    assert expected_state.learned is not None
+    for x, y in zip(state_tensors(state.learned), state_tensors(expected_state.learned), strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-4)
 
 
 @LEVELS
@@ -107,11 +135,9 @@ def test_nothing_learned_passes_a_document_start(model: LanguageModel, tokens: T
     nll, state = read(model, tokens, model.init_state(2, "output"), cuts, starts)
     for row, begins in ((0, [0, 20, 21, 53]), (1, [0])):
         for begin, end in zip(begins, [*begins[1:], TIME], strict=True):
-            expected, D, bias = (
-                define(model, tokens[row, begin:end], "output") if end > begin + 1 else (nll[row, :0], None, None)
-            )
+            expected, delta = define(model, tokens[row, begin:end], "output")
             torch.testing.assert_close(nll[row, begin : end - 1], expected)
-        assert_learned(state, row, D, bias)
+        assert_learned(state, row, delta)
 
 
 def test_rows_at_different_positions_are_independent(model: LanguageModel, tokens: Tensor) -> None:
@@ -143,29 +169,12 @@ def test_text_of_the_model_itself_is_predicted_but_not_learned_from(model: Langu
     _, state = model.hidden_states(tokens[:, :20], model.init_state(2, "output"))
     for token in tokens.mT[20:]:
         _, state = model.step(token, will_learn(state, False))
-    expected = naive_unlearned(model, tokens[0], 20)
-    assert state.learned is not None and state.learned.D is not None
-    torch.testing.assert_close(state.learned.D[0], expected)
-
-
-def naive_unlearned(model: LanguageModel, document: Tensor, learned: int) -> Tensor:
-    """Return D if only the tokens before the index `learned` are learned from."""
-    weight = model.lm_head.weight.detach()
-    hidden = model.hidden_states(document[None])[0][0].detach()
-    D, bias = torch.zeros_like(weight), torch.zeros_like(weight[:, 0])
-    for begin in range(0, len(document) - BLOCK, BLOCK):
-        h, following = hidden[begin : begin + BLOCK], document[begin + 1 : begin + BLOCK + 1]
-        errors = (h @ (weight + D).mT + bias).softmax(-1) - torch.nn.functional.one_hot(following, VOCABULARY)
-        errors[max(0, learned - 1 - begin) :] = 0
-        D = (1 - RATES.decay) * D - RATES.rate * errors.mT @ h
-        bias = (1 - RATES.decay) * bias - RATES.bias_rate * errors.sum(0)
-    return D
+    _, delta = define(model, tokens[0], "output", learned=20)
+    assert_learned(state, 0, delta)
 
 
 def test_an_old_state_begins_to_learn_from_the_text_after_it(model: LanguageModel, tokens: Tensor) -> None:
     """Its last token was predicted before, so the first token that is learned from is the second after it."""
-    from lmlong.model.learning.state import init_learned
-
     _, state = model.hidden_states(tokens[:, :20])
     learned = init_learned("output", state.position, model.lm_head.weight)
     assert bool(learned.skip.all()) and bool((learned.targets == NOT_LEARNED).all())
@@ -176,14 +185,19 @@ def test_an_old_state_begins_to_learn_from_the_text_after_it(model: LanguageMode
 
 
 def test_noise_leaves_everything_finite(model: LanguageModel) -> None:
-    """D is bounded, since each block forgets a share of it and adds a bounded update."""
+    """The rates of a row fall as its errors add up, so D grows at most with the square root of the text, and the scale
+    falls to 0 where nothing can be learned."""
     noise = torch.randint(VOCABULARY, (1, 20_000), generator=torch.Generator().manual_seed(1))
-    model.learning_rates = RATES._replace(rate=1.0)  # far beyond a useful rate
+    model.learning_rates = RATES._replace(rate=200.0)  # far beyond a useful rate
     try:
-        _, state = model.hidden_states(noise, model.init_state(1, "output"))
+        nll, state = read(model, noise, model.init_state(1, "output"), [])
     finally:
         model.learning_rates = RATES
-    assert state.learned is not None and state.learned.D is not None
-    largest = float(model.hidden_states(noise[:, :1000])[0].norm(dim=-1).max())
-    bound = 1.0 * BLOCK * 2**0.5 * 1.1 * largest / RATES.decay
-    assert 0 < float(state.learned.D.norm()) < bound
+    assert state.learned is not None and state.learned.delta.D is not None
+    rates, blocks = RATES._replace(rate=200.0).for_hidden(model.norm.weight), noise.shape[1] / BLOCK
+    largest = float(model.hidden_states(noise[:, :1000])[0].detach().norm(dim=-1).max())
+    squares = state.learned.delta.squares[0] / rates.prior
+    bound = rates.rate * rates.prior**0.5 * BLOCK**0.5 * 1.1 * largest * (blocks * squares.log1p()).sqrt()
+    assert bool((state.learned.delta.D[0].norm(dim=-1) < bound).all())
+    plain, _ = read(model, noise[:, :2000], model.init_state(1), [])
+    assert float(nll[:, -2000:].mean()) < float(plain.mean()) + 0.01

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lmlong.model.learning.state import BLOCK, NOT_LEARNED, Rates
+from lmlong.model.learning.state import BLOCK, NOT_LEARNED, SCALE_RATE, Delta, Rates
 from lmlong.model.loss import IGNORED
 from lmlong.native.build import Shared, compiled
 from lmlong.native.threads import give_barrier, run_on_threads
@@ -27,7 +27,8 @@ class ReadJob(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("vocabulary", "width", "positions")),
         *((name, ctypes.c_void_p) for name in ("weight", "D", "bias", "hidden", "targets", "scored", "nll", "scratch")),
-        *((name, ctypes.c_float) for name in ("rate", "bias_rate", "kept")),
+        *((name, ctypes.c_void_p) for name in ("squares", "scale", "slopes")),
+        *((name, ctypes.c_float) for name in ("rate", "bias_rate", "prior", "scale_rate")),
         *((name, ctypes.c_void_p) for name in ("barrier", "thread_num", "num_threads")),
         ("invalid", ctypes.c_int64),
     )
@@ -45,20 +46,14 @@ def library() -> ctypes.CDLL | None:
 
 
 def read_blocks(
-    weight: Tensor,
-    D: Tensor | None,
-    bias: Tensor,
-    hidden: Tensor,
-    targets: Tensor,
-    scored: Tensor | None,
-    rates: Rates,
+    weight: Tensor, delta: Delta, hidden: Tensor, targets: Tensor, scored: Tensor | None, rates: Rates
 ) -> Tensor | None:
     """Learn from consecutive positions of one document, from the first of a block on, and return -log p (L,) of the
     tokens `scored` (L,), 0 if ignored, or None.
 
     `hidden` (L, width) is the last hidden state at each position, and `targets` (L,) the token after it, or
-    NOT_LEARNED. D (V, width), which is added to the `weight` of the output layer, and the bias (V,) are updated in
-    place after each block but the last, even if the last is complete. Without D, only the bias is learned.
+    NOT_LEARNED. `weight` (V, width) is that of the output layer, and `delta`, without a batch dimension, is updated in
+    place after each block but the last, even if the last is complete.
     """
     functions = library()
     assert functions is not None
@@ -66,10 +61,10 @@ def read_blocks(
     hidden, targets = hidden.contiguous(), targets.contiguous()
     scored = None if scored is None else scored.contiguous()
     nll = None if scored is None else hidden.new_zeros(positions)
-    tensors = {"weight": weight, "D": D, "bias": bias, "hidden": hidden}
+    tensors = {"weight": weight, "hidden": hidden, **delta._asdict()}
     tokens = {"targets": targets, "scored": scored}
     job = ReadJob(vocabulary, width, positions)
-    job.rate, job.bias_rate, job.kept = rates.rate, rates.bias_rate, 1 - rates.decay
+    job.rate, job.bias_rate, job.prior, job.scale_rate = *rates, SCALE_RATE
     for name, x in {**tensors, **tokens, "nll": nll}.items():
         assert x is None or (x.is_contiguous() and x.dtype == (torch.long if name in tokens else torch.float32))
         setattr(job, name, None if x is None else x.data_ptr())

@@ -20,7 +20,8 @@ struct ReadJob {
     const Int* targets;   // (L) the tokens to learn, or NOT_LEARNED
     const Int* scored;    // (L) the tokens to score, or IGNORED; null if none is scored
     float *nll, *scratch;         // nll (L): zeros at the beginning
-    float rate, bias_rate, kept;  // kept: the factor of D and the bias at an update
+    float *squares, *scale, *slopes;  // (V), (2) and (1), updated in place; see `Delta` in state.py
+    float rate, bias_rate, prior, scale_rate;
     void (*barrier)();            // OpenMP's functions; null with one thread
     int (*thread_num)(), (*num_threads)();
     mutable Int invalid;  // set if a token is out of range; nothing is computed then
@@ -29,9 +30,10 @@ struct ReadJob {
 constexpr Int COLUMNS = 64;       // of W and D that are used at once
 constexpr Int SUMMED_ROWS = 256;  // rows whose probabilities are added in float32
 
-struct Total {  // over the rows of one thread, for each position of a block
-    float max[BLOCK];   // of the logits
+struct Total {  // over the rows of one thread
+    float max[BLOCK];   // of the logits at each position of a block
     double sum[BLOCK];  // of e^(logit - max)
+    double slope;       // of the loss of the previous block, by the scale
 };
 
 struct Reader {
@@ -55,26 +57,47 @@ struct Reader {
 
     void run() {
         const Int learned = (job.positions - 1) / BLOCK;
+        float scale = job.scale[0], next_scale = job.scale[1];
+        double slopes = *job.slopes;
         float factors[BLOCK];  // that turn e^(logit - max) of the previous block into probabilities
         for (Int block = 0; block <= learned; block++) {
             const Int first = block * BLOCK, count = std::min(BLOCK, job.positions - first);
             const bool predicts = block < learned || any_scored(first, count);
+            Total* of_threads = totals + block % 2 * team.num_threads;
+            double& slope = of_threads[team.thread_num].slope = 0;
+            if (block) scale = next_scale;
             load_hidden(first, count);
             for (Int row = rows.begin; row < rows.end; row += TILE) {
                 const Int in_tile = std::min(TILE, rows.end - row);
-                float errors[TILE * BLOCK];
+                float errors[TILE * BLOCK], shares[TILE];
                 if (block) {
                     compute_errors(row, in_tile, first - BLOCK, factors, errors);
-                    update_bias(row, in_tile, errors);
+                    slope += update_bias(row, in_tile, errors, shares);
                 }
                 for (Int r = 0; predicts && r < in_tile; r++)
-                    std::fill_n(logits + (row + r) * BLOCK, BLOCK, job.bias[row + r]);
-                for (Int r = 0; r < in_tile; r += ROWS)
-                    pass_rows(row + r, std::min(ROWS, in_tile - r), block ? errors + r * BLOCK : nullptr, predicts);
+                    std::fill_n(logits + (row + r) * BLOCK, BLOCK, scale * job.bias[row + r]);
+                for (Int r = 0; r < in_tile; r += ROWS) {
+                    const float* of_rows = block ? errors + r * BLOCK : nullptr;
+                    slope += pass_rows(row + r, std::min(ROWS, in_tile - r), of_rows, shares + r, scale, predicts);
+                }
             }
-            if (predicts) normalize(first, count, totals + block % 2 * team.num_threads, factors);
+            if (predicts)
+                normalize(first, count, of_threads, factors);
+            else
+                team.wait();
+            if (block) next_scale = scale_after(of_threads, scale, slopes);
             std::swap(h, previous_h);
         }
+        if (team.thread_num == 0 && learned)
+            job.scale[0] = scale, job.scale[1] = next_scale, *job.slopes = slopes;
+    }
+
+    // The scale of the block after next, once all threads have added up their slopes
+    float scale_after(const Total* of_threads, float scale, double& slopes) const {
+        double slope = 0;
+        for (Int i = 0; i < team.num_threads; i++) slope += of_threads[i].slope;
+        slopes += slope * slope;
+        return std::min(1.0, std::max(0.0, scale - job.scale_rate * slope / std::sqrt(slopes)));
     }
 
     bool any_scored(Int first, Int count) const {
@@ -95,41 +118,55 @@ struct Reader {
             if (const Int r = job.targets[first + t] - row; r >= 0 && r < count) errors[r * BLOCK + t] -= 1;
     }
 
-    void update_bias(Int row, Int count, const float* errors) const {
-        float errors_T[BLOCK * TILE], sums[TILE] = {};
+    // Update the bias and the squares of some rows, set their shares of the rates, and return their slope
+    double update_bias(Int row, Int count, const float* errors, float* shares) const {
+        float errors_T[BLOCK * TILE], sums[TILE] = {}, squares[TILE] = {};
         transpose(errors, TILE, BLOCK, errors_T);
-        for (Int i = 0; i < BLOCK * TILE; i++) sums[i % TILE] += errors_T[i];
-        for (Int r = 0; r < count; r++) job.bias[row + r] = job.kept * job.bias[row + r] - job.bias_rate * sums[r];
+        for (Int i = 0; i < BLOCK * TILE; i++) sums[i % TILE] += errors_T[i], squares[i % TILE] += errors_T[i] * errors_T[i];
+        double slope = 0;
+        std::fill_n(shares, TILE, 0.0f);
+        for (Int r = 0; r < count; r++) {
+            slope += job.bias[row + r] * sums[r];
+            shares[r] = 1 / std::sqrt(1 + (job.squares[row + r] += squares[r]) / job.prior);
+            job.bias[row + r] -= job.bias_rate * shares[r] * sums[r];
+        }
+        return slope;
     }
 
-    // Update rows of D if there are errors, then add the products of W + D with the hidden states to the logits. Parts
-    // of vectors are copied, since writing a whole vector would overwrite the next row
-    void pass_rows(Int row, Int count, const float* errors, bool predicts) const {
+    // Update rows of D if there are errors, then add the products of W + scale D with the hidden states to the logits;
+    // return the slope of D. Parts of vectors are copied, since writing a whole vector would overwrite the next row
+    double pass_rows(
+        Int row, Int count, const float* errors, const float* shares, float scale, bool predicts) const {
+        double slope = 0;
         for (Int c = 0; c < width; c += COLUMNS) {
             const Int columns = std::min(COLUMNS, stride - c), used = std::min(COLUMNS, width - c);
             const float* W = job.weight + row * width + c;
             float *D = job.D ? job.D + row * width + c : nullptr, sums[ROWS * COLUMNS];
             if (count == ROWS && used == columns) {
-                add_D(W, D, width, errors, previous_h + c, columns, sums);
+                slope += add_D(W, D, width, errors, shares, scale, previous_h + c, columns, sums);
             } else {
                 float padded_W[ROWS * COLUMNS] = {}, padded_D[ROWS * COLUMNS] = {};
                 for (Int r = 0; r < count; r++) {
                     std::copy_n(W + r * width, used, padded_W + r * COLUMNS);
                     if (D) std::copy_n(D + r * width, used, padded_D + r * COLUMNS);
                 }
-                add_D(padded_W, D ? padded_D : nullptr, COLUMNS, errors, previous_h + c, columns, sums);
+                float* of_D = D ? padded_D : nullptr;
+                slope += add_D(padded_W, of_D, COLUMNS, errors, shares, scale, previous_h + c, columns, sums);
                 for (Int r = 0; D && r < count; r++) std::copy_n(padded_D + r * COLUMNS, used, D + r * width);
             }
             if (predicts)
                 add_matmul_block<ROWS, BLOCK / LANES>(
                     logits + row * BLOCK, BLOCK, {sums, COLUMNS, 1}, hT + c * BLOCK, BLOCK, columns);
         }
+        return slope;
     }
 
-    // sums (ROWS, COLUMNS) = W + D, after D = kept D - rate errors h. The errors are null if nothing is learned yet
-    void add_D(
-        const float* W, float* D, Int row, const float* errors, const float* h, Int columns, float* sums) const {
-        const float rate = job.rate, kept = job.kept;
+    // sums (ROWS, COLUMNS) = W + scale D, after D -= rate share errors h; return the slope of D. The errors are null if
+    // nothing is learned yet
+    double add_D(
+        const float* W, float* D, Int row, const float* errors, const float* shares, float scale, const float* h,
+        Int columns, float* sums) const {
+        FloatVec slopes = {};
         for (Int c = 0; c < columns; c += 2 * LANES) {
             FloatVec gradient[ROWS][2] = {};
             for (Int t = 0; D && errors && t < BLOCK; t++) {
@@ -144,12 +181,18 @@ struct Reader {
                 if (D) {
                     __builtin_prefetch(D + next, 1);
                     FloatVec d = lanes(D + i);
-                    if (errors) lanes(D + i) = d = kept * d - rate * gradient[r][v];
-                    sum += d;
+                    if (errors) {
+                        slopes += d * gradient[r][v];
+                        lanes(D + i) = d = d - job.rate * shares[r] * gradient[r][v];
+                    }
+                    sum += scale * d;
                 }
                 lanes(sums + r * COLUMNS + c + v * LANES) = sum;
             }
         }
+        double slope = 0;
+        UNROLL(i, LANES) slope += slopes[i];
+        return slope;
     }
 
     // Turn the logits of a block into e^(logit - max), set the factors that turn them into probabilities, and score
@@ -157,7 +200,7 @@ struct Reader {
         Total& own = of_threads[team.thread_num];
         std::fill_n(own.max, BLOCK, -INFINITY), std::fill_n(own.sum, BLOCK, 0.0);
         for (Int i = rows.begin * BLOCK; i < rows.end * BLOCK; i += LANES) {
-            auto& max = lanes(own.max + i % BLOCK);
+            UnalignedFloatVec& max = lanes(own.max + i % BLOCK);
             max = lanes(logits + i) > max ? lanes(logits + i) : max;
         }
         float chosen[BLOCK];  // logits
