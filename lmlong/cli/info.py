@@ -67,7 +67,9 @@ def _run(run: str) -> dict[str, Any]:
 
     loaded = open_run(run, "cpu")
     step, model, layers = loaded.step, loaded.recipe.model, range(loaded.recipe.model.layers)
-    state = state_size(loaded.model) if isinstance(loaded.model, LanguageModel) else None  # encoders have none
+    state = learning = None  # an encoder has none
+    if isinstance(loaded.model, LanguageModel):
+        state, learning = (state_size(loaded.model, learn) for learn in (None, "output"))
     window = model.attention.parallel_window
     beside = state and any(ATTENTION_KINDS[kind].recurrent for kind in model.kinds)
     return {
@@ -89,6 +91,7 @@ def _run(run: str) -> dict[str, Any]:
         **_decoding(loaded.model),
         **_kernels(loaded),
         **({"state bytes": state.empty.bytes, "state bytes per token": state.per_token.bytes} if state else {}),
+        **({"state bytes with --learn": learning.empty.bytes} if learning else {}),
         **_state_health(loaded.checkpoint, step),
         "validation": last_validation(_entries(loaded.checkpoint, step)),
     }

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from lmlong.checkpoint import manifest
-from lmlong.checkpoint.learning_rates import read_rates
 from lmlong.checkpoint.manifest import WEIGHTS
 from lmlong.checkpoint.read import (
     check_size,
@@ -38,7 +37,7 @@ from lmlong.model.fast_step import make_fast_step, why_no_fast_step
 from lmlong.model.kernel_choice import KernelChoice, choose_kernels
 from lmlong.model.kernel_trial import Work
 from lmlong.model.language_model import PIECE, LanguageModel
-from lmlong.model.learning.state import DEFAULT_RATES, LEVELS, Level, as_level
+from lmlong.model.learning.state import LEVELS, Level, as_level
 from lmlong.model.precision import Precision, evaluation_precision
 from lmlong.model.sampling_options import DEFAULTS, MAX_TOKENS, Sampling
 from lmlong.recipe import Recipe
@@ -321,7 +320,6 @@ def load(
     if learn_own_text and not learn:
         raise UsageError("--learn-own-text: needs --learn.")
     model.learns_own_text = learn_own_text
-    model.learning_rates = read_rates(trained.checkpoint) or DEFAULT_RATES
     loaded = TrainedLanguageModel(**{**vars(trained), "model": model}, learn=as_level(learn))
     loaded.choose_kernels("32")
     return loaded

@@ -53,6 +53,8 @@ def test_a_run_is_described(run: Path) -> None:
         "decoded by": DECODED_BY,
         "state bytes": 2312,
         "state bytes per token": 0,
+        # D, bias, squares, scale and slopes; a block of hidden states and tokens; the mark of the next token
+        "state bytes with --learn": 2312 + 4 * (258 * 16 + 2 * 258 + 2 + 1) + 16 * (4 * 16 + 8) + 1,
         "validation": {"step": 7, **json.loads(METRICS.splitlines()[2])["validation"]},
     }
 

@@ -77,7 +77,7 @@ def test_a_file_that_lacks_a_part_is_refused(model: TrainedLanguageModel, tmp_pa
         ({"targets": learned.targets + 600}, "learned.targets holds"),
         ({"delta": learned.delta._replace(bias=learned.delta.bias / 0)}, "bias has values that are not finite"),
         ({"delta": learned.delta._replace(D=learned_matrix(session)[:, 1:])}, "learned.delta.D has the shape"),
-        ({"delta": learned.delta._replace(scale=2 * learned.delta.scale)}, "learned.delta.scale is not from 0 to 1"),
+        ({"delta": learned.delta._replace(scale=8 * learned.delta.scale)}, "learned.delta.scale is not from 0 to 1"),
         ({"delta": learned.delta._replace(squares=-learned.delta.squares)}, "squares are below 0"),
     ):
         bad = session._replace(state=session.state._replace(learned=learned._replace(**changes)))

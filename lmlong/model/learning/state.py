@@ -22,8 +22,8 @@ Level = Literal["output", "bias"]
 LEVELS: tuple[Level, ...] = ("output", "bias")
 
 
-SCALE_RATE = 0.3
-"""The first step of the scale, relative to the slope of the loss by it."""
+FIRST_SCALE, SCALE_RATE = 0.25, 0.15
+"""The scale at the start of a document, and its largest step."""
 
 
 class Rates(NamedTuple):
@@ -78,20 +78,19 @@ def init_learned(level: Level, position: Tensor, weight: Tensor) -> Learned:
     without learning. `weight` (V, width) is that of the output layer."""
     batch, (vocabulary, width) = len(position), weight.shape
     zeros = weight.new_zeros(batch, BLOCK, width, dtype=torch.promote_types(weight.dtype, torch.float32))
-    ones = zeros.new_ones(batch, 2)
     delta = Delta(
         D=zeros.new_zeros(batch, vocabulary, width) if level == "output" else None,
         bias=zeros.new_zeros(batch, vocabulary),
         squares=zeros.new_zeros(batch, vocabulary),
-        scale=ones,
-        slopes=ones[:, 0].clone(),
+        scale=zeros.new_full((batch, 2), FIRST_SCALE),
+        slopes=zeros.new_ones(batch),
     )
     return Learned(delta, zeros, position.new_full((batch, BLOCK), NOT_LEARNED), position > 0)
 
 
 def reset(delta: Delta) -> None:
     """Forget in place what was learned, at the start of a document."""
-    for x, value in zip(delta, (0, 0, 0, 1, 1), strict=True):
+    for x, value in zip(delta, (0, 0, 0, FIRST_SCALE, 1), strict=True):
         if x is not None:
             x.fill_(value)
 
