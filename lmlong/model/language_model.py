@@ -23,7 +23,7 @@ from lmlong.model.block import Block, BlockState, Positions, run_blocks
 from lmlong.model.hourglass import BlockPhase, Hourglass, HourglassState, any_phase, block_phase
 from lmlong.model.layers import QuantizedLinear, RMSNorm
 from lmlong.model.learning.loss import Learning
-from lmlong.model.learning.read import Text, ends_block
+from lmlong.model.learning.read import Text
 from lmlong.model.learning.read import read as read_and_learn
 from lmlong.model.learning.read import score as score_and_learn
 from lmlong.model.learning.read import step as step_and_learn
@@ -150,8 +150,7 @@ class LanguageModel(TextModel):
         learned after it. `hidden` (B, width) and `logits` are those of a decode step."""
         text = Text(token[:, None], hidden[:, None], position)
         with torch.autocast(hidden.device.type, enabled=False):
-            weight = self._output_weight(learned.delta.bias.dtype) if bool(ends_block(position).any()) else None
-            return step_and_learn(weight, text, logits, learned, self._rates())
+            return step_and_learn(self.lm_head, text, logits, learned, self._rates())
 
     def loss(
         self,
@@ -256,16 +255,11 @@ class LanguageModel(TextModel):
         assert state.learned is not None
         text = Text(tokens, hidden, state.position, document_starts)
         with torch.autocast(hidden.device.type, enabled=False):
-            weight = self._output_weight(state.learned.delta.bias.dtype)
-            return function(weight, text, *more, state.learned, self._rates())
+            return function(self.lm_head, text, *more, state.learned, self._rates())
 
     def _rates(self) -> Rates:
         """Return the rates of learning for this model's hidden states."""
         return self.learning_rates.for_hidden(self.norm.weight)
-
-    def _output_weight(self, dtype: torch.dtype) -> Tensor:
-        """Return the weight (V, width) of the output layer, dequantized."""
-        return self.lm_head.matrix(dtype).to(dtype)
 
     def settle(self, state: ModelState) -> ModelState:
         """Return the state in the form that a prefill returns, if decode steps keep it in another form."""

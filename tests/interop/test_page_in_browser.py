@@ -263,6 +263,49 @@ def test_files_go_in_and_out(visit: Visit, page_server: ServerProcess, tmp_path:
     visit.forgive(FAILED)
 
 
+def test_a_text_is_learned_from_where_the_switch_says_so(
+    visit: Visit, page_server: ServerProcess, tmp_path: Path
+) -> None:
+    page = visit.page
+    switch, marks = page.get_by_role("switch", name="Learn from this text"), page.locator("[role=treeitem] .learns")
+    visit.set(max_tokens=5)
+    assert not switch.is_checked()
+    visit.write("bad cab, " * 9)
+    plain = visit.current
+    assert page_server.by_id[plain]["learns"] is None and not switch.is_checked() and marks.count() == 0
+    page.click("#new")
+    switch.check()
+    page.reload()
+    page.wait_for_selector("[role=treeitem]")
+    until(switch.is_checked)
+    visit.write("bad cab, " * 9)
+    found, learning = page_server.by_id, visit.current
+    assert found[learning]["learns"] == found[found[learning]["parent"]]["learns"] == "output"
+    assert "learns" in page.inner_text("#where") and marks.count() == 2
+    assert switch.is_checked() and switch.is_disabled(), "a text that learns does not stop"
+    page.click(f"[data-id='{plain}'][role=treeitem]")
+    assert switch.is_enabled() and "learns" not in page.inner_text("#where")
+    visit.write("dab")
+    assert page_server.by_id[visit.current]["learns"] == "output", "it begins where the switch is on"
+    page.click("#new")
+    (tmp_path / "book.txt").write_text("dab, cab\n" * 20)
+    for is_on in (True, False):
+        switch.set_checked(is_on)
+        page.set_input_files("#file", tmp_path / "book.txt")
+        page.wait_for_selector("text=Read book.txt")
+        visit.wait()
+        assert page_server.by_id[visit.current]["learns"] == ("output" if is_on else None)
+        page.click("#new")
+    visit.set(max_tokens=4096, temperature=0)
+    switch.check()
+    visit.begin("dab")
+    page.wait_for_selector(".token >> nth=20")
+    page.keyboard.press("Escape")
+    visit.wait()
+    assert "kept" in visit.status and page_server.by_id[visit.current]["learns"] == "output"
+    visit.forgive("409")
+
+
 def test_the_key_is_asked_for_and_kept_in_the_tab_alone(chromium: Any, page_run: Path, tmp_path: Path) -> None:
     options = ("--sessions", str(tmp_path / "sessions"))
     with process_of(page_run, *options, LMLONG_API_KEY="secret") as server, visiting(chromium, server.url) as visit:
@@ -320,7 +363,9 @@ def test_a_phone_and_a_keyboard_reach_everything(chromium: Any, page_server: Ser
         for _ in range(40):
             reached.append(page.evaluate(NAME_OF_FOCUS))
             page.keyboard.press("Tab")
-        wanted = "new open treeitem again download delete text colours mono prompt write max_tokens temperature top_p"
+        wanted = (
+            "new open treeitem again download delete text colours mono prompt learn write max_tokens temperature top_p"
+        )
         assert {*wanted.split(), "top_k", "repetition_penalty", "loop_penalty", "seed", "defaults"} <= {*reached}
         assert page.locator("output, [aria-live]").count() == 1, "tokens are not read out while they come"
         page.focus("#text")

@@ -14,7 +14,7 @@ from lmlong.attention import laws
 from lmlong.attention.base import state_tensors
 from lmlong.model import graph_step
 from lmlong.model.graph_step import GraphStep, Outputs, Recorder, Run, cuda_graph
-from lmlong.model.language_model import LanguageModel, ModelState
+from lmlong.model.language_model import LanguageModel, ModelState, will_learn
 from lmlong.model.row_step import GraphRowStep
 from lmlong.model.state import concat_states, state_row
 from lmlong.recipe import Attention, Downsample, Model
@@ -180,14 +180,17 @@ def test_a_state_in_a_lower_precision_is_not_kept_in_it() -> None:
 def test_rows_that_come_and_go_step_as_each_would_alone(form: str) -> None:
     cut = {"downsample": Downsample(factor=3, layers=1)} if form == "hourglass" else {}
     model, tokens = build({"kind": "linear" if cut else form}, **cut), text(4, 60)
-    steps, alone = GraphRowStep(model, record), [model(row[None, : 5 + n])[1] for n, row in enumerate(tokens)]
+    steps, levels = GraphRowStep(model, record), ("output", None, "bias", None)
+    begun = [model.init_state(1, level) for level in levels]  # type: ignore[arg-type]
+    alone = [model(row[None, : 5 + n], begun[n])[1] for n, row in enumerate(tokens)]
     rows, kept = [steps.admit(state) for state in alone], [(x, x.clone()) for x in state_tensors(alone)]
     for time in range(30):
         together = [row for row in range(4) if (time // 3 + row) % 4][:: 1 - 2 * (time // 6 % 2)]
         now = tokens[together, time + 12]
         logits = steps([rows[row] for row in together], now)
         for place, row in enumerate(together):
-            expected, alone[row] = model.step(now[place, None], alone[row])
+            expected, after = model.step(now[place, None], alone[row])
+            alone[row] = will_learn(after, False)
             assert laws.error(logits[place], expected[0]) < 1e-10
         taken = rows[time % 4].state()
         kept += [(x, x.clone()) for x in state_tensors(taken)]

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from lmlong.attention.base import state_tensors
 from lmlong.model.fast_step import make_fast_step
-from lmlong.model.language_model import LanguageModel, ModelState
+from lmlong.model.language_model import LanguageModel, ModelState, will_learn
+from lmlong.model.learning.state import Level, level_of
 from lmlong.model.row_step import NativeRowStep, TorchRowStep, make_row_step
 from lmlong.recipe import Downsample
 
@@ -84,3 +85,60 @@ def test_states_that_went_in_and_came_out_stay_as_they_are(tmp_path: Path, form:
         steps([row], token[None])
     assert all(map(torch.equal, state_tensors(given), before))
     assert all(map(torch.equal, state_tensors(taken), kept))
+
+
+LEVELS: tuple[Level | None, ...] = ("output", None, "bias", "output", None)
+"""What each row learns."""
+
+
+@pytest.mark.parametrize("native", [pytest.param(True, marks=needs_compiler), False])
+@pytest.mark.parametrize("own_text", [False, True])
+@torch.inference_mode()
+def test_rows_that_learn_and_rows_that_do_not_step_together(tmp_path: Path, native: bool, own_text: bool) -> None:
+    """The rows join at different times; each is that of a session that is written on alone."""
+    model = write_run(tmp_path / "run", **FORMS["elu"])
+    model.learns_own_text = own_text
+    if native:
+        model.fast_step = make_fast_step(model, tried=False)
+    ids, steps = text(ROWS, STEPS + ROWS), make_row_step(model)
+    alone = [model(ids[row : row + 1, : 5 + row], model.init_state(1, level))[1] for row, level in enumerate(LEVELS)]
+    rows, kept = [steps.admit(state) for state in alone], copies(alone)
+    for time in range(STEPS):
+        together = [row for row in range(ROWS) if (7 * time + 3 * row) % 4 and time >= 8 * row][:: 1 - 2 * (time % 2)]
+        if not together:
+            continue
+        tokens = torch.stack([ids[row, time + row] for row in together])
+        found = steps([rows[row] for row in together], tokens)
+        for place, row in enumerate(together):
+            expected, after = model.step(tokens[place : place + 1], alone[row])
+            alone[row] = will_learn(after, own_text)
+            assert apart(found[place], expected[0]) < (1e-30 if native else 1e-5)
+        kept += copies([rows[time % ROWS].state()])
+    assert all(torch.equal(*pair) for pair in kept), "states that went in and came out stay as they are"
+    for row, state, level in zip(rows, alone, LEVELS, strict=True):
+        assert level_of(row.state().learned) == level
+        pairs = zip(state_tensors(model.settle(row.state())), state_tensors(model.settle(state)), strict=True)
+        assert max(apart(*pair) for pair in pairs) < 1e-5
+        assert state.learned is None or state.learned.delta.bias.abs().max() > 1e-3
+
+
+def copies(states: list[ModelState]) -> list[tuple[Tensor, Tensor]]:
+    return [(x, x.clone()) for x in state_tensors(states)]
+
+
+@torch.inference_mode()
+def test_a_row_that_cannot_learn_leaves_all_rows_as_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block that is learned from takes memory, which may be missing; the engine then steps each row alone."""
+    model, ids = write_run(tmp_path / "run", **FORMS["elu"]), text(2, 40)
+    steps = make_row_step(model)
+    states = [model(ids[row : row + 1, :16], model.init_state(1, "output"))[1] for row in range(2)]
+    rows = [steps.admit(state) for state in states]
+    weight = model.lm_head.matrix
+    with monkeypatch.context() as missing:
+        missing.setattr(model.lm_head, "matrix", lambda dtype: weight(dtype)[1:])  # of another size
+        with pytest.raises(RuntimeError):
+            steps(rows, ids[:, 16])
+    found = steps(rows, ids[:, 16])
+    for row in range(2):
+        expected, _ = model.step(ids[row, 16:17], states[row])
+        assert apart(found[row], expected[0]) < 1e-5

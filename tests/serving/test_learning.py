@@ -222,6 +222,7 @@ def test_cached_states_learn_what_the_request_asks_for(trained: TrainedLanguageM
 
     expected = {learn: text_after(trained, TEXT, learn=learn) for learn in (None, *LEVELS)}
     with running(trained, prefix_cache=1 << 28) as engine:
+        assert [asked(engine, "output", MORE)[1] for _ in range(2)] == [0, len(MORE)]
         for cached in (0, len(TEXT)):
             for learn, text in expected.items():
                 assert asked(engine, learn) == (text, cached)

@@ -6,17 +6,21 @@ predicts the token after it, so a block is learned from once the first token aft
 B batch, T time, N positions, V vocabulary.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, pad
 
+from lmlong.model.base import LMHead
 from lmlong.model.learning.native import kernel as native
 from lmlong.model.learning.state import BLOCK, NOT_LEARNED, SCALE_RATE, Delta, Learned, Rates, reset
 from lmlong.model.loss import IGNORED
 from lmlong.native.state import map_state
+
+ReadBlocks = Callable[[Tensor, Delta, Tensor, Tensor, Tensor | None, Rates], Tensor | None]
+"""`read_blocks` of native code or of torch."""
 
 
 class Text(NamedTuple):
@@ -46,10 +50,10 @@ class Part(NamedTuple):
 
 
 @torch.no_grad()
-def read(weight: Tensor, text: Text, learned: Learned, rates: Rates) -> tuple[Tensor, Learned]:
-    """Return the logits (B, T, V) after each token of a text, and what was learned after the last. `weight` (V, width)
-    is that of the output layer."""
-    logits, after = learned.delta.bias.new_empty(*text.tokens.shape, len(weight)), _copy(learned)
+def read(head: LMHead, text: Text, learned: Learned, rates: Rates) -> tuple[Tensor, Learned]:
+    """Return the logits (B, T, V) after each token of a text, and what was learned after the last."""
+    weight = _weight(head, learned.delta)
+    logits, after = weight.new_empty(*text.tokens.shape, len(weight)), map_state(Tensor.clone, learned)
     for part in _parts(text, learned, after):
         for first, of_block in _block_logits(weight, part, rates):
             logits[part.row, part.new][first : first + len(of_block)] = of_block
@@ -57,12 +61,12 @@ def read(weight: Tensor, text: Text, learned: Learned, rates: Rates) -> tuple[Te
 
 
 @torch.no_grad()
-def score(weight: Tensor, text: Text, targets: Tensor | None, learned: Learned, rates: Rates) -> tuple[Tensor, Learned]:
+def score(head: LMHead, text: Text, targets: Tensor | None, learned: Learned, rates: Rates) -> tuple[Tensor, Learned]:
     """Return -log p of each target (B, T), 0 if ignored, and what was learned after the last token of a text. Without
     targets, only learn."""
-    nll, after = learned.delta.bias.new_zeros(text.tokens.shape), _copy(learned)
-    by_native_code = weight.device.type == "cpu" and weight.dtype == torch.float32 and native.library() is not None
-    read_part = native.read_blocks if by_native_code else read_blocks
+    nll, after = learned.delta.bias.new_zeros(text.tokens.shape), map_state(Tensor.clone, learned)
+    weight = _weight(head, learned.delta)
+    read_part = _kernel(weight)
     for part in _parts(text, learned, after):
         scored = None
         if targets is not None:
@@ -87,29 +91,58 @@ def read_blocks(
 
 
 @torch.no_grad()
-def step(weight: Tensor | None, text: Text, logits: Tensor, learned: Learned, rates: Rates) -> tuple[Tensor, Learned]:
+def step(head: LMHead, text: Text, logits: Tensor, learned: Learned, rates: Rates) -> tuple[Tensor, Learned]:
     """Return the logits (B, V) after a text of one token in each row, and what was learned after it. `logits` are those
-    of the model alone. The weight is needed only if the token ends a block."""
-    tokens, hidden, position = text.tokens[:, 0], text.hidden[:, 0].to(learned.hidden.dtype), text.position
-    is_full = ends_block(position)
-    # the large tensors are copied only if a block is learned from
-    after = _copy(learned) if bool(is_full.any()) else learned._replace(hidden=learned.hidden.clone())
-    targets, rows = learned.targets.clone(), torch.arange(len(tokens), device=tokens.device)
-    targets[rows, (position - 1) % BLOCK] = torch.where(learned.skip | (position == 0), NOT_LEARNED, tokens)
-    for row in is_full.nonzero()[:, 0].tolist():
-        assert weight is not None
-        delta, block = _row(after.delta, row), after.hidden[row]
-        _update(delta, block, targets[row], _logits(weight, delta, block), rates)
-        after.hidden[row], targets[row] = 0, NOT_LEARNED
-    after.hidden[rows, position % BLOCK] = hidden
-    D, bias, _, scale, _ = after.delta
-    change = bias if D is None else bias + (D @ hidden[:, :, None])[..., 0]
-    return logits + scale[:, :1] * change, after._replace(targets=targets, skip=torch.zeros_like(learned.skip))
+    of the model alone."""
+    tokens, positions, skips = text.tokens[:, 0].tolist(), text.position.tolist(), learned.skip.tolist()
+    hidden, targets, block = text.hidden[:, 0].to(learned.hidden.dtype), learned.targets.clone(), learned.hidden.clone()
+    delta, ended = learned.delta, [row for row, position in enumerate(positions) if position and position % BLOCK == 0]
+    for row, (token, position, skip) in enumerate(zip(tokens, positions, skips, strict=True)):
+        if position and not skip:
+            targets[row, (position - 1) % BLOCK] = token
+    if ended:
+        delta = _learn(head, delta, block, targets, ended, rates)
+        targets[ended], block[ended] = NOT_LEARNED, 0
+    for row, position in enumerate(positions):
+        block[row, position % BLOCK] = hidden[row]
+    skip = torch.zeros_like(learned.skip) if any(skips) else learned.skip
+    return logits + change_of_logits(delta, hidden), Learned(delta, block, targets, skip)
 
 
-def ends_block(position: Tensor) -> Tensor:
-    """Return whether a block is learned from once the tokens at these positions are read."""
-    return (position > 0) & (position % BLOCK == 0)
+def _learn(head: LMHead, delta: Delta, hidden: Tensor, targets: Tensor, ended: list[int], rates: Rates) -> Delta:
+    """Return what was learned after the blocks of some rows have ended, given all hidden states (B, BLOCK, width) and
+    targets (B, BLOCK)."""
+    if not bool((targets[ended] != NOT_LEARNED).any()):  # only the scale changes
+        scale = delta.scale.clone()
+        scale[ended, 0] = scale[ended, 1]
+        return delta._replace(scale=scale)
+    delta, weight = map_state(Tensor.clone, delta), _weight(head, delta)
+    for row in ended:  # and a position after the block, of which nothing is learned yet
+        block, following = pad(hidden[row], (0, 0, 0, 1)), pad(targets[row], (0, 1), value=NOT_LEARNED)
+        _kernel(weight)(weight, _row(delta, row), block, following, None, rates)
+    return delta
+
+
+def change_of_logits(delta: Delta, hidden: Tensor) -> Tensor:
+    """Return what is added to the logits (B, V) after hidden states (B, width)."""
+    D, bias, _, scale, _ = delta
+    if D is not None and len(D) == 1 and _is_native(D):
+        return native.change_of_logits(delta, hidden)
+    return scale[:, :1] * (bias if D is None else bias + (D @ hidden[:, :, None])[..., 0])
+
+
+def _weight(head: LMHead, delta: Delta) -> Tensor:
+    """Return the weight (V, width) of the output layer, dequantized."""
+    return head.matrix(delta.bias.dtype).to(delta.bias.dtype)
+
+
+def _kernel(weight: Tensor) -> ReadBlocks:
+    """Return the function that reads blocks: native code on a CPU, else torch."""
+    return native.read_blocks if _is_native(weight) else read_blocks
+
+
+def _is_native(weight: Tensor) -> bool:
+    return weight.device.type == "cpu" and weight.dtype == torch.float32 and native.library() is not None
 
 
 def _parts(text: Text, learned: Learned, after: Learned) -> Iterator[Part]:
@@ -186,7 +219,3 @@ def _update(delta: Delta, hidden: Tensor, targets: Tensor, logits: Tensor, rates
 
 def _row(delta: Delta, row: int) -> Delta:
     return map_state(lambda x: x[row], delta)
-
-
-def _copy(learned: Learned) -> Learned:
-    return map_state(Tensor.clone, learned)

@@ -9,6 +9,7 @@ from models import stirred
 from torch import Tensor
 
 from lmlong import recipe
+from lmlong.model.base import LMHead
 from lmlong.model.fast_step import make_fast_step
 from lmlong.model.language_model import LanguageModel, ModelState, will_learn
 from lmlong.model.learning.naive import naive_read
@@ -210,6 +211,7 @@ def test_ten_million_tokens_of_noise() -> None:
     """All numbers stay finite, and the text costs no more than without learning."""
     draw = torch.Generator().manual_seed(2)
     weight = torch.randn(VOCABULARY, 32, generator=draw) / 8
+    head = LMHead(torch.nn.Embedding.from_pretrained(weight))
     learned, rates = (
         init_learned("output", torch.zeros(1, dtype=torch.long), weight),
         DEFAULT_RATES._replace(rate=1.5 / 32),
@@ -219,7 +221,7 @@ def test_ten_million_tokens_of_noise() -> None:
         tokens, targets = torch.randint(VOCABULARY, (2, 1, 1 << 17), generator=draw)
         hidden = torch.randn(1, tokens.shape[1], 32, generator=draw)
         text = Text(tokens, hidden, torch.tensor([count]))
-        nll, learned = score(weight, text, targets, learned, rates)
+        nll, learned = score(head, text, targets, learned, rates)
         nats += float(nll.double().sum())
         plain += float(torch.nn.functional.cross_entropy(hidden[0] @ weight.mT, targets[0], reduction="sum"))
         count += tokens.shape[1]

@@ -34,10 +34,19 @@ class ReadJob(ctypes.Structure):
     )
 
 
+class ChangeJob(ctypes.Structure):
+    """The arguments of `add_change`."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("vocabulary", "width")),
+        *((name, ctypes.c_void_p) for name in ("D", "bias", "scale", "hidden", "logits")),
+    )
+
+
 @cache
 def library() -> ctypes.CDLL | None:
     """Return the library, compiled at its first use on a machine; None if it cannot be compiled."""
-    shared = Shared({}, [], [ReadJob], INTEGERS)
+    shared = Shared({}, [], [ReadJob, ChangeJob], INTEGERS)
     functions = compiled(CODE, shared, "learning while reading is computed by torch, slower")
     if functions is not None:
         functions.scratch_size.argtypes = [ctypes.c_void_p, ctypes.c_int64]
@@ -76,3 +85,14 @@ def read_blocks(
     if job.invalid:
         raise IndexError("learning while reading: a token is not in the vocabulary")
     return nll
+
+
+def change_of_logits(delta: Delta, hidden: Tensor) -> Tensor:
+    """Return scale (D h + bias) for one hidden state (1, width)."""
+    functions, (D, bias, _, scale, _) = library(), delta
+    assert functions is not None and D is not None and len(hidden) == 1
+    hidden, logits = hidden.contiguous(), torch.zeros_like(bias)
+    tensors = (D, bias, scale, hidden, logits)
+    assert all(x.is_contiguous() and x.dtype == torch.float32 for x in tensors)
+    functions.add_change(ctypes.byref(ChangeJob(*D.shape[1:], *(x.data_ptr() for x in tensors))))
+    return logits

@@ -27,6 +27,13 @@ struct ReadJob {
     mutable Int invalid;  // set if a token is out of range; nothing is computed then
 };
 
+struct ChangeJob {
+    Int vocabulary, width;
+    const float *D, *bias, *scale, *hidden;
+    float* logits;
+};
+
+constexpr Int PREFETCHED = 1024;  // floats ahead of the one that is used
 constexpr Int COLUMNS = 64;       // of W and D that are used at once
 constexpr Int SUMMED_ROWS = 256;  // rows whose probabilities are added in float32
 
@@ -250,6 +257,24 @@ void read_blocks(ReadJob* job) {
         return;
     }
     Reader(*job, team_of(*job), job->scratch).run();
+}
+
+// Add scale (D h + bias) to the logits (V) of one hidden state (w). D is read in one stream, which memory is fastest at
+void add_change(const ChangeJob* job) {
+    const Int width = job->width, whole = width / (4 * LANES) * (4 * LANES);
+    for (Int v = 0; v < job->vocabulary; v++) {
+        const float* row = job->D + v * width;
+        FloatVec sums[4] = {};
+        for (Int i = 0; i < whole; i += 4 * LANES) UNROLL(j, 4) {
+            __builtin_prefetch(row + i + j * LANES + PREFETCHED);
+            sums[j] += lanes(row + i + j * LANES) * lanes(job->hidden + i + j * LANES);
+        }
+        const FloatVec sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+        float total = job->bias[v];
+        for (Int i = whole; i < width; i++) total += row[i] * job->hidden[i];
+        UNROLL(j, LANES) total += sum[j];
+        job->logits[v] += *job->scale * total;
+    }
 }
 
 // The size of the scratch memory, in floats
