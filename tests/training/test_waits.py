@@ -40,6 +40,7 @@ STEPS = {
     "muon": [],
     "adamw": [ADAMW, "training.precision=bf16", "text.rows=documents"],
     "passed states": ["training.state_passing=0.5"],
+    "learning while reading": ["training.learn=0.5"],
     "carried states": [
         "training.carry_state=true",
         "model.attention.kind=[delta, window]",
