@@ -184,7 +184,9 @@ class LanguageModel(TextModel):
         """Return the summed -log p of the targets (B, T), each predicted after learning from those before it in its row
         and document, and the state after, without what was learned."""
         hidden, state = self.hidden_states(tokens, state, document_starts)
-        return self.lm_head(hidden, targets, learning=Learning(document_starts)), state
+        return self.lm_head(
+            hidden, targets, learning=Learning(document_starts, self.norm.weight.detach().square().sum())
+        ), state
 
     def loss_of_part(
         self,

@@ -22,7 +22,8 @@ class Learning(NamedTuple):
     """How the output layer learns from rows."""
 
     document_starts: Tensor  # (B, T)
-    rate: float = 0.008  # of D
+    hidden_square: Tensor  # the expected square of a hidden state's norm
+    rate: float = 1.0  # of D, for hidden states of norm 1
     bias_rate: float = 0.1
     decay: float = 0.001  # the share that is forgotten with each block
     chunk: int = CHUNK
@@ -48,7 +49,8 @@ class _LearningLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, learning: Learning) -> Tensor:
-        document_starts, rate, bias_rate, decay, chunk = learning
+        document_starts, hidden_square, rate, bias_rate, decay, chunk = learning
+        shrunk = rate / hidden_square  # without a dimension, so products keep the dtype of hidden states
         matrix, wide = weight.to(hidden.dtype), torch.promote_types(hidden.dtype, torch.float32)
         D, bias = matrix.new_zeros(len(hidden), *matrix.shape), matrix.new_zeros(len(hidden), len(matrix), dtype=wide)
         nll_sum, dhidden, dweight = bias.new_zeros(()), torch.empty_like(hidden), torch.zeros_like(matrix, dtype=wide)
@@ -60,14 +62,14 @@ class _LearningLoss(torch.autograd.Function):
             continues = number[:, -1:] == 0
             D, bias = D * continues[..., None], bias * continues
             output = matrix + D
-            similarity = (rate * (h @ h.mT) + bias_rate) * is_earlier
+            similarity = (shrunk * (h @ h.mT) + bias_rate) * is_earlier
             nll, errors = _nll_and_errors(h @ output.mT, bias, similarity, targets[:, span])
             nll_sum += nll
-            dproducts = (errors @ errors.mT).mul_(is_earlier).mul_(-rate)
+            dproducts = (errors @ errors.mT).mul_(is_earlier).mul_(-shrunk)
             dhidden[:, span] = (errors @ output).baddbmm_(dproducts, h)
             dweight += errors.flatten(0, 1).mT @ h.flatten(0, 1)
             kept, is_last = (1 - decay) ** (len(block) / BLOCK), (number == number[:, -1:])[..., None].to(h.dtype)
-            D = D.baddbmm_(errors.mT, h * is_last, beta=kept, alpha=-rate)
+            D = D.baddbmm_(errors.mT, h * is_last * -shrunk, beta=kept)
             bias = kept * bias - bias_rate * (errors.mT @ is_last)[..., 0]
         ctx.save_for_backward(dhidden, dweight)
         ctx.weight_dtype = weight.dtype

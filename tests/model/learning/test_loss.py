@@ -35,7 +35,7 @@ def definition(weight: Tensor, hidden: Tensor, tokens: Tensor, learning: Learnin
         logits = h @ (weight + D).mT + bias
         nll = nll + cross_entropy(logits, following, reduction="sum")
         errors = (logits.softmax(-1) - one_hot(following, VOCABULARY)).detach()
-        D = (1 - learning.decay) * D - learning.rate * errors.mT @ h.detach()
+        D = (1 - learning.decay) * D - learning.rate / learning.hidden_square * errors.mT @ h.detach()
         bias = (1 - learning.decay) * bias - learning.bias_rate * errors.sum(0)
     return nll
 
@@ -46,7 +46,7 @@ def definition(weight: Tensor, hidden: Tensor, tokens: Tensor, learning: Learnin
 def test_values_and_gradients_are_those_of_the_definition(chunk: int, decay: float) -> None:
     starts = () if chunk > TIME else (0, 2 * BLOCK)
     hidden, weight, tokens, document_starts = draw(starts)
-    learning = Learning(document_starts, 0.02, 0.05, decay, chunk)
+    learning = Learning(document_starts, torch.tensor(2.0), 0.04, 0.05, decay, chunk)
     documents = [(0, 0, TIME), *((1, *ends) for ends in zip((0, *starts[1:]), (*starts[1:], TIME), strict=True))]
     expected = weight.new_zeros(())
     for row, begin, end in documents:
@@ -64,7 +64,9 @@ def test_nothing_is_learned_from_the_document_before(start: int) -> None:
     targets, gradients = targets_of(tokens, document_starts), []
     for factor in (1.0, -1.0):
         changed = torch.cat([hidden[:, :start] * factor, hidden[:, start:]], 1).detach().requires_grad_()
-        loss = learning_loss(changed, weight, targets, Learning(document_starts, 0.02, 0.05, chunk=2 * BLOCK))
+        loss = learning_loss(
+            changed, weight, targets, Learning(document_starts, torch.tensor(2.0), 0.04, 0.05, chunk=2 * BLOCK)
+        )
         gradients.append(torch.autograd.grad(loss, changed)[0][:, start:])
     assert not torch.equal(gradients[0][0], gradients[1][0]), "one document"
     assert torch.equal(gradients[0][1], gradients[1][1]), "two documents"
@@ -76,7 +78,7 @@ def test_the_loss_in_bfloat16_is_about_that_in_float32() -> None:
     for enabled in (False, True):
         leaves = [x.detach().float().requires_grad_() for x in (hidden, weight)]
         with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
-            loss = learning_loss(*leaves, targets, Learning(document_starts, chunk=2 * BLOCK))
+            loss = learning_loss(*leaves, targets, Learning(document_starts, torch.tensor(125.0), chunk=2 * BLOCK))
         results.append([loss.detach(), *torch.autograd.grad(loss, leaves)])
     for exact, rounded in zip(*results, strict=True):
         assert exact.dtype == rounded.dtype == torch.float32
