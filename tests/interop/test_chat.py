@@ -72,13 +72,18 @@ def test_an_answer_takes_single_options_of_sampling(loaded: TrainedLanguageModel
 
 
 def test_no_message_is_read_twice(loaded: TrainedLanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, read = sessions._read, list[int]()
+    first, more, read = sessions.first, sessions.read_tokens, list[int]()
 
-    def counted(model: LanguageModel, tokens: list[int], session: sessions.Session | None) -> sessions.Session:
+    def counted_first(model: LanguageModel, token: int, learn: None) -> sessions.Session:
+        read.append(token)
+        return first(model, token, learn)
+
+    def counted(model: LanguageModel, tokens: list[int], session: sessions.Session) -> sessions.Session:
         read.extend(tokens)
-        return real(model, tokens, session)
+        return more(model, tokens, session)
 
-    monkeypatch.setattr(sessions, "_read", counted)
+    monkeypatch.setattr(sessions, "first", counted_first)
+    monkeypatch.setattr(sessions, "read_tokens", counted)
     talk = loaded.conversation()
     answers = ["".join(talk.say(text, max_tokens=5)) for text in TALK]
     whole = loaded.tokenizer.decode(encode(loaded.tokenizer, render(loaded.tokenizer, talk.messages[:-1])))

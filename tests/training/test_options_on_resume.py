@@ -27,6 +27,7 @@ LEARNING = {
     "beta2": ["beta2=0.2"],
     "clip": ["clip=1e-3"],
     "precision": ["precision=bf16"],
+    "learn": ["learn=1.0"],
 }
 """What changes the losses; beside another option where it has no effect alone."""
 

@@ -69,8 +69,9 @@ def end(group: int) -> None:
 
 def asleep(recipe: Path, rank: int) -> int:
     """The process of a rank, as soon as it sleeps in a step."""
-    file = recipe.with_name(f"asleep-{rank}")
+    file, until = recipe.with_name(f"asleep-{rank}"), time.monotonic() + 180
     while not (file.exists() and file.read_text()):
+        assert time.monotonic() < until, f"rank {rank} has not come to its third step"
         time.sleep(0.02)
     return int(file.read_text())
 
