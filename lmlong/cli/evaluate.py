@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 DEFAULT_VIEWS = "context,position"
 
 
-@click.command("eval")
+@click.command("eval", cls=options.LearnCommand)
 @options.runs
 @options.data
 @lengths("Contexts to compare; k is 1,024.  [default: 256,512,1k ... 16k and the trained length]")

@@ -253,30 +253,21 @@ def together(*options: Decorator) -> Decorator:
     return add
 
 
-class LearnOption(click.Option):
-    """An option whose value may be left out, also before another argument: only a level is taken as its value."""
-
-    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
-        super().add_to_parser(parser, ctx)
-        option = parser._long_opt["--learn"]
-        take = option.process
-
-        def process(value: Any, state: Any) -> None:
-            if isinstance(value, str) and value not in LEVELS:
-                state.rargs.insert(0, value)
-                value = LEVELS[0]
-            take(value, state)
-
-        option.process = process
-
-
 LEVELS = ("output", "bias")
+
+
+class LearnCommand(click.Command):
+    """A command with --learn, whose level may be left out, also before an argument."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        following = [*args[1:], ""]
+        bare = [word == "--learn" and after not in LEVELS for word, after in zip(args, following, strict=True)]
+        words = [f"{word}={LEVELS[0]}" if is_bare else word for word, is_bare in zip(args, bare, strict=True)]
+        return super().parse_args(ctx, words)
+
 
 learn = click.option(
     "--learn",
-    cls=LearnOption,
-    is_flag=False,
-    flag_value=LEVELS[0],
     type=click.Choice(LEVELS),
     metavar="[output|bias]",
     help="Learn from each token after it is predicted, until the document ends: the output layer, or with bias only "

@@ -14,7 +14,7 @@ def state() -> None:
     """Save the state after a text to a file, from which generation continues without reading the text again."""
 
 
-@state.command()
+@state.command(cls=options.LearnCommand)
 @options.run
 @click.argument("text", type=options.InFile(), metavar="TEXT")
 @click.option("-o", "--out", type=options.NewFile(), required=True, help="The state file to write.")

@@ -23,16 +23,11 @@ from lmlong.model.block import Block, BlockState, Positions, run_blocks
 from lmlong.model.hourglass import BlockPhase, Hourglass, HourglassState, any_phase, block_phase
 from lmlong.model.layers import QuantizedLinear, RMSNorm
 from lmlong.model.learning.loss import Learning
-from lmlong.model.learning.read import Text
-from lmlong.model.learning.read import read as read_and_learn
-from lmlong.model.learning.read import score as score_and_learn
-from lmlong.model.learning.read import step as step_and_learn
+from lmlong.model.learning.read import Learner, Text
 from lmlong.model.learning.state import (
     DEFAULT_RATES,
-    NOT_LEARNED,
     Learned,
     Level,
-    Rates,
     init_learned,
     will_learn_token,
 )
@@ -118,7 +113,8 @@ class LanguageModel(TextModel):
         hidden, after = self._hidden_states(tokens, state, document_starts)
         if state.learned is None:
             return self.logits(hidden), after
-        logits, learned = self._learn(read_and_learn, tokens, hidden, state, document_starts)
+        text = Text(tokens, hidden, state.position, document_starts)
+        logits, learned = self.learner.read(text, state.learned)
         return logits, after._replace(learned=learned)
 
     def step(self, token: Tensor, state: ModelState) -> tuple[Tensor, ModelState]:
@@ -148,9 +144,7 @@ class LanguageModel(TextModel):
     ) -> tuple[Tensor, Learned]:
         """Return the logits (B, V) after `token` (B,) at `position` (B,) by what was learned from the text, and what is
         learned after it. `hidden` (B, width) and `logits` are those of a decode step."""
-        text = Text(token[:, None], hidden[:, None], position)
-        with torch.autocast(hidden.device.type, enabled=False):
-            return step_and_learn(self.lm_head, text, logits, learned, self._rates())
+        return self.learner.step(Text(token[:, None], hidden[:, None], position), logits, learned)
 
     def loss(
         self,
@@ -240,28 +234,13 @@ class LanguageModel(TextModel):
             scored = targets != IGNORED
             nll = self.lm_head(hidden[scored], targets[scored], "none")
             return nll.new_zeros(targets.shape).masked_scatter(scored, nll), hidden, after
-        nll, learned = self._learn(score_and_learn, tokens, hidden, state, document_starts, targets)
+        nll, learned = self.learner.score(Text(tokens, hidden, state.position, document_starts), targets, state.learned)
         return nll, hidden, after._replace(learned=learned)
 
-    def _learn(
-        self,
-        function: Callable[..., tuple[Tensor, Learned]],
-        tokens: Tensor,
-        hidden: Tensor,
-        state: ModelState,
-        document_starts: Tensor | None,
-        *more: Tensor | None,
-    ) -> tuple[Tensor, Learned]:
-        """Call a function of learning/read.py for tokens (B, T) that were read from `state`, and their hidden
-        states."""
-        assert state.learned is not None
-        text = Text(tokens, hidden, state.position, document_starts)
-        with torch.autocast(hidden.device.type, enabled=False):
-            return function(self.lm_head, text, *more, state.learned, self._rates())
-
-    def _rates(self) -> Rates:
-        """Return the rates of learning for this model's hidden states."""
-        return self.learning_rates.for_hidden(self.norm.weight)
+    @property
+    def learner(self) -> Learner:
+        """The output layer, as states that learn from their text use it."""
+        return Learner(self.lm_head, self.learning_rates.for_hidden(self.norm.weight))
 
     def settle(self, state: ModelState) -> ModelState:
         """Return the state in the form that a prefill returns, if decode steps keep it in another form."""
@@ -277,14 +256,11 @@ class LanguageModel(TextModel):
             except StateError as error:
                 raise error.inside(f"blocks.{layer}.attention") from None
             check_alike(block.tail, like.tail, name=f"blocks.{layer}.tail")
-        for name in ("position", "hourglass", "last_tokens"):
+        for name in ("position", "hourglass", "last_tokens", "learned"):
             check_alike(getattr(state, name), getattr(empty, name), name=name)
         check_range("position", state.position, 0, MOST_TOKENS)
         if state.last_tokens is not None:
             check_range("last_tokens", state.last_tokens, 0, self.embedding.num_embeddings - 1)
-        if state.learned is not None:
-            check_alike(state.learned, empty.learned, name="learned")
-            check_range("learned.targets", state.learned.targets, NOT_LEARNED, self.embedding.num_embeddings - 1)
 
     def hidden_states(  # type: ignore[override]
         self,
@@ -298,7 +274,8 @@ class LanguageModel(TextModel):
         state = self.init_state(len(tokens)) if state is None else state
         hidden, after = self._hidden_states(tokens, state, document_starts, part)
         if state.learned is not None:
-            _, learned = self._learn(score_and_learn, tokens, hidden, state, document_starts, None)
+            text = Text(tokens, hidden, state.position, document_starts)
+            _, learned = self.learner.score(text, None, state.learned)
             after = after._replace(learned=learned)
         return hidden, after
 

@@ -7,6 +7,7 @@ B batch, T time, N positions, V vocabulary.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -49,32 +50,81 @@ class Part(NamedTuple):
         return (len(self.hidden) - 1) // BLOCK
 
 
-@torch.no_grad()
-def read(head: LMHead, text: Text, learned: Learned, rates: Rates) -> tuple[Tensor, Learned]:
-    """Return the logits (B, T, V) after each token of a text, and what was learned after the last."""
-    weight = _weight(head, learned.delta)
-    logits, after = weight.new_empty(*text.tokens.shape, len(weight)), map_state(Tensor.clone, learned)
-    for part in _parts(text, learned, after):
-        for first, of_block in _block_logits(weight, part, rates):
-            logits[part.row, part.new][first : first + len(of_block)] = of_block
-    return logits, after
+class Learner(NamedTuple):
+    """An output layer that learns from text."""
+
+    head: LMHead
+    rates: Rates  # for the hidden states of the model
+
+    def read(self, text: Text, learned: Learned) -> tuple[Tensor, Learned]:
+        """Return the logits (B, T, V) after each token of a text, and what was learned after the last."""
+        with _exact(text):
+            weight, after = self._weight(learned), map_state(Tensor.clone, learned)
+            logits = weight.new_empty(*text.tokens.shape, len(weight))
+            for part in _parts(text, learned, after):
+                for first, of_block in _block_logits(weight, part, self.rates):
+                    logits[part.row, part.new][first : first + len(of_block)] = of_block
+            return logits, after
+
+    def score(self, text: Text, targets: Tensor | None, learned: Learned) -> tuple[Tensor, Learned]:
+        """Return -log p of each target (B, T), 0 if ignored, and what was learned after the last token of a text.
+        Without targets, only learn."""
+        with _exact(text):
+            weight, after = self._weight(learned), map_state(Tensor.clone, learned)
+            nll, read_part = weight.new_zeros(text.tokens.shape), _kernel(weight)
+            for part in _parts(text, learned, after):
+                scored = None
+                if targets is not None:
+                    scored = pad(targets[part.row, part.new], (part.old, 0), value=IGNORED)
+                of_part = read_part(weight, part.delta, part.hidden, part.targets, scored, self.rates)
+                if of_part is not None:
+                    nll[part.row, part.new] = of_part[part.old :]
+            return nll, after
+
+    def step(self, text: Text, logits: Tensor, learned: Learned) -> tuple[Tensor, Learned]:
+        """Return the logits (B, V) after a text of one token in each row, and what was learned after it. `logits` are
+        those of the model alone."""
+        tokens, positions, skips = text.tokens[:, 0].tolist(), text.position.tolist(), learned.skip.tolist()
+        hidden = text.hidden[:, 0].to(learned.hidden.dtype)
+        with _exact(text):
+            targets, block = learned.targets.clone(), learned.hidden.clone()
+            for row, (token, position, skip) in enumerate(zip(tokens, positions, skips, strict=True)):
+                if position and not skip:
+                    targets[row, (position - 1) % BLOCK] = token
+            delta = learned.delta
+            ended = [row for row, position in enumerate(positions) if position and position % BLOCK == 0]
+            if ended:
+                delta = self._end_blocks(learned._replace(hidden=block, targets=targets), ended)
+                targets[ended], block[ended] = NOT_LEARNED, 0
+            for row, position in enumerate(positions):
+                block[row, position % BLOCK] = hidden[row]
+            skip = torch.zeros_like(learned.skip) if any(skips) else learned.skip
+            return logits + change_of_logits(delta, hidden), Learned(delta, block, targets, skip)
+
+    def _end_blocks(self, learned: Learned, ended: list[int]) -> Delta:
+        """Return what was learned after the blocks of some rows have ended."""
+        delta = learned.delta
+        if not bool((learned.targets[ended] != NOT_LEARNED).any()):  # only the scale changes
+            scale = delta.scale.clone()
+            scale[ended, 0] = scale[ended, 1]
+            return delta._replace(scale=scale)
+        delta, weight = map_state(Tensor.clone, delta), self._weight(learned)
+        for row in ended:  # and a position after the block, of which nothing is learned yet
+            block, following = learned.hidden[row], pad(learned.targets[row], (0, 1), value=NOT_LEARNED)
+            _kernel(weight)(weight, _row(delta, row), pad(block, (0, 0, 0, 1)), following, None, self.rates)
+        return delta
+
+    def _weight(self, learned: Learned) -> Tensor:
+        """Return the weight (V, width), dequantized."""
+        dtype = learned.delta.bias.dtype
+        return self.head.matrix(dtype).to(dtype)
 
 
-@torch.no_grad()
-def score(head: LMHead, text: Text, targets: Tensor | None, learned: Learned, rates: Rates) -> tuple[Tensor, Learned]:
-    """Return -log p of each target (B, T), 0 if ignored, and what was learned after the last token of a text. Without
-    targets, only learn."""
-    nll, after = learned.delta.bias.new_zeros(text.tokens.shape), map_state(Tensor.clone, learned)
-    weight = _weight(head, learned.delta)
-    read_part = _kernel(weight)
-    for part in _parts(text, learned, after):
-        scored = None
-        if targets is not None:
-            scored = pad(targets[part.row, part.new], (part.old, 0), value=IGNORED)
-        of_part = read_part(weight, part.delta, part.hidden, part.targets, scored, rates)
-        if of_part is not None:
-            nll[part.row, part.new] = of_part[part.old :]
-    return nll, after
+@contextmanager
+def _exact(text: Text) -> Iterator[None]:
+    """Return a context without gradients and without autocast."""
+    with torch.no_grad(), torch.autocast(text.hidden.device.type, enabled=False):
+        yield
 
 
 def read_blocks(
@@ -90,50 +140,12 @@ def read_blocks(
     return nll
 
 
-@torch.no_grad()
-def step(head: LMHead, text: Text, logits: Tensor, learned: Learned, rates: Rates) -> tuple[Tensor, Learned]:
-    """Return the logits (B, V) after a text of one token in each row, and what was learned after it. `logits` are those
-    of the model alone."""
-    tokens, positions, skips = text.tokens[:, 0].tolist(), text.position.tolist(), learned.skip.tolist()
-    hidden, targets, block = text.hidden[:, 0].to(learned.hidden.dtype), learned.targets.clone(), learned.hidden.clone()
-    delta, ended = learned.delta, [row for row, position in enumerate(positions) if position and position % BLOCK == 0]
-    for row, (token, position, skip) in enumerate(zip(tokens, positions, skips, strict=True)):
-        if position and not skip:
-            targets[row, (position - 1) % BLOCK] = token
-    if ended:
-        delta = _learn(head, delta, block, targets, ended, rates)
-        targets[ended], block[ended] = NOT_LEARNED, 0
-    for row, position in enumerate(positions):
-        block[row, position % BLOCK] = hidden[row]
-    skip = torch.zeros_like(learned.skip) if any(skips) else learned.skip
-    return logits + change_of_logits(delta, hidden), Learned(delta, block, targets, skip)
-
-
-def _learn(head: LMHead, delta: Delta, hidden: Tensor, targets: Tensor, ended: list[int], rates: Rates) -> Delta:
-    """Return what was learned after the blocks of some rows have ended, given all hidden states (B, BLOCK, width) and
-    targets (B, BLOCK)."""
-    if not bool((targets[ended] != NOT_LEARNED).any()):  # only the scale changes
-        scale = delta.scale.clone()
-        scale[ended, 0] = scale[ended, 1]
-        return delta._replace(scale=scale)
-    delta, weight = map_state(Tensor.clone, delta), _weight(head, delta)
-    for row in ended:  # and a position after the block, of which nothing is learned yet
-        block, following = pad(hidden[row], (0, 0, 0, 1)), pad(targets[row], (0, 1), value=NOT_LEARNED)
-        _kernel(weight)(weight, _row(delta, row), block, following, None, rates)
-    return delta
-
-
 def change_of_logits(delta: Delta, hidden: Tensor) -> Tensor:
     """Return what is added to the logits (B, V) after hidden states (B, width)."""
     D, bias, _, scale, _ = delta
     if D is not None and len(D) == 1 and _is_native(D):
         return native.change_of_logits(delta, hidden)
     return scale[:, :1] * (bias if D is None else bias + (D @ hidden[:, :, None])[..., 0])
-
-
-def _weight(head: LMHead, delta: Delta) -> Tensor:
-    """Return the weight (V, width) of the output layer, dequantized."""
-    return head.matrix(delta.bias.dtype).to(delta.bias.dtype)
 
 
 def _kernel(weight: Tensor) -> ReadBlocks:

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from lmlong.attention.state_check import StateError
+from lmlong.attention.state_check import StateError, check_range
 
 BLOCK = 16
 """Positions of a document after which the output layer is updated. They all are predicted by the same weights."""
@@ -67,6 +67,10 @@ class Learned(NamedTuple):
     hidden: Tensor  # (B, BLOCK, width) the last hidden state at each position of the block so far, then zeros
     targets: Tensor  # (B, BLOCK) the token after each
     skip: Tensor  # (B,) whether the next token is not learned from
+
+    def validate(self) -> None:
+        """Raise StateError for tokens that are not in the vocabulary."""
+        check_range("targets", self.targets, NOT_LEARNED, self.delta.bias.shape[1] - 1)
 
     @property
     def level(self) -> Level:

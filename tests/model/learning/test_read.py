@@ -13,7 +13,7 @@ from lmlong.model.base import LMHead
 from lmlong.model.fast_step import make_fast_step
 from lmlong.model.language_model import LanguageModel, ModelState, will_learn
 from lmlong.model.learning.naive import naive_read
-from lmlong.model.learning.read import Text, score
+from lmlong.model.learning.read import Learner, Text
 from lmlong.model.learning.state import BLOCK, DEFAULT_RATES, NOT_LEARNED, Delta, Level, Rates, init_learned
 from lmlong.model.loss import IGNORED
 from lmlong.model.state import concat_states, state_row
@@ -211,17 +211,14 @@ def test_ten_million_tokens_of_noise() -> None:
     """All numbers stay finite, and the text costs no more than without learning."""
     draw = torch.Generator().manual_seed(2)
     weight = torch.randn(VOCABULARY, 32, generator=draw) / 8
-    head = LMHead(torch.nn.Embedding.from_pretrained(weight))
-    learned, rates = (
-        init_learned("output", torch.zeros(1, dtype=torch.long), weight),
-        DEFAULT_RATES._replace(rate=1.5 / 32),
-    )
+    learned = init_learned("output", torch.zeros(1, dtype=torch.long), weight)
+    learner = Learner(LMHead(torch.nn.Embedding.from_pretrained(weight)), DEFAULT_RATES._replace(rate=1.5 / 32))
     nats, plain, count = 0.0, 0.0, 0
     while count < 10_000_000:
         tokens, targets = torch.randint(VOCABULARY, (2, 1, 1 << 17), generator=draw)
         hidden = torch.randn(1, tokens.shape[1], 32, generator=draw)
         text = Text(tokens, hidden, torch.tensor([count]))
-        nll, learned = score(head, text, targets, learned, rates)
+        nll, learned = learner.score(text, targets, learned)
         nats += float(nll.double().sum())
         plain += float(torch.nn.functional.cross_entropy(hidden[0] @ weight.mT, targets[0], reduction="sum"))
         count += tokens.shape[1]
