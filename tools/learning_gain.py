@@ -17,7 +17,7 @@ import torch
 
 import lmlong
 from lmlong.inference.loading import TrainedLanguageModel
-from lmlong.model.learning.state import LEVELS, Level
+from lmlong.model.learning.levels import LEVELS, Level
 
 DOCUMENTS = Path(__file__).with_name("learning_documents.json")
 PIECE = 1024

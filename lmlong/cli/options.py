@@ -11,6 +11,7 @@ import click
 from lmlong.cli import completion
 from lmlong.cli.output import STDOUT, check_writable
 from lmlong.errors import UsageError
+from lmlong.model.learning.levels import LEVELS, Level
 
 if TYPE_CHECKING:
     from lmlong.inference.loading import TrainedLanguageModel
@@ -253,9 +254,6 @@ def together(*options: Decorator) -> Decorator:
     return add
 
 
-LEVELS = ("output", "bias")
-
-
 class LearnCommand(click.Command):
     """A command with --learn, whose level may be left out, also before an argument."""
 
@@ -285,7 +283,7 @@ class Loading(NamedTuple):
     weights: Literal["32", "bf16", "int8"]
     state_dtype: Literal["32", "64"]
     device: str
-    learn: Literal["output", "bias"] | None = None
+    learn: Level | None = None
     learn_own_text: bool = False
 
     def load(self, run: str) -> "TrainedLanguageModel":

@@ -14,7 +14,7 @@ from lmlong.inference.sampling import Sampler
 from lmlong.inference.session import Session, prefill
 from lmlong.io.limited_process import LimitedProcess, RequestFailed
 from lmlong.model.language_model import LanguageModel
-from lmlong.model.learning.state import Level
+from lmlong.model.learning.levels import Level
 from lmlong.model.sampling_options import DEFAULTS, MAX_TOKENS, Sampling
 
 Message = dict[str, str]

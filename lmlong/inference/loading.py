@@ -37,7 +37,7 @@ from lmlong.model.fast_step import make_fast_step, why_no_fast_step
 from lmlong.model.kernel_choice import KernelChoice, choose_kernels
 from lmlong.model.kernel_trial import Work
 from lmlong.model.language_model import PIECE, LanguageModel
-from lmlong.model.learning.state import LEVELS, Level, as_level
+from lmlong.model.learning.levels import LEVELS, Level, as_level
 from lmlong.model.precision import Precision, evaluation_precision
 from lmlong.model.sampling_options import DEFAULTS, MAX_TOKENS, Sampling
 from lmlong.recipe import Recipe

@@ -12,7 +12,8 @@ from torch import Tensor
 from lmlong.attention.base import state_tensors
 from lmlong.inference.unread import Unread, UnreadText, as_tensors
 from lmlong.model.language_model import LanguageModel, ModelState, will_learn
-from lmlong.model.learning.state import Level, init_learned
+from lmlong.model.learning.levels import Level
+from lmlong.model.learning.state import init_learned
 from lmlong.model.sampling_options import RECENT
 from lmlong.model.state import rebuild_state
 

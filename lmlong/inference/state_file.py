@@ -28,7 +28,8 @@ from lmlong.inference.unread import Unread, UnreadText, as_tensors
 from lmlong.io.files import check_ordinary, fsync, parse_json
 from lmlong.io.system_errors import explain_errors
 from lmlong.model.language_model import MOST_TOKENS, LanguageModel
-from lmlong.model.learning.state import Level, level_of
+from lmlong.model.learning.levels import Level
+from lmlong.model.learning.state import level_of
 from lmlong.model.sampling_options import RECENT
 from lmlong.model.state import rebuild_state
 

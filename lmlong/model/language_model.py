@@ -22,15 +22,10 @@ from lmlong.model.base import LMHead, QuantizedLMHead, TextModel, compiled
 from lmlong.model.block import Block, BlockState, Positions, run_blocks
 from lmlong.model.hourglass import BlockPhase, Hourglass, HourglassState, any_phase, block_phase
 from lmlong.model.layers import QuantizedLinear, RMSNorm
+from lmlong.model.learning.levels import Level
 from lmlong.model.learning.loss import Learning
 from lmlong.model.learning.read import Learner, Text
-from lmlong.model.learning.state import (
-    DEFAULT_RATES,
-    Learned,
-    Level,
-    init_learned,
-    will_learn_token,
-)
+from lmlong.model.learning.state import DEFAULT_RATES, Learned, init_learned, will_learn_token
 from lmlong.model.loss import IGNORED, TeacherOutput
 from lmlong.model.rope import document_positions
 from lmlong.model.segments import Segment, checkpointed_loss, segmented_loss

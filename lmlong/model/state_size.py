@@ -6,7 +6,7 @@ import torch
 
 from lmlong.attention.base import state_tensors
 from lmlong.model.language_model import LanguageModel
-from lmlong.model.learning.state import Level
+from lmlong.model.learning.levels import Level
 from lmlong.model.state import state_bytes
 
 

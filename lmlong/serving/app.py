@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 from lmlong.errors import UsageError
 from lmlong.inference import chat
 from lmlong.inference.loading import TrainedLanguageModel
-from lmlong.model.learning.state import Level, as_level
+from lmlong.model.learning.levels import Level, as_level
 from lmlong.model.sampling_options import MAX_TOKENS
 from lmlong.serving import page
 from lmlong.serving.answers import ChatFormat, CompletionFormat, Envelope, ResponseFormat, Usage

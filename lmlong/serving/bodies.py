@@ -20,7 +20,7 @@ from pydantic import (
 
 from lmlong.data.encoding import UTF8, marked
 from lmlong.errors import nearest
-from lmlong.model.learning.state import LEVELS, Level
+from lmlong.model.learning.levels import LEVELS, Level
 from lmlong.model.sampling_options import DEFAULTS, RECENT, Sampling, random_seed
 from lmlong.serving.api_errors import ApiError
 from lmlong.serving.json_text import read_json

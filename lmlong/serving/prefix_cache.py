@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from lmlong.inference.awake import AwakeSessions
 from lmlong.inference.session import Session
-from lmlong.model.learning.state import Level, level_of
+from lmlong.model.learning.levels import Level
+from lmlong.model.learning.state import level_of
 from lmlong.model.state import state_bytes
 
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from lmlong.inference.generation import End
 from lmlong.inference.session import Session
-from lmlong.model.learning.state import Level
+from lmlong.model.learning.levels import Level
 from lmlong.model.sampling_options import MAX_TOKENS, Sampling
 
 

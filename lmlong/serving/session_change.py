@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from lmlong.errors import CheckpointError, LmlongError
 from lmlong.inference.session import Session
-from lmlong.model.learning.state import Level, as_level
+from lmlong.model.learning.levels import Level, as_level
 from lmlong.serving.api_errors import ApiError
 from lmlong.serving.engine import Closed
 from lmlong.serving.sessions import (

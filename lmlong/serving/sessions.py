@@ -21,7 +21,8 @@ from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.session import Session
 from lmlong.io.lock import lock_file
 from lmlong.io.system_errors import explain_errors
-from lmlong.model.learning.state import Level, level_of
+from lmlong.model.learning.levels import Level
+from lmlong.model.learning.state import level_of
 from lmlong.serving.settings import DEFAULT_SETTINGS, Settings
 
 SUFFIX, STAGED = ".state", ".new"

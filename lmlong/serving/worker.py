@@ -17,7 +17,7 @@ from lmlong.evaluation.scorer import Scorer
 from lmlong.evaluation.spans import documents_of, whole
 from lmlong.inference import chat
 from lmlong.inference.loading import TrainedLanguageModel
-from lmlong.model.learning.state import Level
+from lmlong.model.learning.levels import Level
 from lmlong.serving.api_errors import busy
 from lmlong.serving.engine import Closed
 from lmlong.serving.fair_queue import FairQueue

@@ -12,7 +12,8 @@ from torch import Tensor
 from lmlong.attention.base import state_tensors
 from lmlong.model.fast_step import make_fast_step
 from lmlong.model.language_model import LanguageModel, ModelState, will_learn
-from lmlong.model.learning.state import Level, level_of
+from lmlong.model.learning.levels import Level
+from lmlong.model.learning.state import level_of
 from lmlong.model.row_step import NativeRowStep, TorchRowStep, make_row_step
 from lmlong.recipe import Downsample
 

@@ -16,7 +16,8 @@ import lmlong
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.sampling import Sampling
 from lmlong.inference.session import prefill
-from lmlong.model.learning.state import LEVELS, Level, level_of
+from lmlong.model.learning.levels import LEVELS, Level
+from lmlong.model.learning.state import level_of
 from lmlong.model.state import state_bytes
 from lmlong.serving.request import Request
 from lmlong.serving.sessions import SessionStore

@@ -3,24 +3,19 @@
 B batch, V vocabulary.
 """
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from lmlong.attention.state_check import StateError, check_range
+from lmlong.model.learning.levels import Level
 
 BLOCK = 16
 """Positions of a document after which the output layer is updated. They all are predicted by the same weights."""
 
 NOT_LEARNED = -1
 """Stands for a token that is unknown yet, or not learned from."""
-
-Level = Literal["output", "bias"]
-"""What is learned: a matrix and a bias, or only a bias, which costs less and gains less."""
-
-LEVELS: tuple[Level, ...] = ("output", "bias")
-
 
 FIRST_SCALE, SCALE_RATE = 0.25, 0.15
 """The scale at the start of a document, and its largest step."""
@@ -102,13 +97,6 @@ def reset(delta: Delta) -> None:
 def will_learn_token(learned: Learned, learn: bool) -> Learned:
     """Return the state that learns from the next token, or does not."""
     return learned._replace(skip=torch.full_like(learned.skip, not learn))
-
-
-def as_level(learn: Level | bool | None, default: Level | None = None) -> Level | None:
-    """Return what an option `learn` asks for: True stands for `default` or the first level, None for `default`."""
-    if learn is None:
-        return default
-    return (default or LEVELS[0]) if learn is True else learn or None
 
 
 def level_of(learned: Learned | None) -> Level | None:

@@ -12,9 +12,10 @@ from lmlong import recipe
 from lmlong.model.base import LMHead
 from lmlong.model.fast_step import make_fast_step
 from lmlong.model.language_model import LanguageModel, ModelState, will_learn
+from lmlong.model.learning.levels import Level
 from lmlong.model.learning.naive import naive_read
 from lmlong.model.learning.read import Learner, Text
-from lmlong.model.learning.state import BLOCK, DEFAULT_RATES, NOT_LEARNED, Delta, Level, Rates, init_learned
+from lmlong.model.learning.state import BLOCK, DEFAULT_RATES, NOT_LEARNED, Delta, Rates, init_learned
 from lmlong.model.loss import IGNORED
 from lmlong.model.state import concat_states, state_row
 from lmlong.native.state import map_state, state_tensors
