@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, one_hot
 
+from lmlong.model.learning.keys import keys_of
 from lmlong.model.learning.state import BLOCK, SCALE_RATE, Delta, Rates
 
 
@@ -18,9 +19,9 @@ def naive_read(
     """
     D, bias, squares, (scale, next_scale), slopes = delta
     assert D is not None
-    nll = []
+    nll, keys = [], keys_of(hidden, D)
     for block in torch.arange(len(hidden)).split(BLOCK):
-        change = hidden[block] @ D.mT + bias
+        change = keys[block] @ D.mT + bias
         logits = hidden[block] @ weight.mT + scale * change
         nll.append(cross_entropy(logits, targets[block], reduction="none"))
         if block[-1] < len(hidden) - 1:
@@ -30,6 +31,6 @@ def naive_read(
             slope = (errors * change).sum()  # of the loss, by the scale
             slopes = slopes + slope**2
             scale, next_scale = next_scale, (next_scale - SCALE_RATE * slope * slopes.rsqrt()).clamp(0, 1)
-            D = D - rates.rate * share[:, None] * (errors.mT @ hidden[block])
+            D = D - rates.rate * share[:, None] * (errors.mT @ keys[block])
             bias = bias - rates.bias_rate * share * errors.sum(0)
     return torch.cat(nll), Delta(D, bias, squares, torch.stack([scale, next_scale]), slopes)

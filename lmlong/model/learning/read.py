@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, pad
 
 from lmlong.model.base import LMHead
+from lmlong.model.learning.keys import keys_of
 from lmlong.model.learning.native import kernel as native
 from lmlong.model.learning.state import BLOCK, NOT_LEARNED, SCALE_RATE, Delta, Learned, Rates, reset
 from lmlong.model.loss import IGNORED
@@ -145,7 +146,7 @@ def change_of_logits(delta: Delta, hidden: Tensor) -> Tensor:
     D, bias, _, scale, _ = delta
     if D is not None and len(D) == 1 and _is_native(D):
         return native.change_of_logits(delta, hidden)
-    return scale[:, :1] * (bias if D is None else bias + (D @ hidden[:, :, None])[..., 0])
+    return scale[:, :1] * (bias if D is None else bias + (D @ keys_of(hidden, D)[:, :, None])[..., 0])
 
 
 def _kernel(weight: Tensor) -> ReadBlocks:
@@ -205,7 +206,7 @@ def _block_logits(weight: Tensor, part: Part, rates: Rates) -> Iterator[tuple[in
 
 def _logits(weight: Tensor, delta: Delta, hidden: Tensor) -> Tensor:
     D, bias, *_, scale, _ = delta
-    change = bias if D is None else torch.addmm(bias, hidden, D.mT)
+    change = bias if D is None else torch.addmm(bias, keys_of(hidden, D), D.mT)
     return hidden @ weight.mT + scale[0] * change
 
 
@@ -222,7 +223,7 @@ def _update(delta: Delta, hidden: Tensor, targets: Tensor, logits: Tensor, rates
     slope = torch.dot(bias, dbias)
     bias.addcmul_(share, dbias, value=-rates.bias_rate)
     if D is not None:
-        dD = errors.mT @ hidden
+        dD = errors.mT @ keys_of(hidden, D)
         slope = slope + torch.linalg.vecdot(D.flatten(), dD.flatten())
         D.addcmul_(share[:, None], dD, value=-rates.rate)
     slopes += slope.square()

@@ -1,6 +1,6 @@
 """What a model has learned from the text it reads: a change of its output layer, of constant size.
 
-B batch, V vocabulary.
+B batch, V vocabulary, R rank: the size of a hidden state's key.
 """
 
 from typing import NamedTuple
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lmlong.attention.state_check import StateError, check_range
+from lmlong.model.learning.keys import rank
 from lmlong.model.learning.levels import Level
 
 BLOCK = 16
@@ -41,7 +42,7 @@ class Delta(NamedTuple):
     """What is added to the output layer, times the scale. The scale is learned too: where the text teaches nothing, it
     falls to 0."""
 
-    D: Tensor | None  # (B, V, width); None if only the bias is learned
+    D: Tensor | None  # (B, V, R); None if only the bias is learned
     bias: Tensor  # (B, V)
     squares: Tensor  # (B, V) the sum of the squared errors of each token's probability
     scale: Tensor  # (B, 2) in this block and in the next
@@ -78,7 +79,7 @@ def init_learned(level: Level, position: Tensor, weight: Tensor) -> Learned:
     batch, (vocabulary, width) = len(position), weight.shape
     zeros = weight.new_zeros(batch, BLOCK, width, dtype=torch.promote_types(weight.dtype, torch.float32))
     delta = Delta(
-        D=zeros.new_zeros(batch, vocabulary, width) if level == "output" else None,
+        D=zeros.new_zeros(batch, vocabulary, rank(vocabulary, width)) if level == "output" else None,
         bias=zeros.new_zeros(batch, vocabulary),
         squares=zeros.new_zeros(batch, vocabulary),
         scale=zeros.new_full((batch, 2), FIRST_SCALE),

@@ -28,10 +28,10 @@ class Case(NamedTuple):
     scored: Tensor
 
 
-def draw(vocabulary: int, width: int, positions: int, scale: float = 1.0) -> Case:
+def draw(vocabulary: int, width: int, positions: int, scale: float = 1.0, rank: int | None = None) -> Case:
     """Draw a text of which every fifth token is not learned, and every seventh not scored."""
     torch.manual_seed(vocabulary + width + positions)
-    weight, D = 0.3 * torch.randn(vocabulary, width), 0.1 * torch.randn(vocabulary, width)
+    weight, D = 0.3 * torch.randn(vocabulary, width), 0.1 * torch.randn(vocabulary, rank or width)
     delta = Delta(D, torch.randn(vocabulary), torch.rand(vocabulary), torch.tensor([0.6, 0.7]), torch.tensor(5.0))
     targets, scored = torch.randint(vocabulary, (2, positions))
     targets[::5], scored[::7] = NOT_LEARNED, IGNORED
@@ -91,6 +91,15 @@ def assert_close(actual: Results, expected: Results, tolerance: float = 3e-6) ->
 )
 def test_equals_the_definition(vocabulary: int, width: int, positions: int, threads: int) -> None:
     case = draw(vocabulary, width, positions)
+    results = read(case, threads)
+    assert_close(results, definition(case))
+    assert all(x.equal(y) for x, y in zip(state_tensors(results), state_tensors(read(case, threads)), strict=True))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(("vocabulary", "width", "rank"), [(3, 2, 1), (40, 33, 16), (333, 100, 64), (100, 320, 70)])
+def test_fewer_keys_than_hidden_states(vocabulary: int, width: int, rank: int, threads: int) -> None:
+    case = draw(vocabulary, width, 49, rank=rank)
     results = read(case, threads)
     assert_close(results, definition(case))
     assert all(x.equal(y) for x, y in zip(state_tensors(results), state_tensors(read(case, threads)), strict=True))

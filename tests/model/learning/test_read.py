@@ -12,6 +12,7 @@ from lmlong import recipe
 from lmlong.model.base import LMHead
 from lmlong.model.fast_step import make_fast_step
 from lmlong.model.language_model import LanguageModel, ModelState, will_learn
+from lmlong.model.learning import keys
 from lmlong.model.learning.levels import Level
 from lmlong.model.learning.naive import naive_read
 from lmlong.model.learning.read import Learner, Text
@@ -102,6 +103,21 @@ def test_decode_steps_give_the_definition(model: LanguageModel, tokens: Tensor, 
     for row, document in enumerate(tokens):
         expected, delta = define(model, document, level)
         torch.testing.assert_close(torch.stack(losses, dim=1)[row], expected[prompt:])
+        assert_learned(state, row, delta)
+
+
+def test_a_large_vocabulary_has_fewer_keys(
+    model: LanguageModel, tokens: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Read in pieces, then by decode steps."""
+    monkeypatch.setattr(keys, "MOST_NUMBERS", VOCABULARY * 20)
+    nll, state = read(model, tokens[:, :40], model.init_state(2, "output"), [7])
+    for token in tokens.mT[40:]:
+        _, state = model.step(token, state)
+    for row, document in enumerate(tokens):
+        expected, delta = define(model, document, "output")
+        assert delta.D is not None and delta.D.shape == (VOCABULARY, 16)
+        torch.testing.assert_close(nll[row], expected[:39])
         assert_learned(state, row, delta)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from lmlong.model.learning.keys import keys_of
 from lmlong.model.learning.state import BLOCK, NOT_LEARNED, SCALE_RATE, Delta, Rates
 from lmlong.model.loss import IGNORED
 from lmlong.native.build import Shared, compiled
@@ -25,9 +26,9 @@ class ReadJob(ctypes.Structure):
     """The arguments of a reading; its fields are explained in learn.cpp."""
 
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("vocabulary", "width", "positions")),
-        *((name, ctypes.c_void_p) for name in ("weight", "D", "bias", "hidden", "targets", "scored", "nll", "scratch")),
-        *((name, ctypes.c_void_p) for name in ("squares", "scale", "slopes")),
+        *((name, ctypes.c_int64) for name in ("vocabulary", "width", "rank", "positions")),
+        *((name, ctypes.c_void_p) for name in ("weight", "D", "bias", "hidden", "keys", "targets", "scored", "nll")),
+        *((name, ctypes.c_void_p) for name in ("scratch", "squares", "scale", "slopes")),
         *((name, ctypes.c_float) for name in ("rate", "bias_rate", "prior", "scale_rate")),
         *((name, ctypes.c_void_p) for name in ("barrier", "thread_num", "num_threads")),
         ("invalid", ctypes.c_int64),
@@ -38,8 +39,8 @@ class ChangeJob(ctypes.Structure):
     """The arguments of `add_change`."""
 
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("vocabulary", "width")),
-        *((name, ctypes.c_void_p) for name in ("D", "bias", "scale", "hidden", "logits")),
+        *((name, ctypes.c_int64) for name in ("vocabulary", "rank")),
+        *((name, ctypes.c_void_p) for name in ("D", "bias", "scale", "key", "logits")),
     )
 
 
@@ -68,11 +69,12 @@ def read_blocks(
     assert functions is not None
     (vocabulary, width), positions = weight.shape, len(hidden)
     hidden, targets = hidden.contiguous(), targets.contiguous()
+    keys = keys_of(hidden, delta.D)
     scored = None if scored is None else scored.contiguous()
     nll = None if scored is None else hidden.new_zeros(positions)
-    tensors = {"weight": weight, "hidden": hidden, **delta._asdict()}
+    tensors = {"weight": weight, "hidden": hidden, "keys": keys, **delta._asdict()}
     tokens = {"targets": targets, "scored": scored}
-    job = ReadJob(vocabulary, width, positions)
+    job = ReadJob(vocabulary, width, keys.shape[1], positions)
     job.rate, job.bias_rate, job.prior, job.scale_rate = *rates, SCALE_RATE
     for name, x in {**tensors, **tokens, "nll": nll}.items():
         assert x is None or (x.is_contiguous() and x.dtype == (torch.long if name in tokens else torch.float32))
@@ -88,11 +90,11 @@ def read_blocks(
 
 
 def change_of_logits(delta: Delta, hidden: Tensor) -> Tensor:
-    """Return scale (D h + bias) for one hidden state (1, width)."""
+    """Return scale (D k + bias) for the key of one hidden state (1, width)."""
     functions, (D, bias, _, scale, _) = library(), delta
     assert functions is not None and D is not None and len(hidden) == 1
-    hidden, logits = hidden.contiguous(), torch.zeros_like(bias)
-    tensors = (D, bias, scale, hidden, logits)
+    key, logits = keys_of(hidden, D).contiguous(), torch.zeros_like(bias)
+    tensors = (D, bias, scale, key, logits)
     assert all(x.is_contiguous() and x.dtype == torch.float32 for x in tensors)
     functions.add_change(ctypes.byref(ChangeJob(*D.shape[1:], *(x.data_ptr() for x in tensors))))
     return logits

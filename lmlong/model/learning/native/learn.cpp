@@ -1,8 +1,9 @@
 // Learning while reading, of one document: one pass over the rows of the output layer for each block of positions. For
-// a few rows at a time, it updates D with the errors of the previous block and multiplies W + D with the hidden states
-// of this block, so that both matrices are fetched once. The positions of a block are the lanes of vectors.
+// a few rows at a time, it updates D with the errors of the previous block and multiplies W with the hidden states of this
+// block and D with their keys, so that both matrices are fetched once. If the keys are the hidden states themselves, it
+// multiplies W + D. The positions of a block are the lanes of vectors.
 //
-// V vocabulary, w width, L positions. Constants that are not defined here come from kernel.py, by shared.h.
+// V vocabulary, w width, r rank, L positions. Constants that are not defined here come from kernel.py, by shared.h.
 
 #include <cmath>
 
@@ -13,10 +14,10 @@
 namespace {
 
 struct ReadJob {
-    Int vocabulary, width, positions;
+    Int vocabulary, width, rank, positions;
     const float* weight;  // W (V, w)
-    float *D, *bias;      // (V, w) and (V), updated in place; D null if only the bias is learned
-    const float* hidden;  // (L, w)
+    float *D, *bias;      // (V, r) and (V), updated in place; D null if only the bias is learned
+    const float *hidden, *keys;  // (L, w) and (L, r), which may be the same
     const Int* targets;   // (L) the tokens to learn, or NOT_LEARNED
     const Int* scored;    // (L) the tokens to score, or IGNORED; null if none is scored
     float *nll, *scratch;         // nll (L): zeros at the beginning
@@ -28,8 +29,8 @@ struct ReadJob {
 };
 
 struct ChangeJob {
-    Int vocabulary, width;
-    const float *D, *bias, *scale, *hidden;
+    Int vocabulary, rank;
+    const float *D, *bias, *scale, *key;
     float* logits;
 };
 
@@ -43,23 +44,40 @@ struct Total {  // over the rows of one thread
     double slope;       // of the loss of the previous block, by the scale
 };
 
+struct Inputs {  // hidden states or keys, of this block and of the one before
+    const float* all;  // (L, width)
+    Int width, stride = (width + 2 * LANES - 1) / (2 * LANES) * (2 * LANES);
+    float *now, *before, *transposed;  // (BLOCK, stride) twice, and (stride, BLOCK)
+
+    void take(Scratch& scratch) {
+        for (float** x : {&now, &before, &transposed}) *x = scratch.take(BLOCK * stride);
+    }
+
+    void load(Int first, Int count) {
+        std::swap(now, before);
+        std::fill_n(now, BLOCK * stride, 0.0f);
+        for (Int t = 0; t < count; t++) std::copy_n(all + (first + t) * width, width, now + t * stride);
+        transpose(now, BLOCK, stride, transposed);
+    }
+};
+
 struct Reader {
     const ReadJob& job;
     const ThreadTeam team;
-    const Int width = job.width, stride = (width + 2 * LANES - 1) / (2 * LANES) * (2 * LANES);
+    const bool projects = job.D && job.keys != job.hidden;
+    Inputs hidden{job.hidden, job.width}, keys{job.keys, projects ? job.rank : 0};
     Range rows;  // of this thread
     Scratch scratch;
     float* logits;               // (V, BLOCK), which become e^(logit - max)
     Total* totals;               // (2, threads): a thread may begin the next block while another reads these
-    float *h, *previous_h, *hT;  // (BLOCK, stride) twice, and (stride, BLOCK)
 
     Reader(const ReadJob& job, ThreadTeam team, float* memory) : job(job), team(team), scratch{memory} {
         const Range tiles = team.share((job.vocabulary + TILE - 1) / TILE);
         rows = {tiles.begin * TILE, std::min(tiles.end * TILE, job.vocabulary)};
         logits = scratch.take(padded(job.vocabulary) * BLOCK);
         totals = reinterpret_cast<Total*>(scratch.take(2 * team.num_threads * sizeof(Total) / sizeof(float)));
-        scratch.used += team.thread_num * 3 * BLOCK * stride;
-        for (float** x : {&h, &previous_h, &hT}) *x = scratch.take(BLOCK * stride);
+        scratch.used += team.thread_num * 3 * BLOCK * (hidden.stride + keys.stride);
+        hidden.take(scratch), keys.take(scratch);
     }
 
     void run() {
@@ -73,7 +91,7 @@ struct Reader {
             Total* of_threads = totals + block % 2 * team.num_threads;
             double& slope = of_threads[team.thread_num].slope = 0;
             if (block) scale = next_scale;
-            load_hidden(first, count);
+            hidden.load(first, count), keys.load(first, count);
             for (Int row = rows.begin; row < rows.end; row += TILE) {
                 const Int in_tile = std::min(TILE, rows.end - row);
                 float errors[TILE * BLOCK], shares[TILE];
@@ -93,7 +111,6 @@ struct Reader {
             else
                 team.wait();
             if (block) next_scale = scale_after(of_threads, scale, slopes);
-            std::swap(h, previous_h);
         }
         if (team.thread_num == 0 && learned)
             job.scale[0] = scale, job.scale[1] = next_scale, *job.slopes = slopes;
@@ -109,12 +126,6 @@ struct Reader {
 
     bool any_scored(Int first, Int count) const {
         return job.scored && std::any_of(job.scored + first, job.scored + first + count, [](Int x) { return x >= 0; });
-    }
-
-    void load_hidden(Int first, Int count) {
-        std::fill_n(h, BLOCK * stride, 0.0f);
-        for (Int t = 0; t < count; t++) std::copy_n(job.hidden + (first + t) * width, width, h + t * stride);
-        transpose(h, BLOCK, stride, hT);
     }
 
     // errors (TILE, BLOCK) = the probabilities of some rows in a block - 1 for its targets
@@ -140,51 +151,66 @@ struct Reader {
         return slope;
     }
 
-    // Update rows of D if there are errors, then add the products of W + scale D with the hidden states to the logits;
-    // return the slope of D. Parts of vectors are copied, since writing a whole vector would overwrite the next row
+    // Update rows of D if there are errors, then add the products of W and scale D to the logits; return the slope of D
     double pass_rows(
         Int row, Int count, const float* errors, const float* shares, float scale, bool predicts) const {
+        float* out = predicts ? logits + row * BLOCK : nullptr;
+        const float* W = job.weight + row * job.width;
+        if (!projects) return pass(W, job.D ? job.D + row * job.width : nullptr, hidden, count, errors, shares, scale, out);
+        pass(W, nullptr, hidden, count, errors, shares, scale, out);
+        return pass(nullptr, job.D + row * job.rank, keys, count, errors, shares, scale, out);
+    }
+
+    // The same for rows of W, of D, or of both, which have the same inputs then. The logits are null if they are not
+    // needed. Parts of vectors are copied, since writing a whole vector would overwrite the next row
+    double pass(
+        const float* W, float* D, const Inputs& inputs, Int count, const float* errors, const float* shares,
+        float scale, float* out) const {
+        const Int width = inputs.width, stride = inputs.stride;
         double slope = 0;
         for (Int c = 0; c < width; c += COLUMNS) {
             const Int columns = std::min(COLUMNS, stride - c), used = std::min(COLUMNS, width - c);
-            const float* W = job.weight + row * width + c;
-            float *D = job.D ? job.D + row * width + c : nullptr, sums[ROWS * COLUMNS];
+            const float *of_W = W ? W + c : nullptr, *x = inputs.before + c;
+            float *of_D = D ? D + c : nullptr, sums[ROWS * COLUMNS];
             if (count == ROWS && used == columns) {
-                slope += add_D(W, D, width, errors, shares, scale, previous_h + c, columns, sums);
+                slope += add_D(of_W, of_D, width, errors, shares, scale, x, stride, columns, sums);
             } else {
                 float padded_W[ROWS * COLUMNS] = {}, padded_D[ROWS * COLUMNS] = {};
                 for (Int r = 0; r < count; r++) {
-                    std::copy_n(W + r * width, used, padded_W + r * COLUMNS);
-                    if (D) std::copy_n(D + r * width, used, padded_D + r * COLUMNS);
+                    if (W) std::copy_n(of_W + r * width, used, padded_W + r * COLUMNS);
+                    if (D) std::copy_n(of_D + r * width, used, padded_D + r * COLUMNS);
                 }
-                float* of_D = D ? padded_D : nullptr;
-                slope += add_D(padded_W, of_D, COLUMNS, errors, shares, scale, previous_h + c, columns, sums);
-                for (Int r = 0; D && r < count; r++) std::copy_n(padded_D + r * COLUMNS, used, D + r * width);
+                float* copied_D = D ? padded_D : nullptr;
+                slope += add_D(padded_W, copied_D, COLUMNS, errors, shares, scale, x, stride, columns, sums);
+                for (Int r = 0; D && r < count; r++) std::copy_n(padded_D + r * COLUMNS, used, of_D + r * width);
             }
-            if (predicts)
+            if (out)
                 add_matmul_block<ROWS, BLOCK / LANES>(
-                    logits + row * BLOCK, BLOCK, {sums, COLUMNS, 1}, hT + c * BLOCK, BLOCK, columns);
+                    out, BLOCK, {sums, COLUMNS, 1}, inputs.transposed + c * BLOCK, BLOCK, columns);
         }
         return slope;
     }
 
-    // sums (ROWS, COLUMNS) = W + scale D, after D -= rate share errors h; return the slope of D. The errors are null if
+    // sums (ROWS, COLUMNS) = W + scale D, after D -= rate share errors x; return the slope of D. The errors are null if
     // nothing is learned yet
     double add_D(
-        const float* W, float* D, Int row, const float* errors, const float* shares, float scale, const float* h,
-        Int columns, float* sums) const {
+        const float* W, float* D, Int row, const float* errors, const float* shares, float scale, const float* inputs,
+        Int stride, Int columns, float* sums) const {
         FloatVec slopes = {};
         for (Int c = 0; c < columns; c += 2 * LANES) {
             FloatVec gradient[ROWS][2] = {};
             for (Int t = 0; D && errors && t < BLOCK; t++) {
                 FloatVec x[2];
-                UNROLL(v, 2) x[v] = lanes(h + t * stride + c + v * LANES);
+                UNROLL(v, 2) x[v] = lanes(inputs + t * stride + c + v * LANES);
                 UNROLL(r, ROWS) UNROLL(v, 2) gradient[r][v] += errors[r * BLOCK + t] * x[v];
             }
             UNROLL(r, ROWS) UNROLL(v, 2) {
                 const Int i = r * row + c + v * LANES, next = i + ROWS * row;
-                FloatVec sum = lanes(W + i);
-                __builtin_prefetch(W + next);
+                FloatVec sum = {};
+                if (W) {
+                    sum = lanes(W + i);
+                    __builtin_prefetch(W + next);
+                }
                 if (D) {
                     __builtin_prefetch(D + next, 1);
                     FloatVec d = lanes(D + i);
@@ -259,19 +285,19 @@ void read_blocks(ReadJob* job) {
     Reader(*job, team_of(*job), job->scratch).run();
 }
 
-// Add scale (D h + bias) to the logits (V) of one hidden state (w). D is read in one stream, which memory is fastest at
+// Add scale (D k + bias) to the logits (V) for one key (r). D is read in one stream, which memory is fastest at
 void add_change(const ChangeJob* job) {
-    const Int width = job->width, whole = width / (4 * LANES) * (4 * LANES);
+    const Int rank = job->rank, whole = rank / (4 * LANES) * (4 * LANES);
     for (Int v = 0; v < job->vocabulary; v++) {
-        const float* row = job->D + v * width;
+        const float* row = job->D + v * rank;
         FloatVec sums[4] = {};
         for (Int i = 0; i < whole; i += 4 * LANES) UNROLL(j, 4) {
             __builtin_prefetch(row + i + j * LANES + PREFETCHED);
-            sums[j] += lanes(row + i + j * LANES) * lanes(job->hidden + i + j * LANES);
+            sums[j] += lanes(row + i + j * LANES) * lanes(job->key + i + j * LANES);
         }
         const FloatVec sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
         float total = job->bias[v];
-        for (Int i = whole; i < width; i++) total += row[i] * job->hidden[i];
+        for (Int i = whole; i < rank; i++) total += row[i] * job->key[i];
         UNROLL(j, LANES) total += sum[j];
         job->logits[v] += *job->scale * total;
     }
