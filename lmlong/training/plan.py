@@ -154,6 +154,7 @@ class Plan(NamedTuple):
         """Return the plan as text."""
         tokens = self.tokens_per_step
         hours, minutes = divmod(round(self.steps * self.cost.seconds / 60), 60)
+        time = f"{hours} h {minutes:02d} min{self.recipe.training.clock_note}"
         disk = KEPT_CHECKPOINTS * 4 * (self.parameters + self.moments)  # float32
         about = "" if self.recipe.training.minutes is None else "about "
         roughly = "" if self.mean_length is None else "about "
@@ -163,7 +164,7 @@ class Plan(NamedTuple):
         lines = [
             f"parameters   {self.parameters:,}",
             f"steps        {about}{self.steps:,} of {roughly}{tokens:,} tokens: {self.steps * tokens:,} tokens in all",
-            f"time         {self.cost.seconds:.2f} s a step: {hours} h {minutes:02d} min, validation not counted",
+            f"time         {self.cost.seconds:.2f} s a step: {time}, validation not counted",
             f"memory       {self.cost.bytes / 1e9:.2f} GB at the peak of a step{each}",
             *([] if self.tensors is None else [f"tensors      {self.tensors.text()}"]),
             f"disk         {disk / 1e9:.2f} GB for checkpoints",

@@ -189,8 +189,8 @@ def _print_start(prepared: PreparedRun) -> None:
     training = prepared.recipe.training
     length = f"{prepared.steps:,} steps"
     if training.minutes is not None:
-        limit = "minutes, steps" if prepared.steps == ENDLESS else f"minutes or {length}"
-        length = f"{training.minutes:g} {limit}"
+        limit = ", steps" if prepared.steps == ENDLESS else f" or {length}"
+        length = f"{training.minutes:g} minutes{training.clock_note}{limit}"
     for line in text_notes(prepared.tokens.info):
         print(line, file=sys.stderr)
     print(
