@@ -214,7 +214,7 @@ def _make_trainer(module: TrainingModule, callback: TrainingCallback, signals: S
     plugins: list[Any] = [SLURMEnvironment(auto_requeue=False)] if launcher() == "srun" else []
     strategy: Strategy | str = "auto"
     if training.strategy == "ddp" or recipe.processes > 1:
-        strategy = DDPStrategy(broadcast_buffers=False)  # which are functions of the recipe, the same in all ranks
+        strategy = DDPStrategy(broadcast_buffers=False)  # which are the same in all ranks
     precision: Any = PRECISIONS[training.precision]
     if training.strategy == "deepspeed":
         if find_spec("deepspeed") is None:
