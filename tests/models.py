@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from lmlong.model.ngram_embedding import NgramEmbedding
 from lmlong.recipe import Rope, RopeScaling
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -44,6 +45,7 @@ def stirred(model: Model, deviation: float = 1.0, seed: int = 0) -> Model:
     """Draw every weight anew, gates, gains and output projections too: a fresh model rests at harmless 0s and 1s, where
     nothing a block does reaches the logits."""
     draw = torch.Generator().manual_seed(seed)
-    for weight in model.parameters():
+    tables = [module.table for module in model.modules() if isinstance(module, NgramEmbedding)]
+    for weight in (*model.parameters(), *tables):
         nn.init.normal_(weight, std=deviation, generator=draw)
     return model

@@ -56,8 +56,6 @@ def _check_exportable(chosen: Recipe) -> None:
         raise UsageError("an encoder cannot be exported: it does not predict the next token. Use a causal model.")
     if chosen.model.downsample:
         raise UsageError("model.downsample: an hourglass is not exported. Use a model whose layers read every token.")
-    if chosen.model.ngram_embedding:
-        raise UsageError("model.ngram_embedding: tables are not exported. Use a model without them.")
     if plugins := plugins_needed(chosen.model.attention.model_dump()):
         raise UsageError(
             f"model.attention: {plugins[0]} is a plug-in, whose code cannot be exported. Use a kind of lmlong."

@@ -435,13 +435,12 @@ class LanguageModel(TextModel):
         }
         parts: dict[str, Any] = {
             "embedding": self.embedding,
+            "ngram_embedding": self.ngram_embedding,
             "blocks": tuple(self.blocks),
             "hourglass": self.hourglass,
             "norm": self.norm,
             "lm_head": self.lm_head,
         }
-        if self.ngram_embedding is not None:
-            parts["ngram_embedding"] = self.ngram_embedding
         return NativeSpec("language_model", options, parts=parts)
 
     def quantize(self, dtype: torch.dtype) -> None:

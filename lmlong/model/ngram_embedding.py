@@ -17,6 +17,7 @@ from torch.nn.functional import embedding, embedding_bag, pad
 
 from lmlong import recipe
 from lmlong.attention.ngram.hashing import NO_NGRAM, ngram_hashes, row_of
+from lmlong.native.spec import NativeSpec
 
 JOINED_AT = 1 << 17
 """Number of gradients of rows from which on those of the same row are summed, before the step needs their sum."""
@@ -115,6 +116,10 @@ class NgramEmbedding(nn.Module):
 
             return untraced(_Vectors.apply, weight, rows, self.table, gradients)  # type: ignore[no-any-return]
         return _Vectors.apply(weight, rows, self.table, gradients)  # type: ignore[no-any-return]
+
+    def native_spec(self) -> NativeSpec:
+        options = {"orders": self.orders, "rows": self.rows}
+        return NativeSpec("ngram_embedding", options, {"table": self.table}, {"projection": self.projection})
 
     @contextmanager
     def collecting(self, gradients: RowGradients) -> Iterator[None]:

@@ -21,7 +21,7 @@ KINDS = {"linear", "delta", "ngram", "window", "softmax"}
 
 def is_llama(model: recipe.Model) -> bool:
     """Return whether transformers' own Llama can load the model."""
-    plain = not (model.convolution or model.output_gate or model.head_norm or model.downsample)
+    plain = not (model.convolution or model.output_gate or model.head_norm or model.downsample or model.ngram_embedding)
     keys, values = model.head_dims
     return (
         plain
@@ -73,6 +73,7 @@ def lmlong_config(model: recipe.Model, built: LanguageModel, vocabulary: int) ->
         "window": attention.window,
         "parallel_window": attention.parallel_window,
         "ngram": attention.ngram.model_dump() if "ngram" in model.kinds else {},
+        "ngram_embedding": model.ngram_embedding and model.ngram_embedding.model_dump(),
         "convolution": model.convolution,
         "rotary_layers": [block.mixer.uses_rope for block in built.blocks],
         "rotary_window": model.positions != "none",
