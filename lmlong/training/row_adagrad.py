@@ -17,8 +17,9 @@ from lmlong.training.collectives import all_gather
 LEARNING_RATE = 0.1
 """The learning rate at the peak of the run's schedule."""
 
-TINY = 1e-30
-"""Smallest mean square that a gradient is divided by the root of."""
+EPSILON = 1e-10
+"""Added to the root that gradients are divided by, as in torch's Adagrad: a gradient that is only a rounding error must
+not become a whole step."""
 
 
 class RowAdagrad:
@@ -53,8 +54,8 @@ class RowAdagrad:
         if self.squares is None:
             self.squares = gradient.new_zeros(len(self.tables.table))
         self.squares.index_add_(0, rows, gradient.square().mean(1))
-        size = self.squares[rows].clamp_min(TINY).rsqrt()
-        self.tables.table.index_add_(0, rows, gradient * size[:, None], alpha=-LEARNING_RATE * factor)
+        size = self.squares[rows].sqrt() + EPSILON
+        self.tables.table.index_add_(0, rows, gradient / size[:, None], alpha=-LEARNING_RATE * factor)
 
     def _sum_over_ranks(self, own: RowGradient, most: int) -> RowGradient:
         """Return the sum of the gradients of each row over the ranks, the same on each of them. A rank has up to `most`

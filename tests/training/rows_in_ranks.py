@@ -1,6 +1,6 @@
 """A program that takes steps of a table as one rank of several, each with gradients of its own, and saves the table.
 
-    python rows_in_ranks.py RANK RANKS FOLDER
+python rows_in_ranks.py RANK RANKS FOLDER
 """
 
 import sys
