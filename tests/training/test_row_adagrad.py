@@ -34,7 +34,6 @@ from .rows_in_ranks import take_steps
 from .test_sequence_parallel import by
 
 TABLES = "model.ngram_embedding={rows: 512, width: 8}"
-NO = torch.tensor(False)
 
 
 def optimizer_of(reads_values: bool = True) -> RowAdagrad:
@@ -60,7 +59,7 @@ def test_a_step_is_row_wise_adagrad(reads_values: bool) -> None:
             gradient.index_add_(0, index.flatten(), rows.flatten(0, 1))
             optimizer.gradients.add(index, 7 * rows)
             optimizer.expect(10)
-        optimizer.step(1 / (step + 1), NO, scale=7.0)
+        optimizer.step(1 / (step + 1), torch.tensor(False), scale=7.0)
         for row in range(12):
             squares[row] += sum(float(x) ** 2 for x in gradient[row]) / 4
             table[row] -= 0.1 / (step + 1) * gradient[row] / (squares[row].sqrt() + 1e-10)
@@ -72,7 +71,7 @@ def test_a_step_is_row_wise_adagrad(reads_values: bool) -> None:
 def test_a_skipped_step_changes_nothing(bad: str) -> None:
     optimizer = optimizer_of()
     optimizer.gradients.add(torch.tensor([3, 4, 3]), torch.ones(3, 4, dtype=torch.float64))
-    optimizer.step(1.0, NO)
+    optimizer.step()
     assert optimizer.squares is not None
     before = optimizer.tables.table.clone(), optimizer.squares.clone()
     assert before[0][3].allclose(torch.tensor(-0.1).double()) and before[1][3] == 4 and before[1][4] == 1
@@ -88,9 +87,9 @@ def test_rows_that_no_token_finds_are_not_read() -> None:
     optimizer.squares = torch.full((20,), torch.nan).double()
     optimizer.squares[:5] = 0
     optimizer.gradients.add(torch.tensor([3]), torch.ones(1, 4, dtype=torch.float64))
-    optimizer.step(1.0, NO)
+    optimizer.step()
     optimizer.gradients.add(torch.tensor([2]), torch.full((1, 4), 1e-14).double())  # a rounding error
-    optimizer.step(1.0, NO)
+    optimizer.step()
     assert optimizer.tables.table[2].abs().max() < 1e-4 < optimizer.tables.table[3].abs().max()
     assert optimizer.tables.table[:5].isfinite().all() and optimizer.tables.table[5:].isnan().all()
 
