@@ -45,7 +45,9 @@ def stirred(model: Model, deviation: float = 1.0, seed: int = 0) -> Model:
     """Draw every weight anew, gates, gains and output projections too: a fresh model rests at harmless 0s and 1s, where
     nothing a block does reaches the logits."""
     draw = torch.Generator().manual_seed(seed)
-    tables = [module.table for module in model.modules() if isinstance(module, NgramEmbedding)]
-    for weight in (*model.parameters(), *tables):
+    for weight in model.parameters():
         nn.init.normal_(weight, std=deviation, generator=draw)
+    for module in model.modules():
+        if isinstance(module, NgramEmbedding):
+            nn.init.normal_(module.table, std=deviation, generator=draw)
     return model

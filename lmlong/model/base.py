@@ -155,12 +155,8 @@ def compiled(function: Callable[..., T]) -> Callable[..., T]:
 
 def count_parameters(model: nn.Module) -> int:
     """Return the number of trained weights."""
-    return sum(weight.numel() for weight in model.parameters()) + count_table_numbers(model)
-
-
-def count_table_numbers(model: nn.Module) -> int:
-    """Return how many of the weights are those of tables, which have no dense gradients."""
-    return sum(module.table.numel() for module in model.modules() if isinstance(module, NgramEmbedding))
+    tables = [module.table for module in model.modules() if isinstance(module, NgramEmbedding)]
+    return sum(weight.numel() for weight in (*model.parameters(), *tables))
 
 
 def _shared_names(model: nn.Module) -> dict[str, str]:

@@ -7,7 +7,7 @@ import torch
 
 from lmlong.attention.base import state_tensors
 from lmlong.errors import UsageError
-from lmlong.model.base import count_parameters, count_table_numbers
+from lmlong.model.base import count_parameters
 from lmlong.model.build import build, without_memory
 from lmlong.model.sequence_group import longest_part
 from lmlong.recipe import Recipe
@@ -44,9 +44,9 @@ def least_bytes(recipe: Recipe, vocabulary: int) -> tuple[int, int]:
     layers = model.layers - len(model.downsampled_layers)
     inputs = training.batch_size * (8 * length + 2 * held * model.width * layers)
     moments = 2 if training.optimizer == "adamw" else 1  # minimum for each weight
-    tables = count_table_numbers(built)
-    dense = 4 * (2 + moments) * (count_parameters(built) - tables)
-    return dense // shared + 4 * tables, inputs + training.batch_size * state
+    tables = model.table_numbers  # without gradients
+    weights = 4 * (2 + moments) * (count_parameters(built) - tables) // shared + 4 * tables
+    return weights, inputs + training.batch_size * state
 
 
 def total_memory(device: torch.device) -> int | None:

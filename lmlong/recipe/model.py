@@ -139,6 +139,12 @@ class Model(Options):
         return HeadDims(keys, self.value_dim or keys)
 
     @property
+    def table_numbers(self) -> int:
+        """Numbers in the tables of n-grams."""
+        tables = self.ngram_embedding
+        return len(tables.orders) * tables.rows * tables.width if tables else 0
+
+    @property
     def inner_width(self) -> int:
         """Inner width of the SwiGLU."""
         return self.mlp_width or max(-(-int(self.width * self.mlp_ratio) // 32), 1) * 32

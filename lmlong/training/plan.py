@@ -119,8 +119,9 @@ class MemoryModel:
     def _distributed_bytes(self) -> int:
         """Return the bytes that distributed training adds to the memory of a single process; negative if it saves
         memory."""
-        parameters, moments = self.second.parameters, self.second.moments
-        alone = FLOAT32 * (2 * parameters + moments)
+        tables = self.recipe.model.table_numbers
+        parameters, moments = self.second.parameters - tables, self.second.moments
+        alone = FLOAT32 * (2 * parameters + tables + moments)
         return state_bytes(self.recipe, parameters, moments, _is_on_gpu(self.recipe)).total - alone
 
 
@@ -224,7 +225,7 @@ def _profiled_tokens(recipe: Recipe, vocabulary: int) -> int | None:
     if pick_device(recipe.device).type != "cpu":
         return None
     with without_memory():
-        parameters = count_parameters(build(recipe, vocabulary))
+        parameters = count_parameters(build(recipe, vocabulary)) - recipe.model.table_numbers
     tokens = int(PROFILED_WORK / (6 * parameters))  # forward and backward pass: 6 operations for each weight
     return tokens if tokens < LONGEST_PROFILED else None
 

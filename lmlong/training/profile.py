@@ -25,6 +25,7 @@ from lmlong.training.distillation import taught_loss
 from lmlong.training.optimizer import make_optimizer
 from lmlong.training.prepare import PreparedRun, prepare_run
 from lmlong.training.progress import CLOCKS, TICK
+from lmlong.training.row_adagrad import make_row_optimizer
 
 TIMED_STEPS, ENOUGH_SECONDS, LONG_SECONDS = 7, 4.0, 10.0
 """Number of timed steps, the total seconds after which fewer are enough, and the seconds of a first step after which no
@@ -81,7 +82,9 @@ def _profile(recipe: Recipe, shape: BatchShape, timed: int) -> StepProfile:
             torch.cuda.reset_peak_memory_stats()  # trials of kernels do not count
     if prepared.teacher:
         prepared.teacher.model.to(prepared.device)
-    optimizer = make_optimizer(model, prepared.recipe.training, policy_of(prepared.device))
+    policy = policy_of(prepared.device)
+    optimizer = make_optimizer(model, prepared.recipe.training, policy)
+    row_optimizer = make_row_optimizer(model, policy.reads_values)
     works, updates, now = [], [], CLOCKS[recipe.training.clock]
     for number in range(1 + timed):
         begun = now()
@@ -94,6 +97,8 @@ def _profile(recipe: Recipe, shape: BatchShape, timed: int) -> StepProfile:
         torch.nn.utils.clip_grad_norm_(model.parameters(), prepared.recipe.training.clip)
         optimizer.step()
         optimizer.zero_grad()
+        if row_optimizer:
+            row_optimizer.step()
         synchronize(prepared.device)
         updates.append(now() - begun)
         if sum(works) > (ENOUGH_SECONDS if number else LONG_SECONDS):

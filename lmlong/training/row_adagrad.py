@@ -17,8 +17,9 @@ from lmlong.training.collectives import all_gather
 LEARNING_RATE = 0.1
 """The learning rate at the peak of the run's schedule."""
 
-TINY = 1e-30
-"""Smallest mean square that a gradient is divided by the root of."""
+EPSILON = 1e-10
+"""Added to the root that gradients are divided by, as in torch's Adagrad: a gradient that is only a rounding error must
+not become a whole step."""
 
 
 class RowAdagrad:
@@ -36,8 +37,8 @@ class RowAdagrad:
         self.looked_up += tokens * len(self.tables.orders)
 
     @torch.no_grad()
-    def step(self, factor: float, is_skipped: Tensor, scale: float = 1.0) -> None:
-        """Update the rows looked up since the last step, unless `is_skipped` or a gradient is not finite.
+    def step(self, factor: float = 1.0, is_skipped: Tensor | None = None, scale: float = 1.0) -> None:
+        """Update the rows looked up since the last step, unless it `is_skipped` or a gradient is not finite.
 
         `factor` is the share of the peak of the learning rate, `scale` that of float16's gradient scaler. All ranks
         call this, and make the same update.
@@ -49,12 +50,13 @@ class RowAdagrad:
         if self.ranks > 1:
             found = self._sum_over_ranks(found, most)
         rows, gradient = found.rows, found.gradient / (self.ranks * scale)
-        gradient = gradient.where(gradient.isfinite().all() & ~is_skipped, 0)
+        is_finite = gradient.isfinite().all()
+        gradient = gradient.where(is_finite if is_skipped is None else is_finite & ~is_skipped, 0)
         if self.squares is None:
             self.squares = gradient.new_zeros(len(self.tables.table))
         self.squares.index_add_(0, rows, gradient.square().mean(1))
-        size = self.squares[rows].clamp_min(TINY).rsqrt()
-        self.tables.table.index_add_(0, rows, gradient * size[:, None], alpha=-LEARNING_RATE * factor)
+        size = self.squares[rows].sqrt() + EPSILON
+        self.tables.table.index_add_(0, rows, gradient / size[:, None], alpha=-LEARNING_RATE * factor)
 
     def _sum_over_ranks(self, own: RowGradient, most: int) -> RowGradient:
         """Return the sum of the gradients of each row over the ranks, the same on each of them. A rank has up to `most`

@@ -73,7 +73,6 @@ def draw_model(draw: Random) -> dict[str, Any]:
         "attention": draw_attention(draw, [kind for kind in kinds() if ATTENTION_KINDS[kind].causal]),
         "positions": "none" if head_dim % 2 else draw.choice(positions),
         "downsample": draw_downsample(draw, layers) if layers > 1 and draw.random() < 0.5 else None,
-        "ngram_embedding": draw_tables(apart(draw, "tables")),
         **draw_shape(draw),
     }
     pattern = model["attention"]["kind"]
@@ -115,7 +114,19 @@ def draw_shape(draw: Random) -> dict[str, Any]:
         "embedding_scale": draw.choice((None, None, 1.0, 3.0)),
         "rope": {"base": draw.choice((100.0, 1e4)), "scaling": draw.choice((None, draw_scaling(draw)))},
         "norm_epsilon": draw.choice((1e-6, 1e-6, 1e-5, 1e-2)),
+        # drawn apart, so that all else is drawn as it was without it
+        "ngram_embedding": draw_tables(Random(str(draw.getstate()[1][:9]))),
     }
+
+
+def draw_tables(draw: Random) -> dict[str, Any] | None:
+    """Return a section of tables of n-grams, for half of the models."""
+    tables = {
+        "orders": draw.sample(range(1, 6), draw.randint(1, 3)),
+        "rows": draw.choice((1, 2, 7, 64, draw.randint(1, 300))),
+        "width": draw.choice((1, 2, 5, 8, 33)),
+    }
+    return draw.choice((None, tables))
 
 
 def draw_scaling(draw: Random) -> dict[str, Any]:
@@ -141,7 +152,8 @@ def draw_attention(draw: Random, kinds: list[str]) -> dict[str, Any]:
         "feature_map": feature_map,
         "decay": draw.choice(decays),
         "window": draw.choice((1, 1, 2, 3, 4, 5, 8, 16, 17, draw.randint(1, 60), 300)),
-        "parallel_window": apart(draw).choice((None, None, 1, 2, 5, 17)),
+        # drawn apart, so that all else is drawn as it was without it
+        "parallel_window": Random(str(draw.getstate()[1][:9])).choice((None, None, 1, 2, 5, 17)),
         "taylor": {"width": draw.choice((None, draw.randint(1, 9)))},
         "favor": {
             "features": draw.choice((None, 1, 2, draw.randint(1, 40))),
@@ -161,19 +173,6 @@ def draw_attention(draw: Random, kinds: list[str]) -> dict[str, Any]:
         },
         "longest_memory": draw.choice((3, 100, 8192, 65536)),
     }
-
-
-def draw_tables(draw: Random) -> dict[str, Any] | None:
-    """Return an n-gram embedding section, or None."""
-    if draw.random() < 0.6:
-        return None
-    orders = draw.sample(range(1, 6), draw.choice((1, 2, 2, 3)))
-    return {"orders": orders, "rows": draw.choice((1, 2, 7, 64, 300)), "width": draw.choice((1, 3, 8, 17))}
-
-
-def apart(draw: Random, name: str = "") -> Random:
-    """Return other draws, which leave those that follow as they are."""
-    return Random(str(draw.getstate()[1][:9]) + name)
 
 
 def draw_downsample(draw: Random, layers: int) -> dict[str, Any]:

@@ -25,12 +25,9 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def build(orders: list[int] | None = None, **options: Any) -> LanguageModel:
-    """A model whose tables are not 0."""
     tables = recipe.NgramEmbedding(orders=orders or [2, 3], rows=ROWS, width=4)
     shape = {"width": 16, "layers": 2, "heads": 2, "attention": recipe.Attention(kind="linear"), **options}
-    model = stirred(LanguageModel(recipe.Model(ngram_embedding=tables, **shape), VOCABULARY), 0.3).double()
-    torch.nn.init.normal_(tables_of(model).table, generator=torch.Generator().manual_seed(1))
-    return model
+    return stirred(LanguageModel(recipe.Model(ngram_embedding=tables, **shape), VOCABULARY), 0.3).double()
 
 
 def tables_of(model: LanguageModel) -> NgramEmbedding:

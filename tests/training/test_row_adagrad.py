@@ -1,5 +1,7 @@
 """Tables of n-grams in training: the rule of a step, and runs that are the same however they are divided."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +20,20 @@ from lmlong.training.prepare import prepare_new_run
 from lmlong.training.row_adagrad import RowAdagrad
 from lmlong.training.run import train
 
-from .conftest import Poison, Recipes, assert_resumes_exactly, equal, losses, same_tensors, weights
+from .conftest import (
+    Poison,
+    Recipes,
+    assert_resumes_exactly,
+    equal,
+    losses,
+    same_tensors,
+    train_in_processes,
+    weights,
+)
+from .rows_in_ranks import take_steps
+from .test_sequence_parallel import by
 
 TABLES = "model.ngram_embedding={rows: 512, width: 8}"
-NO = torch.tensor(False)
 
 
 def optimizer_of(reads_values: bool = True) -> RowAdagrad:
@@ -47,11 +59,10 @@ def test_a_step_is_row_wise_adagrad(reads_values: bool) -> None:
             gradient.index_add_(0, index.flatten(), rows.flatten(0, 1))
             optimizer.gradients.add(index, 7 * rows)
             optimizer.expect(10)
-        optimizer.step(1 / (step + 1), NO, scale=7.0)
+        optimizer.step(1 / (step + 1), torch.tensor(False), scale=7.0)
         for row in range(12):
             squares[row] += sum(float(x) ** 2 for x in gradient[row]) / 4
-            if squares[row] > 0:
-                table[row] -= 0.1 / (step + 1) * gradient[row] / squares[row].sqrt()
+            table[row] -= 0.1 / (step + 1) * gradient[row] / (squares[row].sqrt() + 1e-10)
     assert torch.allclose(optimizer.tables.table, table, rtol=1e-12, atol=0)
     assert optimizer.squares is not None and torch.allclose(optimizer.squares, squares, rtol=1e-12, atol=0)
 
@@ -60,7 +71,7 @@ def test_a_step_is_row_wise_adagrad(reads_values: bool) -> None:
 def test_a_skipped_step_changes_nothing(bad: str) -> None:
     optimizer = optimizer_of()
     optimizer.gradients.add(torch.tensor([3, 4, 3]), torch.ones(3, 4, dtype=torch.float64))
-    optimizer.step(1.0, NO)
+    optimizer.step()
     assert optimizer.squares is not None
     before = optimizer.tables.table.clone(), optimizer.squares.clone()
     assert before[0][3].allclose(torch.tensor(-0.1).double()) and before[1][3] == 4 and before[1][4] == 1
@@ -76,7 +87,10 @@ def test_rows_that_no_token_finds_are_not_read() -> None:
     optimizer.squares = torch.full((20,), torch.nan).double()
     optimizer.squares[:5] = 0
     optimizer.gradients.add(torch.tensor([3]), torch.ones(1, 4, dtype=torch.float64))
-    optimizer.step(1.0, NO)
+    optimizer.step()
+    optimizer.gradients.add(torch.tensor([2]), torch.full((1, 4), 1e-14).double())  # a rounding error
+    optimizer.step()
+    assert optimizer.tables.table[2].abs().max() < 1e-4 < optimizer.tables.table[3].abs().max()
     assert optimizer.tables.table[:5].isfinite().all() and optimizer.tables.table[5:].isnan().all()
 
 
@@ -160,3 +174,65 @@ def test_a_run_with_tables_writes_and_is_not_exported(recipe_of: Recipes, tmp_pa
         export_onnx(str(tmp_path / "run"), tmp_path / "out")
     train(recipe_of(TABLES, "training.steps=3"), tmp_path / "again")
     assert equal(tmp_path / "run", tmp_path / "again")
+
+
+@pytest.mark.slow
+def test_ranks_with_gradients_of_their_own_take_the_same_steps(tmp_path: Path) -> None:
+    """To the last bit, though each finds another number of rows. They train the mean of their gradients."""
+    ranks, program = 3, Path(__file__).parent / "rows_in_ranks.py"
+    command = [sys.executable, "-W", "error::FutureWarning", program]
+    children = [subprocess.Popen([*map(str, (*command, rank, ranks, tmp_path))]) for rank in range(ranks)]
+    assert [child.wait(timeout=60) for child in children] == [0] * ranks
+    every = [torch.load(tmp_path / f"{rank}.pt") for rank in range(ranks)]
+    tables = NgramEmbedding(recipe.NgramEmbedding(orders=[2], rows=50, width=4), 6)
+    table, squares = take_steps(RowAdagrad(tables, True), list(range(ranks)))
+    for reads_values in (True, False):
+        for each in every:
+            assert all(map(torch.equal, each[reads_values], every[0][reads_values]))
+        mean = every[0][reads_values]
+        assert torch.allclose(mean[0], table, rtol=1e-4, atol=1e-6)
+        assert torch.allclose(mean[1] * ranks**2, squares, rtol=1e-4)
+
+
+TWO = ("devices=2", "training.batch_size=2", "training.accumulate=2")
+ALONE = "training.batch_size=4", "training.accumulate=2"
+PARTS = ("devices=2", "training.sequence_parallel=2", "text.sequence_length=61", "training.batch_size=2")
+PARTS_ALONE = ("text.sequence_length=61", "training.batch_size=2")
+SEVERAL: dict[str, tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
+    "ddp": ("ddp", TWO, ALONE, ()),
+    "ddp, segments": ("ddp", TWO, ALONE, ("training.segment=16", "training.activation_checkpointing=true")),
+    "stage 1": ("stage 1", TWO, ALONE, ()),
+    "stage 2": ("stage 2", TWO, ALONE, ("training.optimizer=adamw",)),
+    "stage 3": ("stage 3", TWO, ALONE, ("training.segment=16",)),
+    "stage 3, checkpointing": ("stage 3", TWO, ALONE, ("training.activation_checkpointing=true",)),
+    "parts": ("ddp", PARTS, PARTS_ALONE, ("training.state_passing=0.5", "training.accumulate=2")),
+    "parts, stage 3": ("stage 3", PARTS, PARTS_ALONE, ("model.attention.kind=[ngram, linear]",)),
+    "parts by groups": ("ddp", (*PARTS, "devices=4"), (*PARTS_ALONE, "training.batch_size=4"), ()),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("strategy", "several", "alone", "options"), SEVERAL.values(), ids=SEVERAL)
+def test_several_processes_are_one(
+    tiny: Path,
+    recipe_of: Recipes,
+    tmp_path: Path,
+    strategy: str,
+    several: tuple[str, ...],
+    alone: tuple[str, ...],
+    options: tuple[str, ...],
+) -> None:
+    """They resume to the last bit, too."""
+    options = (TABLES, "training.steps=8", "training.schedule=constant", "training.keep_last=9", *options)
+    divided = (*options, *several, *by(strategy, tmp_path))
+    train_in_processes(tiny, tmp_path / "several", *divided)
+    train(recipe_of(*options, *alone), tmp_path / "one")
+    assert losses(tmp_path / "several") == pytest.approx(losses(tmp_path / "one"), rel=1e-4)
+    squares, truth = squares_of(tmp_path / "several"), squares_of(tmp_path / "one")
+    assert float((squares - truth).norm()) < 1e-3 * float(truth.norm())
+    table, expected = (weights(tmp_path / name)["ngram_embedding.table"] for name in ("several", "one"))
+    assert float((table - expected).norm()) < 1e-2 * float(expected.norm())
+    middle = tmp_path / "several" / "checkpoints" / "step-00000004"
+    train_in_processes(tiny, tmp_path / "again", *divided, "--resume", middle)
+    assert equal(tmp_path / "again", tmp_path / "several")
+    assert torch.equal(squares_of(tmp_path / "again"), squares)

@@ -47,6 +47,7 @@ STEPS = {
         "model.attention.window=20",
     ],
     "accumulated": ["training.accumulate=2", "training.segment=16", "model.dropout=0.1"],
+    "tables": ["model.ngram_embedding={rows: 64, width: 8}", "training.accumulate=2"],
     "encoder": ["objective=masked", "model.attention.kind=full"],
 }
 
