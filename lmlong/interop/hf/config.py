@@ -59,11 +59,13 @@ def lmlong_config(model: recipe.Model, built: LanguageModel, vocabulary: int) ->
     keys, values = model.head_dims
     favor = {"features": attention.favor.features or 2 * keys, "form": attention.favor.form}
     of_maps: dict[str, dict[str, Any]] = {"taylor": {"width": attention.taylor.width}, "favor": favor}
+    tables = {"ngram_embedding": model.ngram_embedding.model_dump()} if model.ngram_embedding else {}
     return {
         "architectures": [MODEL],
         "auto_map": {"AutoConfig": f"{MODULE}.{CONFIG}", "AutoModelForCausalLM": f"{MODULE}.{MODEL}"},
         "model_type": "lmlong",
         **_sizes(model, vocabulary),
+        **tables,
         "value_dim": values,
         "attention": model.kinds,
         "feature_map": attention.feature_map,
@@ -73,7 +75,6 @@ def lmlong_config(model: recipe.Model, built: LanguageModel, vocabulary: int) ->
         "window": attention.window,
         "parallel_window": attention.parallel_window,
         "ngram": attention.ngram.model_dump() if "ngram" in model.kinds else {},
-        "ngram_embedding": model.ngram_embedding and model.ngram_embedding.model_dump(),
         "convolution": model.convolution,
         "rotary_layers": [block.mixer.uses_rope for block in built.blocks],
         "rotary_window": model.positions != "none",
