@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from lmlong.model.ngram_embedding import NgramEmbedding
 from lmlong.recipe import Rope, RopeScaling
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -46,4 +47,7 @@ def stirred(model: Model, deviation: float = 1.0, seed: int = 0) -> Model:
     draw = torch.Generator().manual_seed(seed)
     for weight in model.parameters():
         nn.init.normal_(weight, std=deviation, generator=draw)
+    for module in model.modules():
+        if isinstance(module, NgramEmbedding):
+            nn.init.normal_(module.table, std=deviation, generator=draw)
     return model

@@ -27,6 +27,7 @@ from lmlong.model.state import state_bytes
 from lmlong.recipe.candidates import single_kinds
 from lmlong.training.optimizer import make_optimizer
 from lmlong.training.prepare import check_kernel, set_kernel
+from lmlong.training.row_adagrad import make_row_optimizer
 
 FORMATS = {"32": torch.float32, "bf16": torch.bfloat16, "64": torch.float64}
 
@@ -106,7 +107,9 @@ def training_candidate(
     segment = options.training.segment if model.constant_state else None
     work = Work(1, min(segment or length, length), precision, trains=True)
     model.use_kernels(choose_kernels(model, work, device).choice.names)
-    optimizer = make_optimizer(model, options.training, policy_of(device))
+    policy = policy_of(device)
+    optimizer = make_optimizer(model, options.training, policy)
+    row_optimizer = make_row_optimizer(model, policy.reads_values)
     tokens = torch.randint(model.embedding.num_embeddings, (1, length + 1), device=device)
 
     def step() -> Tensor:
@@ -117,6 +120,8 @@ def training_candidate(
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), options.training.clip)
         optimizer.step()
         optimizer.zero_grad()
+        if row_optimizer:
+            row_optimizer.step()
         return torch.stack([loss.detach(), norm])
 
     return Candidate(step, length, 0, 0, growth=1 if model.constant_state else 2)

@@ -159,7 +159,7 @@ def load_weights(model: nn.Module, checkpoint: Path, new_attention: bool = False
 
     With `new_attention`, weights specific to one kind of attention may be missing, and keep the model's values, or be
     unexpected, and are ignored; queries, keys and values mean the same to every kind. A missing convolution starts as
-    the identity, and missing head gains keep the model's values.
+    the identity, and missing head gains and tables of n-grams keep the model's values.
     """
     if verify:
         manifest.verify(checkpoint, [WEIGHTS])
@@ -226,5 +226,7 @@ def _of_attention(name: str) -> bool:
 
 
 def _may_be_missing(name: str, identities: Container[str]) -> bool:
-    """Return whether a weight may be missing and keep the new model's value, or become an identity."""
-    return name in identities or _of_attention(name) or name.endswith(".mixer.head_norm.weight")
+    """Return whether a weight may be missing and keep the new model's value, or become an identity. New tables of
+    n-grams are 0."""
+    own = _of_attention(name) or name.startswith("ngram_embedding.")
+    return own or name in identities or name.endswith(".mixer.head_norm.weight")

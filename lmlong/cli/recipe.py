@@ -139,7 +139,7 @@ def _summary(recipe: "Recipe") -> str:
     )
     limits = [f"{training.steps} steps"] if training.steps else []
     limits += [f"{training.tokens} tokens"] if training.tokens else []
-    limits += [f"{training.minutes:g} minutes"] if training.minutes else []
+    limits += [f"{training.minutes:g} minutes{training.clock_note}"] if training.minutes else []
     return (
         f"{recipe.name}: {model.layers} layers of width {model.width}{shorter}, {attention} attention, "
         f"sequences of {text.sequence_length} tokens, {' or '.join(limits)}"

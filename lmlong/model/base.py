@@ -16,6 +16,7 @@ from lmlong.attention.device_policy import FollowsPolicy
 from lmlong.model.layers import QuantizedLinear, RMSNorm
 from lmlong.model.learning.loss import Learning, learning_loss
 from lmlong.model.loss import TeacherOutput, chunked_cross_entropy, logits_in_float32, token_nll
+from lmlong.model.ngram_embedding import NgramEmbedding
 from lmlong.model.short_conv import ShortConvolution
 from lmlong.native.spec import NativeSpec
 
@@ -154,7 +155,8 @@ def compiled(function: Callable[..., T]) -> Callable[..., T]:
 
 def count_parameters(model: nn.Module) -> int:
     """Return the number of trained weights."""
-    return sum(weight.numel() for weight in model.parameters())
+    tables = [module.table for module in model.modules() if isinstance(module, NgramEmbedding)]
+    return sum(weight.numel() for weight in (*model.parameters(), *tables))
 
 
 def _shared_names(model: nn.Module) -> dict[str, str]:

@@ -27,6 +27,7 @@ from lmlong.model.learning.loss import Learning
 from lmlong.model.learning.read import Learner, Text
 from lmlong.model.learning.state import DEFAULT_RATES, Learned, init_learned, will_learn_token
 from lmlong.model.loss import IGNORED, TeacherOutput
+from lmlong.model.ngram_embedding import NgramEmbedding
 from lmlong.model.rope import document_positions
 from lmlong.model.segments import Segment, checkpointed_loss, segmented_loss
 from lmlong.model.sequence_group import SequenceGroup, SequencePart
@@ -46,7 +47,7 @@ class ModelState(NamedTuple):
     blocks: tuple[BlockState, ...]
     position: Tensor  # (B,) tokens of the current document so far
     hourglass: HourglassState | None = None  # None if no layers are downsampled
-    last_tokens: Tensor | None = None  # (B, P) the last tokens that attentions need; None if none needs them
+    last_tokens: Tensor | None = None  # (B, P) the last tokens that attentions and tables need; None if none needs them
     learned: Learned | None = None  # None if the output layer does not learn from the text
 
 
@@ -71,6 +72,8 @@ class LanguageModel(TextModel):
         self.kinds = options.kinds
         self.blocks = nn.ModuleList(Block(options, kind) for kind in self.kinds)  # type: ignore[assignment]
         self.hourglass = Hourglass(options) if options.downsample else None
+        tables = options.ngram_embedding
+        self.ngram_embedding = None if tables is None else NgramEmbedding(tables, options.width)
         self.past_tokens = self._count_past_tokens()
         self.norm = RMSNorm(options.width, epsilon=options.norm_epsilon)
         self.lm_head = LMHead(self.embedding if options.tied_output else nn.Embedding(vocabulary, options.width))
@@ -312,10 +315,13 @@ class LanguageModel(TextModel):
         """Return the scaled embeddings (B, T, width), and the positions that all blocks need."""
         index = document_positions(document_starts, state.position, tokens.shape[1])
         windows = None if state.last_tokens is None else last_tokens(tokens, state.last_tokens, index)
-        return self.embedding(tokens) * self.embedding_scale, Positions(index, document_starts, windows)
+        x = self.embedding(tokens) * self.embedding_scale
+        if self.ngram_embedding is not None:
+            x = x + self.ngram_embedding(windows)
+        return x, Positions(index, document_starts, windows)
 
     def _count_past_tokens(self) -> int | None:
-        """Return how many tokens before the current one the attentions need; None if no attention reads tokens."""
+        """Return how many tokens before the current one the attentions and tables need; None if none reads tokens."""
         counts = [
             (layer, declared.size - 1)
             for layer, attention in enumerate(self.attentions)
@@ -327,7 +333,10 @@ class LanguageModel(TextModel):
                 f"model.downsample: the attention of layer {shortened[0] + 1} reads tokens, but a downsampled layer "
                 "reads blocks. Leave downsample out, or use another kind for the layers in the middle."
             )
-        return max((past for _, past in counts), default=None)
+        needed = [past for _, past in counts]
+        if self.ngram_embedding is not None:
+            needed.append(self.ngram_embedding.past_tokens)
+        return max(needed, default=None)
 
     def layer_tokens(self, layer: int, tokens: int) -> int:
         """Return the number of vectors that a layer reads for `tokens` tokens of a document."""
@@ -382,6 +391,8 @@ class LanguageModel(TextModel):
         super().compile_blocks()
         for attention in self.attention_parts:
             attention.compiled = True
+        if self.ngram_embedding is not None:
+            self.ngram_embedding.compiled = True
 
     def set_state_dtype(self, dtype: torch.dtype) -> None:
         """Set the lowest precision of the states of recurrences."""
@@ -424,6 +435,7 @@ class LanguageModel(TextModel):
         }
         parts: dict[str, Any] = {
             "embedding": self.embedding,
+            "ngram_embedding": self.ngram_embedding,
             "blocks": tuple(self.blocks),
             "hourglass": self.hourglass,
             "norm": self.norm,

@@ -44,7 +44,9 @@ def least_bytes(recipe: Recipe, vocabulary: int) -> tuple[int, int]:
     layers = model.layers - len(model.downsampled_layers)
     inputs = training.batch_size * (8 * length + 2 * held * model.width * layers)
     moments = 2 if training.optimizer == "adamw" else 1  # minimum for each weight
-    return 4 * (2 + moments) * count_parameters(built) // shared, inputs + training.batch_size * state
+    tables = model.table_numbers  # without gradients
+    weights = 4 * (2 + moments) * (count_parameters(built) - tables) // shared + 4 * tables
+    return weights, inputs + training.batch_size * state
 
 
 def total_memory(device: torch.device) -> int | None:

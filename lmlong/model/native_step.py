@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lmlong.attention.feature_maps import ELU_FLOOR, RMS_EPS, Cosine, Relu, Softmax
 from lmlong.attention.inputs import MIN_LOG_DECAY
+from lmlong.attention.ngram.native.kernel import INTEGERS
 from lmlong.attention.registry import native_kinds
 from lmlong.model.block import BlockState
 from lmlong.model.hourglass import BlockPhase
@@ -22,6 +23,7 @@ from lmlong.native.decode.pack import PackedModel
 from lmlong.native.decode.step import States
 from lmlong.native.state import map_state
 from lmlong.native.threads import ThreadChoice
+from lmlong.recipe import MAX_NGRAM
 
 CONSTANTS = {
     "ELU_FLOOR": ELU_FLOOR,
@@ -31,8 +33,10 @@ CONSTANTS = {
     "SOFTMAX_FLOOR": Softmax.FLOOR,
     "MIN_LOG_DECAY": MIN_LOG_DECAY,
     "RMS_EPS": RMS_EPS,
+    **INTEGERS,
+    "MAX_NGRAM": MAX_NGRAM,
 }
-"""Constants of feature maps and gates, which several kinds of attention share."""
+"""Constants of feature maps, gates and n-grams, which several kinds of attention share."""
 
 Kinds = Sequence[DecodeKind[Any]]
 """The kind of each layer's attention."""

@@ -49,7 +49,7 @@ class NativeRow:
         """Make the buffer that a step has written the current state; `full`: some state may have no room left."""
         self.position += 1
         if self.last_tokens is not None:
-            self.last_tokens = torch.cat([self.last_tokens[:, 1:], self.last_tokens.new_tensor([[token]])], dim=1)
+            self.last_tokens = torch.cat([self.last_tokens, self.last_tokens.new_tensor([[token]])], dim=1)[:, 1:]
         blocks = with_room(self._kinds, self._next, full) if self.grows or full else self._next
         moved = any(new.attention is not old.attention for new, old in zip(blocks, self._next, strict=True))
         if self.grows or moved:

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lmlong.attention.base import state_tensors
 from lmlong.model.loss import TeacherOutput
+from lmlong.model.ngram_embedding import NgramEmbedding, RowGradients
 from lmlong.model.state import rebuild_state
 
 
@@ -40,6 +41,8 @@ class Segment(NamedTuple):
 
 
 class SegmentModel(Protocol):
+    ngram_embedding: NgramEmbedding | None
+
     def hidden_states(self, tokens: Tensor, state: Any, document_starts: Tensor | None) -> tuple[Tensor, Any]: ...
 
     def segment_loss(self, segment: Segment, state: Any) -> tuple[Tensor, Any]:
@@ -59,8 +62,9 @@ def segmented_loss(model: SegmentModel, segments: Sequence[Segment], state: Any)
         if number + 1 < len(segments):
             states.put(number + 1, after)
     weights = list(model.parameters())
-    total, dweights = _backward_through_segments(model, segments, states, context, weights)
-    return _KnownGradients.apply(total, dweights, *weights), after
+    with _rows_apart(model) as drows:
+        total, dweights = _backward_through_segments(model, segments, states, context, weights)
+    return _KnownGradients.apply(total, _Gradients(model, dweights, drows), *weights), after
 
 
 def checkpointed_loss(model: SegmentModel, segments: Sequence[Segment], state: Any) -> tuple[Tensor, Any]:
@@ -116,19 +120,42 @@ def _backward_through_segments(
     return total, dweights
 
 
+@contextmanager
+def _rows_apart(model: SegmentModel) -> Iterator[RowGradients | None]:
+    """Return a context in which the gradients of rows of the model's tables are kept apart; None if it trains none."""
+    tables = model.ngram_embedding
+    if tables is None or tables.gradients is None:
+        yield None
+        return
+    apart = RowGradients(tables.gradients.rows, tables.gradients.reads_values)
+    with tables.collecting(apart):
+        yield apart
+
+
+class _Gradients(NamedTuple):
+    """The gradients of a loss."""
+
+    model: SegmentModel
+    dweights: list[Tensor]
+    drows: RowGradients | None  # of the model's tables
+
+
 class _KnownGradients(torch.autograd.Function):
     """A loss with precomputed gradients, which the backward pass scales. Of several numbers, the first is the loss."""
 
     @staticmethod
-    def forward(ctx: Any, loss: Tensor, dweights: list[Tensor], *weights: Tensor) -> Tensor:
-        ctx.dweights = dweights
+    def forward(ctx: Any, loss: Tensor, known: _Gradients, *weights: Tensor) -> Tensor:
+        ctx.known = known
         return loss.clone()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        dloss = grads[0].flatten()[0]
-        return (None, None, *(dweight * dloss for dweight in ctx.dweights))
+        dloss, known = grads[0].flatten()[0], ctx.known
+        if known.drows is not None and known.drows.pieces:
+            rows, gradient = known.drows.take()
+            known.model.ngram_embedding.gradients.add(rows, gradient * dloss)
+        return (None, None, *(dweight * dloss for dweight in known.dweights))
 
 
 class _StateBank:

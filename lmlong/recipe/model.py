@@ -1,13 +1,13 @@
 """Options of the model: its size and what its blocks do."""
 
 from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from lmlong.recipe import bounds
-from lmlong.recipe.attention import Attention
+from lmlong.recipe.attention import MAX_NGRAM, Attention
 from lmlong.recipe.kinds import ATTENTION_KINDS, FEATURE_MAP_KINDS
 from lmlong.recipe.section import Options, completed, mistake
 
@@ -26,6 +26,22 @@ class Downsample(Options):
 
 DOWNSAMPLE_DEFAULTS: dict[str, Any] = {"attention": {"kind": "linear"}}
 """Defaults with downsampling: downsampled layers have no token ids for ngram to look up."""
+
+
+class NgramEmbedding(Options):
+    """Tables of trained vectors, found by the hash of the last n tokens and added to the token's embedding. They learn
+    which tokens follow which in all of the training text, at almost no arithmetic. Written {}, the defaults."""
+
+    orders: list[Annotated[int, Field(gt=0, le=MAX_NGRAM)]] = Field(default=[2, 3], min_length=1)
+    """n of each table: the last n tokens, including the current one. Each n is given once."""
+    rows: int = Field(default=65_536, gt=0, le=2**28)
+    """Vectors in each table; n-grams that hash to the same row share it. More rows take memory, but no time."""
+    width: int = Field(default=64, gt=0, le=bounds.WIDTH)
+    """Size of a vector, before it is projected to model.width."""
+
+    def disagreements(self) -> Iterator[PydanticCustomError]:
+        if len(set(self.orders)) < len(self.orders):
+            yield mistake("orders", f"{self.orders} names an n twice. Give each n once.")
 
 
 class RopeScaling(Options):
@@ -81,6 +97,8 @@ class Model(Options):
     more. An encoder always uses width / heads."""
     value_dim: int | None = Field(default=None, gt=0, le=bounds.WIDTH)
     """Size of a head's values; left out, the size of its queries and keys. It enlarges the state too."""
+    ngram_embedding: NgramEmbedding | None = None
+    """Trained vectors of the last tokens, added to the embedding; left out, none."""
     attention: Attention = Attention()
     convolution: int = Field(default=4, ge=0, le=64)
     """Tokens seen by the causal convolution over queries, keys and values; 0 for none. An encoder has none."""
@@ -119,6 +137,12 @@ class Model(Options):
         """The sizes of a head's queries and keys, and of its values."""
         keys = self.head_dim or self.width // self.heads
         return HeadDims(keys, self.value_dim or keys)
+
+    @property
+    def table_numbers(self) -> int:
+        """Numbers in the tables of n-grams."""
+        tables = self.ngram_embedding
+        return len(tables.orders) * tables.rows * tables.width if tables else 0
 
     @property
     def inner_width(self) -> int:

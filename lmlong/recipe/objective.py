@@ -27,6 +27,7 @@ CAUSAL_ONLY = {
     "model.head_norm": NO_CHOICE,
     "model.embedding_scale": NO_CHOICE,
     "model.tied_output": NO_CHOICE,
+    "model.ngram_embedding": "it is a vector of the last tokens, but an encoder looks at both sides",
     "model.convolution": "it only sees the past, but an encoder looks at both sides",
     "training.segment": NO_STATE,
     "training.sequence_parallel": NO_STATE,

@@ -54,6 +54,11 @@ class Budget(Options):
 class Training(Budget):
     """Training options."""
 
+    clock: Literal["wall", "process"] = "wall"
+    """Time that `minutes` counts. wall: the time that passes. process: the processor time of the training process (the
+    first, if there are several) divided by its number of threads, so that other programs on a shared machine take no
+    minutes from a run. Meant for CPUs: waiting, as for a GPU or a disk, does not count. On a quiet CPU both are about
+    the same, but a thread that is idle while another one works makes minutes longer."""
     strategy: Literal["auto", "ddp", "deepspeed"] = "auto"
     """How several devices train together: ddp (each holds the whole training state) or deepspeed (each holds a part).
     auto is ddp for more than one device."""
@@ -159,6 +164,11 @@ class Training(Budget):
     def name_of_width(cls, precision: object) -> object:
         """Accept the numbers 32 and 16, which then need no quotes in YAML."""
         return str(precision) if type(precision) is int else precision
+
+    @property
+    def clock_note(self) -> str:
+        """The words after a time that `clock` measures; empty for the wall clock."""
+        return " of processor time" if self.clock == "process" else ""
 
     @property
     def passes_states(self) -> bool:

@@ -21,7 +21,17 @@ from lmlong.recipe import file as recipe_file
 from lmlong.training.plan import make_plan
 from lmlong.training.run_folder import check_folder
 
-SHARED_OPTIONS = ("width", "layers", "heads", "kv_heads", "head_dim", "value_dim", "tied_output", "embedding_scale")
+SHARED_OPTIONS = (
+    "width",
+    "layers",
+    "heads",
+    "kv_heads",
+    "head_dim",
+    "value_dim",
+    "tied_output",
+    "embedding_scale",
+    "ngram_embedding",
+)
 """Options of `model` that must be the same in both models, since their weights are copied."""
 
 

@@ -11,7 +11,6 @@ from lmlong import recipe
 from lmlong.errors import UsageError
 from lmlong.io.checked import shown
 from lmlong.io.files import parse_json
-from lmlong.model.base import count_parameters
 
 SHOWN = 200
 """Maximum characters shown of DeepSpeed's own message."""
@@ -73,7 +72,7 @@ def settings(options: recipe.Training, device: torch.device) -> dict[str, Any]:
 def set_sizes(zero: dict[str, Any], model: nn.Module) -> None:
     """Add sizes of buffers to the ZeRO settings, by the size of a model. DeepSpeed's defaults are half a billion or a
     billion numbers, whatever the size."""
-    room = count_parameters(model)
+    room = sum(weight.numel() for weight in model.parameters())
     defaults = {"reduce_bucket_size": min(LARGEST_BUCKET, room)}
     if zero["stage"] == 3:
         # the gradients summed, the whole weights in use, and the weights updated at a time; two matrices can take turns

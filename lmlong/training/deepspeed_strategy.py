@@ -246,7 +246,8 @@ class DeepSpeedAutocast(DeepSpeedPrecision):
         if done:  # clipped by DeepSpeed, which has read whether the norm is finite, and skipped the update if not
             norm = engine.get_global_grad_norm()
             # stays on the device; a number is filled in there, since copying it would wait
-            model.must_skip(norm if isinstance(norm, Tensor) else torch.full((), norm, device=model.device))
+            norm = norm if isinstance(norm, Tensor) else torch.full((), norm, device=model.device)
+            model.update_rows(model.must_skip(norm))
 
 
 def _prepare_for_cpu() -> None:

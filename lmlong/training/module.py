@@ -23,6 +23,7 @@ from lmlong.errors import DivergedError
 from lmlong.model.kernel_choice import Decision, KernelChoice, choose_kernels
 from lmlong.model.kernel_trial import Work
 from lmlong.model.language_model import LanguageModel
+from lmlong.model.sequence_group import longest_part
 from lmlong.model.state import detach_state, where_state
 from lmlong.training.distillation import taught_loss
 from lmlong.training.distributed import print_once
@@ -31,6 +32,7 @@ from lmlong.training.loader import Loader, TrainingBatch
 from lmlong.training.optimizer import learning_rate_factor, make_optimizer, masks_updates
 from lmlong.training.prepare import PreparedRun, divides_weights, trial_model
 from lmlong.training.progress import TrainingClock
+from lmlong.training.row_adagrad import RowAdagrad, make_row_optimizer
 from lmlong.training.sequence_processes import SequenceProcesses
 
 RECENT = 20
@@ -64,6 +66,7 @@ class TrainingModule(LightningModule):
         self.register_buffer("token_bytes", torch.from_numpy(prepared.tokens.tokenizer.token_bytes), persistent=False)
         self.register_buffer("skipped", torch.zeros((), dtype=torch.int64), persistent=False)
         self.learning_rate = math.nan  # of the current optimizer step
+        self.row_optimizer: RowAdagrad | None = None  # of the model's tables
         self.figures: list[BatchFigures] = []  # of the current optimizer step
         self.gradient_norm = torch.tensor(math.nan)
         self.recent: deque[float] = deque(maxlen=RECENT)
@@ -109,7 +112,9 @@ class TrainingModule(LightningModule):
         return Loader(self.prepared, numbers, self.trainer.global_rank)
 
     def configure_optimizers(self) -> Any:
-        return make_optimizer(self.model, self.recipe.training, self.policy, self.trainer.world_size)
+        ranks = self.trainer.world_size
+        self.row_optimizer = make_row_optimizer(self.model, self.policy.reads_values, ranks)
+        return make_optimizer(self.model, self.recipe.training, self.policy, ranks)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Set the learning rate by the step, and by the time trained if `training.minutes` ends the run."""
@@ -127,6 +132,9 @@ class TrainingModule(LightningModule):
             learned, nll, state = self._loss(batch, mask, state)
         if self.recipe.training.passes_states:
             self.carried = detach_state(state if self.group is None else self.group.state_after(state))
+        if self.row_optimizer:
+            rows, length = batch.tokens.shape
+            self.row_optimizer.expect(rows * longest_part(length, self.recipe.training.sequence_parallel))
         self.figures.append(BatchFigures(number, batch.counts, learned.detach(), nll))
         # divided by a constant, so that batches, ranks and accumulated parts add up to the same gradient; the mean over
         # the ranks of the gradients of the parts of a row is multiplied by their number
@@ -140,13 +148,22 @@ class TrainingModule(LightningModule):
         if training.precision == "16":
             # overflows now and then by design: its gradient scaler skips such a step and lowers the scale
             self.gradient_norm = norm
+            self.update_rows(~norm.isfinite())
             return
         is_skipped = self.must_skip(norm)
+        self.update_rows(is_skipped)
         if masks_updates(training, self.policy):
             optimizer.found_inf = is_skipped.float()
         elif is_skipped:
             for weight in self.model.parameters():
                 weight.grad = None  # the optimizer then skips the weight and its moments
+
+    def update_rows(self, is_skipped: Tensor) -> None:
+        """Update the rows of tables that this step looked up, unless the step is skipped."""
+        if self.row_optimizer:
+            scaler = getattr(self.trainer.precision_plugin, "scaler", None)
+            factor = self.learning_rate / self.recipe.training.learning_rate
+            self.row_optimizer.step(factor, is_skipped, scaler.get_scale() if scaler else 1.0)
 
     def must_skip(self, norm: Tensor) -> Tensor:
         """Count a gradient of this norm, and return whether its update must be skipped: if it is not finite, or after

@@ -119,8 +119,9 @@ class MemoryModel:
     def _distributed_bytes(self) -> int:
         """Return the bytes that distributed training adds to the memory of a single process; negative if it saves
         memory."""
-        parameters, moments = self.second.parameters, self.second.moments
-        alone = FLOAT32 * (2 * parameters + moments)
+        tables = self.recipe.model.table_numbers
+        parameters, moments = self.second.parameters - tables, self.second.moments
+        alone = FLOAT32 * (2 * parameters + tables + moments)
         return state_bytes(self.recipe, parameters, moments, _is_on_gpu(self.recipe)).total - alone
 
 
@@ -154,6 +155,7 @@ class Plan(NamedTuple):
         """Return the plan as text."""
         tokens = self.tokens_per_step
         hours, minutes = divmod(round(self.steps * self.cost.seconds / 60), 60)
+        time = f"{hours} h {minutes:02d} min{self.recipe.training.clock_note}"
         disk = KEPT_CHECKPOINTS * 4 * (self.parameters + self.moments)  # float32
         about = "" if self.recipe.training.minutes is None else "about "
         roughly = "" if self.mean_length is None else "about "
@@ -163,7 +165,7 @@ class Plan(NamedTuple):
         lines = [
             f"parameters   {self.parameters:,}",
             f"steps        {about}{self.steps:,} of {roughly}{tokens:,} tokens: {self.steps * tokens:,} tokens in all",
-            f"time         {self.cost.seconds:.2f} s a step: {hours} h {minutes:02d} min, validation not counted",
+            f"time         {self.cost.seconds:.2f} s a step: {time}, validation not counted",
             f"memory       {self.cost.bytes / 1e9:.2f} GB at the peak of a step{each}",
             *([] if self.tensors is None else [f"tensors      {self.tensors.text()}"]),
             f"disk         {disk / 1e9:.2f} GB for checkpoints",
@@ -223,7 +225,7 @@ def _profiled_tokens(recipe: Recipe, vocabulary: int) -> int | None:
     if pick_device(recipe.device).type != "cpu":
         return None
     with without_memory():
-        parameters = count_parameters(build(recipe, vocabulary))
+        parameters = count_parameters(build(recipe, vocabulary)) - recipe.model.table_numbers
     tokens = int(PROFILED_WORK / (6 * parameters))  # forward and backward pass: 6 operations for each weight
     return tokens if tokens < LONGEST_PROFILED else None
 

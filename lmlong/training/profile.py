@@ -6,7 +6,6 @@ import os
 import statistics
 import subprocess
 import sys
-import time
 from importlib import import_module
 from typing import NamedTuple
 
@@ -25,6 +24,8 @@ from lmlong.recipe.file import recipe_class
 from lmlong.training.distillation import taught_loss
 from lmlong.training.optimizer import make_optimizer
 from lmlong.training.prepare import PreparedRun, prepare_run
+from lmlong.training.progress import CLOCKS, TICK
+from lmlong.training.row_adagrad import make_row_optimizer
 
 TIMED_STEPS, ENOUGH_SECONDS, LONG_SECONDS = 7, 4.0, 10.0
 """Number of timed steps, the total seconds after which fewer are enough, and the seconds of a first step after which no
@@ -46,7 +47,7 @@ class StepProfile(NamedTuple):
     """The measured cost of a step, and sizes that depend only on the recipe."""
 
     peak: int  # bytes: of the GPU, or of the process
-    work: float  # seconds of a forward and backward pass
+    work: float  # seconds by `training.clock` of a forward and backward pass
     update: float  # seconds of the optimizer update
     parameters: int
     moments: int  # numbers that the optimizer keeps
@@ -81,21 +82,25 @@ def _profile(recipe: Recipe, shape: BatchShape, timed: int) -> StepProfile:
             torch.cuda.reset_peak_memory_stats()  # trials of kernels do not count
     if prepared.teacher:
         prepared.teacher.model.to(prepared.device)
-    optimizer = make_optimizer(model, prepared.recipe.training, policy_of(prepared.device))
-    works, updates = [], []
+    policy = policy_of(prepared.device)
+    optimizer = make_optimizer(model, prepared.recipe.training, policy)
+    row_optimizer = make_row_optimizer(model, policy.reads_values)
+    works, updates, now = [], [], CLOCKS[recipe.training.clock]
     for number in range(1 + timed):
-        begun = time.perf_counter()
+        begun = now()
         parts = min(prepared.recipe.training.accumulate, 2)
         for _ in range(parts):
             _backward(model, prepared, shape)
         synchronize(prepared.device)
-        works.append((time.perf_counter() - begun) / parts)
-        begun = time.perf_counter()
+        works.append(max(now() - begun, TICK) / parts)
+        begun = now()
         torch.nn.utils.clip_grad_norm_(model.parameters(), prepared.recipe.training.clip)
         optimizer.step()
         optimizer.zero_grad()
+        if row_optimizer:
+            row_optimizer.step()
         synchronize(prepared.device)
-        updates.append(time.perf_counter() - begun)
+        updates.append(now() - begun)
         if sum(works) > (ENOUGH_SECONDS if number else LONG_SECONDS):
             break
     # the first step includes one-time work, which is negligible in a long step

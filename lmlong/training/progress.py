@@ -4,9 +4,10 @@ import math
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
+import torch
 from lightning.pytorch import Trainer
 from tqdm import tqdm
 
@@ -20,29 +21,41 @@ AVERAGED = 20
 """Number of steps over which shown numbers are averaged: single steps vary too much to read."""
 
 
+TICK = 1e-9
+"""The least seconds of a step: a process that only waited has used no processor time."""
+
+CLOCKS: dict[str, Callable[[], float]] = {
+    "wall": time.perf_counter,
+    "process": lambda: time.process_time() / torch.get_num_threads(),
+}
+"""The seconds that each `training.clock` shows."""
+
+
 class TrainingClock:
-    """The seconds spent in training steps, including waits for batches; set-up, validation, samples and checkpoints do
-    not count. With `training.minutes`, the clock of the first rank decides for all, each time that they agree on it.
+    """The seconds spent in training steps by `training.clock`; set-up, validation, samples and checkpoints do not
+    count. With `training.minutes`, the clock of the first rank decides for all, each time that they agree on it.
 
     A checkpoint stores the seconds, so a resumed run has the time left that it had when it was saved.
     """
 
     def __init__(self, options: recipe.Training, steps: int, seconds: float = 0.0):
         self.steps = steps  # by training.steps and training.tokens
+        self.note = options.clock_note
         self.budget = None if options.minutes is None else 60 * options.minutes
         self.seconds = seconds
         self._since_agreed = 0.0  # seconds
         self._steps_since_agreed = 0
-        self._since = time.perf_counter()
+        self._now = CLOCKS[options.clock]
+        self._since = self._now()
 
     def start(self) -> None:
         """Begin the first step."""
-        self._since = time.perf_counter()
+        self._since = self._now()
 
     def step(self, trainer: Trainer, agrees: bool = True) -> float:
         """Count the step that ends now, and return its seconds. If it `agrees`, all ranks call this together."""
-        now = time.perf_counter()
-        taken, self._since = now - self._since, now
+        now = self._now()
+        taken, self._since = max(now - self._since, TICK), now
         self._since_agreed += taken
         self._steps_since_agreed += 1
         if agrees or trainer.world_size == 1:
@@ -56,9 +69,9 @@ class TrainingClock:
     @contextmanager
     def pause(self) -> Iterator[None]:
         """Exclude other work from the time of a step."""
-        paused = time.perf_counter()
+        paused = self._now()
         yield
-        self._since += time.perf_counter() - paused
+        self._since += self._now() - paused
 
     @property
     def is_over(self) -> bool:
@@ -118,7 +131,7 @@ class Progress:
         elif tenth > self._tenth or last:
             self._tenth = tenth
             left = 0 if last else (steps - step) * seconds / len(self._recent)
-            self.say(f"{self.name(step)}: {text} {tqdm.format_interval(left)} left")
+            self.say(f"{self.name(step)}: {text} {tqdm.format_interval(left)}{self.clock.note} left")
         return totals.tokens * self.tokens_per_target / taken
 
     def _metric_of(self, totals: LossTotals) -> str:
@@ -128,7 +141,8 @@ class Progress:
         """Return the label of a step: out of all steps, or with the share of the time used if time ends the run."""
         if self.clock.budget is None:
             return f"step {step}/{self.clock.steps}"
-        return f"step {step}, {min(self.clock.seconds / self.clock.budget, 1):.0%} of the time"
+        used = min(self.clock.seconds / self.clock.budget, 1)
+        return f"step {step}, {used:.0%}{self.clock.note or ' of the time'}"
 
     def say(self, line: str) -> None:
         """Print a permanent line above the bar."""

@@ -189,8 +189,8 @@ def _print_start(prepared: PreparedRun) -> None:
     training = prepared.recipe.training
     length = f"{prepared.steps:,} steps"
     if training.minutes is not None:
-        limit = "minutes, steps" if prepared.steps == ENDLESS else f"minutes or {length}"
-        length = f"{training.minutes:g} {limit}"
+        limit = ", steps" if prepared.steps == ENDLESS else f" or {length}"
+        length = f"{training.minutes:g} minutes{training.clock_note}{limit}"
     for line in text_notes(prepared.tokens.info):
         print(line, file=sys.stderr)
     print(
@@ -214,7 +214,7 @@ def _make_trainer(module: TrainingModule, callback: TrainingCallback, signals: S
     plugins: list[Any] = [SLURMEnvironment(auto_requeue=False)] if launcher() == "srun" else []
     strategy: Strategy | str = "auto"
     if training.strategy == "ddp" or recipe.processes > 1:
-        strategy = DDPStrategy(broadcast_buffers=False)  # which are functions of the recipe, the same in all ranks
+        strategy = DDPStrategy(broadcast_buffers=False)  # which are the same in all ranks
     precision: Any = PRECISIONS[training.precision]
     if training.strategy == "deepspeed":
         if find_spec("deepspeed") is None:

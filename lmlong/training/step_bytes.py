@@ -97,11 +97,13 @@ def count_state(recipe: Recipe, vocabulary: int, on_gpu: bool = True) -> StepByt
 
 
 def state_bytes(recipe: Recipe, parameters: int, moments: int, on_gpu: bool) -> StepBytes:
-    """Return the bytes of the training state, for numbers of weights and of the optimizer's moments."""
+    """Return the bytes of the training state, for numbers of weights, without tables, and of the optimizer's
+    moments."""
     ranks, training = recipe.processes, recipe.training
+    tables = FLOAT32 * recipe.model.table_numbers  # all of them in each process
     if training.strategy != "deepspeed":
         copies = 1 if ranks == 1 else 2  # with the buckets of ddp
-        return StepBytes(FLOAT32 * parameters, FLOAT32 * copies * parameters, FLOAT32 * moments)
+        return StepBytes(FLOAT32 * parameters + tables, FLOAT32 * copies * parameters, FLOAT32 * moments)
     part, stage = -(-parameters // ranks), training.deepspeed.stage
     whole, buckets = parameters, min(parameters, LARGEST_BUCKET) * (2 if on_gpu else 1)  # one is sent, the other filled
     if stage == 3:
@@ -109,7 +111,7 @@ def state_bytes(recipe: Recipe, parameters: int, moments: int, on_gpu: bool) -> 
         with without_memory():
             set_sizes(zero, build(recipe, 1))
         whole, buckets = zero["stage3_max_live_parameters"], zero["reduce_bucket_size"]
-    return StepBytes(FLOAT32 * (whole + part), FLOAT32 * (buckets + part), FLOAT32 * -(-moments // ranks))
+    return StepBytes(FLOAT32 * (whole + part) + tables, FLOAT32 * (buckets + part), FLOAT32 * -(-moments // ranks))
 
 
 def activation_bytes(recipe: Recipe, vocabulary: int, tokens: int) -> int:

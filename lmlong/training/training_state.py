@@ -34,7 +34,7 @@ LARGEST_GPU_RANDOM_STATE = 1 << 12
 INTEGER_DTYPES = {torch.int64, torch.int32, torch.uint8, torch.bool}
 """Dtypes of positions, counts and masks, which a carried state may also have."""
 
-ADDED = {"seconds": 0.0, "teacher": ""}
+ADDED = {"seconds": 0.0, "teacher": "", "row_squares": None}
 """Parts missing from older checkpoints, with the values to assume for them."""
 
 LARGEST_COUNT = 1 << 40
@@ -48,6 +48,7 @@ def training_state(module: TrainingModule) -> dict[str, Any]:
     return {
         "step": module.step,
         "optimizer": trainer.strategy.optimizer_state(trainer.optimizers[0])["state"],
+        "row_squares": module.row_optimizer and module.row_optimizer.squares,
         "scaler": trainer.precision_plugin.state_dict() or None,  # of float16
         "skipped": int(module.skipped),
         "carried": [of_batches(module, all_gather(trainer, tensor)) for tensor in state_tensors(module.carried)],
@@ -69,6 +70,8 @@ def restore(module: TrainingModule, state: dict[str, Any]) -> None:
     options = module.configure_optimizers().state_dict()["param_groups"]
     moments = {"state": state.pop("optimizer"), "param_groups": options}
     trainer.strategy.load_optimizer_state_dict({"optimizer_states": [moments]})
+    if module.row_optimizer and state["row_squares"] is not None:
+        module.row_optimizer.squares = state["row_squares"].to(module.device)
     if state["scaler"] is not None:
         trainer.precision_plugin.load_state_dict(state["scaler"])
     module.skipped.fill_(min(state["skipped"], module.skips_allowed))
@@ -133,7 +136,9 @@ def read_state(
         for group in parameter_groups(model, options)
         for weight in group["params"]
     ]
-    if wrong := _first_mistake(state, moments, mapped):
+    tables = getattr(model, "ngram_embedding", None)
+    rows = None if tables is None else torch.Size([len(tables.table)])
+    if wrong := _first_mistake(state, moments, mapped, rows):
         raise CheckpointError(f"{checkpoint}: the training state's {wrong} is not of this run. Use another checkpoint.")
     if state["step"] != manifest.read(checkpoint).step:
         raise CheckpointError(f"{checkpoint}: its manifest has another step. Use another checkpoint.")
@@ -149,13 +154,15 @@ Moments = list[dict[str, torch.Size]]
 """The names and shapes of the optimizer's moments of each weight, in the optimizer's order."""
 
 
-def _first_mistake(state: Any, moments: Moments, mapped: bool) -> str:
+def _first_mistake(state: Any, moments: Moments, mapped: bool, rows: torch.Size | None) -> str:
     """Return the name of the first invalid part of a training state, or an empty string. Moments that are `mapped`
-    from a file take memory one at a time."""
+    from a file take memory one at a time. `rows`: the shape of the squares of rows; None without tables."""
     if not isinstance(state, dict):
         return "form"
     if "optimizer" not in state or not _are_moments(state["optimizer"], moments, mapped):
         return "optimizer"
+    if state["row_squares"] is not None and (rows is None or not _are_squares(state["row_squares"], rows)):
+        return "row_squares"
     return next((name for name, is_valid in PARTS.items() if name not in state or not is_valid(state[name])), "")
 
 
@@ -175,6 +182,10 @@ def _are_moments_of(value: Any, shapes: dict[str, torch.Size], mapped: bool) -> 
         if mapped:
             unload(tensor)
     return True
+
+
+def _are_squares(value: Any, shape: torch.Size) -> bool:
+    return _is_finite(value, shape) and bool((value >= 0).all())
 
 
 def _is_finite(value: Any, shape: torch.Size | None = None) -> bool:

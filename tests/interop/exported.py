@@ -29,6 +29,14 @@ FORMS: dict[str, dict[str, Any]] = {
     "window": {"attention": Attention(kind=["window", "linear"], window=7), "convolution": 1},
     "softmax": {"attention": Attention(kind=["softmax", "delta"]), "tied_output": False},
     "ngram": {"attention": Attention(kind=["linear", "ngram"], ngram=Ngram(sizes=[1, 2], buckets=11))},
+    "tables": {
+        "attention": Attention(kind=["linear", "ngram"], ngram=Ngram(sizes=[1, 2], buckets=11)),
+        "ngram_embedding": recipe.NgramEmbedding(orders=[3, 2], rows=13, width=6),
+    },
+    "tables of single tokens": {
+        "attention": Attention(kind="linear"),
+        "ngram_embedding": recipe.NgramEmbedding(orders=[1], rows=300, width=6),
+    },
     "window beside": {
         "attention": Attention(kind="linear", parallel_window=9),
         "kv_heads": 1,
@@ -54,6 +62,8 @@ def write_run(
     for name, weight in model.named_parameters():
         if "proj" not in name or name.endswith("out_proj.weight"):
             nn.init.normal_(weight, mean=weight.mean().item(), std=0.3)
+    if model.ngram_embedding:
+        nn.init.normal_(model.ngram_embedding.table)
     folder = run / "checkpoints" / "step-00000001"
     says = recipe_file.dump(chosen)
     write.write(folder, write.Contents(model.state_dict(), {"step": 1}, says, tokenizer.file, 1, 1.5, 12345))

@@ -35,6 +35,7 @@ from lmlong.interop.importing import import_model
 from lmlong.interop.onnx.export import export_onnx
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.loop_guard import LoopGuard, lower_loops
+from lmlong.model.ngram_embedding import RowGradients
 from lmlong.model.sampling_options import DEFAULTS, Sampling
 
 PROMPTS = (150, 90, 31)
@@ -42,8 +43,8 @@ PROMPTS = (150, 90, 31)
 
 PROMPT_IDS = torch.tensor([[5, 280, 3, 299, 17, 17, 60, 1, 250] * 5])
 
-ALL_ROUND = {"elu", "delta", "window", "ngram", "window beside"}
-"""Forms that are also decoded by beams, sampled and trained in the usual run: one of each kind of state."""
+ALL_ROUND = {"elu", "delta", "window", "ngram", "tables", "window beside"}
+"""Forms that are also decoded by beams, sampled and trained in the usual run: one of each kind of state, and tables."""
 
 
 class Export(NamedTuple):
@@ -114,12 +115,17 @@ def test_transformers_generates_the_same_and_has_the_same_gradients(
 
     exported.train()(ids, labels=ids).loss.backward()
     original.zero_grad()
+    if tables := original.ngram_embedding:
+        tables.gradients = RowGradients(len(tables.table), reads_values=True)
     logits, _ = original(ids)
     torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).backward()
     found = {name: weight.grad for name, weight in exported.named_parameters()}
-    expected = lmlong_weights(
-        {name: weight.grad for name, weight in original.named_parameters() if weight.grad is not None}
-    )
+    gradients = {name: weight.grad for name, weight in original.named_parameters() if weight.grad is not None}
+    if tables and tables.gradients:
+        rows = tables.gradients.take()
+        gradients["ngram_embedding.table"] = torch.zeros_like(tables.table).index_add_(0, rows.rows, rows.gradient)
+        tables.gradients = None
+    expected = lmlong_weights(gradients)
     assert found.keys() == expected.keys() and all(weight.abs().max() > 0 for weight in expected.values())
     wrong = {name: apart(found[name], weight) for name, weight in expected.items() if apart(found[name], weight) > 1e-4}
     assert not wrong

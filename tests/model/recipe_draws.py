@@ -114,7 +114,19 @@ def draw_shape(draw: Random) -> dict[str, Any]:
         "embedding_scale": draw.choice((None, None, 1.0, 3.0)),
         "rope": {"base": draw.choice((100.0, 1e4)), "scaling": draw.choice((None, draw_scaling(draw)))},
         "norm_epsilon": draw.choice((1e-6, 1e-6, 1e-5, 1e-2)),
+        # drawn apart, so that all else is drawn as it was without it
+        "ngram_embedding": draw_tables(Random(str(draw.getstate()[1][:9]))),
     }
+
+
+def draw_tables(draw: Random) -> dict[str, Any] | None:
+    """Return a section of tables of n-grams, for half of the models."""
+    tables = {
+        "orders": draw.sample(range(1, 6), draw.randint(1, 3)),
+        "rows": draw.choice((1, 2, 7, 64, draw.randint(1, 300))),
+        "width": draw.choice((1, 2, 5, 8, 33)),
+    }
+    return draw.choice((None, tables))
 
 
 def draw_scaling(draw: Random) -> dict[str, Any]:

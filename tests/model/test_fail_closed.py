@@ -23,7 +23,7 @@ from lmlong.model.native_step import NativeStep
 from lmlong.model.rope import apply_rope
 from lmlong.native.build import MORE_FLAGS
 from lmlong.native.decode import step
-from lmlong.recipe import Attention, Downsample, Rope
+from lmlong.recipe import Attention, Downsample, NgramEmbedding, Rope
 
 pytestmark = needs_compiler
 
@@ -38,6 +38,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "growing": {**GROUPED, "attention": Attention(kind="softmax")},
     "parallel window": {"attention": Attention(kind=["linear", "delta"], parallel_window=5)},
     "hourglass": {"layers": 3, "downsample": Downsample(factor=4)},
+    "tables": {"ngram_embedding": NgramEmbedding(orders=[2, 3], rows=50, width=5)},
 }
 
 
@@ -161,6 +162,17 @@ FAULTS: dict[str, tuple[str, str, str, str]] = {
     "a mean of other tokens": (
         *("hourglass", "step.cpp", "into[i] /= model.hourglass.factor"),
         "into[i] /= model.hourglass.factor - FAULT",
+    ),
+    "the hash of another order": ("tables", "ngrams.h", "n = tables.orders[i]", "n = tables.orders[FAULT ? 0 : i]"),
+    "the row of the token before": (
+        *("tables", "ngrams.h", "token_before(job, row, n - 1 - j)"),
+        "token_before(job, row, n - 1 - j + FAULT)",
+    ),
+    "the table of another order": (
+        "tables",
+        "ngrams.h",
+        "found = i * tables.rows",
+        "found = (FAULT ? 0 : i) * tables.rows",
     ),
 }
 """Faults in native code: the model that shows each, the source, its text, and the text with the fault, in which FAULT

@@ -17,7 +17,7 @@ from lmlong.model.graph_step import GraphStep, Outputs, Recorder, Run, cuda_grap
 from lmlong.model.language_model import LanguageModel, ModelState, will_learn
 from lmlong.model.row_step import GraphRowStep
 from lmlong.model.state import concat_states, state_row
-from lmlong.recipe import Attention, Downsample, Model
+from lmlong.recipe import Attention, Downsample, Model, NgramEmbedding
 
 VOCABULARY, BUCKETS = 30, 3000
 CONSTANT = {name: options for name, options in KINDS.items() if name != "softmax"}
@@ -175,10 +175,11 @@ def test_a_state_in_a_lower_precision_is_not_kept_in_it() -> None:
     assert all(x.dtype != torch.bfloat16 for x in state_tensors(state))
 
 
-@pytest.mark.parametrize("form", ["delta", "ngram", "hourglass"])
+@pytest.mark.parametrize("form", ["delta", "ngram", "tables", "hourglass"])
 @torch.inference_mode()
 def test_rows_that_come_and_go_step_as_each_would_alone(form: str) -> None:
-    cut = {"downsample": Downsample(factor=3, layers=1)} if form == "hourglass" else {}
+    cut: dict[str, Any] = {"downsample": Downsample(factor=3, layers=1)} if form == "hourglass" else {}
+    cut |= {"ngram_embedding": NgramEmbedding(rows=50, width=5)} if form == "tables" else {}
     model, tokens = build({"kind": "linear" if cut else form}, **cut), text(4, 60)
     steps, levels = GraphRowStep(model, record), ("output", None, "bias", None)
     begun = [model.init_state(1, level) for level in levels]  # type: ignore[arg-type]

@@ -19,9 +19,16 @@ from lmlong.recipe.parsed import shipped_recipes
 
 VOCABULARY, TIME = 50, 131
 EXACT = {torch.float64: 1e-10, torch.float32: 1e-4}
-SHAPES: list[dict] = [{}, LIKE_LLAMA, {"positions": "rotary"}, {"convolution": 2, "positions": "none"}]
+TABLES = recipe.NgramEmbedding(rows=30, width=8)
+SHAPES: list[dict] = [
+    {},
+    LIKE_LLAMA,
+    {"positions": "rotary"},
+    {"convolution": 2, "positions": "none"},
+    {"ngram_embedding": TABLES},
+]
 
-every_shape = pytest.mark.parametrize("shape", SHAPES, ids=["default", "like Llama", "rotary", "unplaced"])
+every_shape = pytest.mark.parametrize("shape", SHAPES, ids=["default", "like Llama", "rotary", "unplaced", "tables"])
 
 
 def build(form: recipe.Attention, dtype: torch.dtype, **shape: object) -> LanguageModel:

@@ -22,7 +22,7 @@ from lmlong.model.fast_step import make_fast_step, why_no_fast_step
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.state import concat_states, rebuild_state, state_row
 from lmlong.native import build as build_of_library
-from lmlong.recipe import Attention, Downsample, Favor, Model
+from lmlong.recipe import Attention, Downsample, Favor, Model, NgramEmbedding
 
 pytestmark = needs_compiler
 
@@ -30,6 +30,7 @@ LINEAR = Attention(kind="linear")
 MIXED = Attention(kind=["linear", "window", "delta"], window=5)
 SOFTMAX = Attention(kind="softmax")
 GROWING = Attention(kind=["linear", "softmax"])
+TABLES = NgramEmbedding(orders=[3, 1, 2], rows=50, width=5)
 BESIDE = Attention(kind=["linear", "delta"], parallel_window=5)
 SHAPES: list[dict[str, Any]] = [
     {},
@@ -58,6 +59,8 @@ SHAPES: list[dict[str, Any]] = [
     *({"layers": 3, "downsample": Downsample(factor=3, kind=kind)} for kind in ("mean", "max", "conv")),
     {"layers": 4, "attention": MIXED, "downsample": Downsample(factor=2)},
     {"layers": 4, "attention": GROWING, "downsample": Downsample(factor=2)},
+    {"attention": Attention(kind=["ngram", "linear"]), "ngram_embedding": TABLES},
+    {"layers": 3, "downsample": Downsample(factor=2), "ngram_embedding": NgramEmbedding(orders=[4], rows=9, width=70)},
 ]
 every_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
 KEPT = pytest.mark.parametrize("kept", [torch.float32, torch.bfloat16, torch.int8], ids=str)
@@ -208,13 +211,13 @@ def test_keys_are_settled_in_blocks_as_by_torch(shape: dict[str, Any], monkeypat
         assert_steps_like_torch(model, model(tokens[:, :5])[1], tokens[:, 5:])
 
 
-@pytest.mark.parametrize("shape", [shape for shape in SHAPES if "downsample" in shape], ids=str)
+@pytest.mark.parametrize("shape", [shape for shape in SHAPES if {"downsample", "ngram_embedding"} & {*shape}], ids=str)
 @torch.inference_mode()
 def test_a_document_that_just_began_knows_nothing_of_the_one_before(shape: dict[str, Any]) -> None:
     """The states of layers that read whole blocks are those of the last document until a block of the new one is
-    full."""
+    full, and the last tokens are still those of the last document."""
     model = shaped(shape)
-    factor = model.hourglass.factor  # type: ignore[union-attr]
+    factor = model.hourglass.factor if model.hourglass else 2
     tokens = text(batch=factor + 2, time=20)[0]
     starts = torch.zeros_like(tokens, dtype=torch.bool)
     for row in range(len(tokens)):

@@ -62,7 +62,7 @@ def test_native_rows_are_those_of_each_alone_to_the_bit(tmp_path: Path, form: st
     assert differences(model, native=True) == (0, 0)
 
 
-@pytest.mark.parametrize("form", ["elu", "ngram", "softmax", "window beside", "hourglass"])
+@pytest.mark.parametrize("form", ["elu", "ngram", "tables of single tokens", "softmax", "window beside", "hourglass"])
 @torch.inference_mode()
 def test_rows_by_torch_are_those_of_each_alone(tmp_path: Path, form: str) -> None:
     model = write_run(tmp_path / "run", **(HOURGLASS if form == "hourglass" else FORMS[form]))
@@ -97,7 +97,7 @@ LEVELS: tuple[Level | None, ...] = ("output", None, "bias", "output", None)
 @torch.inference_mode()
 def test_rows_that_learn_and_rows_that_do_not_step_together(tmp_path: Path, native: bool, own_text: bool) -> None:
     """The rows join at different times; each is that of a session that is written on alone."""
-    model = write_run(tmp_path / "run", **FORMS["elu"])
+    model = write_run(tmp_path / "run", **FORMS["tables"])
     model.learns_own_text = own_text
     if native:
         model.fast_step = make_fast_step(model, tried=False)

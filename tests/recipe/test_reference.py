@@ -1,6 +1,16 @@
 """The reference of options is complete and says in words what the declarations say in types."""
 
-from lmlong.recipe import ATTENTION_KINDS, Conversion, Downsample, Model, Recipe, Rope, RopeScaling, Training
+from lmlong.recipe import (
+    ATTENTION_KINDS,
+    Conversion,
+    Downsample,
+    Model,
+    NgramEmbedding,
+    Recipe,
+    Rope,
+    RopeScaling,
+    Training,
+)
 from lmlong.recipe.file import dump, recipe_class
 from lmlong.recipe.reference import Option, reference
 from lmlong.recipe.yaml import parse_yaml
@@ -19,7 +29,7 @@ def leaves(values: dict, prefix: str = "") -> set[str]:
 
 def test_every_key_of_a_resolved_recipe_is_listed_in_order_with_a_meaning() -> None:
     options = reference(recipe_class())
-    model = Model(downsample=Downsample(), rope=EVERY_ROPE)
+    model = Model(downsample=Downsample(), ngram_embedding=NgramEmbedding(), rope=EVERY_ROPE)
     every_section = Recipe(training=Training(steps=1), model=model, conversion=Conversion())
     resolved = leaves(parse_yaml(dump(every_section)).values)
     assert {option.key for option in options if ".N." not in option.key} == resolved

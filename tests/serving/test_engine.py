@@ -130,7 +130,7 @@ def test_a_broken_state_ends_its_own_request_alone() -> None:
 
 
 @needs_compiler
-@every_nth(2, pytest.mark.parametrize("form", ["ngram", "elu", "softmax"]))
+@every_nth(2, pytest.mark.parametrize("form", ["ngram", "elu", "tables", "softmax"]))
 def test_the_session_at_the_end_goes_on_from_exactly_the_text(form: str) -> None:
     trained = tiny(form, native=True)
     start, options = trained.read("dcba" * 20), Sampling(seed=5, temperature=1.2)

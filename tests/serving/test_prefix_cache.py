@@ -37,7 +37,7 @@ def counted(trained: TrainedLanguageModel) -> Iterator[list[int]]:
     hook.remove()
 
 
-@pytest.mark.parametrize(("form", "tokenizer"), [("elu", None), ("delta", subwords()), ("ngram", None)])
+@pytest.mark.parametrize(("form", "tokenizer"), [("elu", None), ("delta", subwords()), ("tables", None)])
 def test_prompts_cut_from_each_other_are_gone_on_with_alike(
     tmp_path: Path, form: str, tokenizer: Tokenizer | None
 ) -> None:

@@ -30,7 +30,7 @@ def trained() -> TrainedLanguageModel:
     return tiny()
 
 
-@every_nth(2, pytest.mark.parametrize("form", ["ngram", "elu", "softmax", "delta"]))
+@every_nth(2, pytest.mark.parametrize("form", ["ngram", "elu", "softmax", "delta", "tables"]))
 def test_a_session_goes_on_the_same_asleep_awake_and_after_a_restart(tmp_path: Path, form: str) -> None:
     trained = loaded(tmp_path / "run", native=False, **FORMS[form])
     session = trained.read("abcd" * 50)

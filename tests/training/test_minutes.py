@@ -1,6 +1,7 @@
 """Runs that end by time: their schedule, and what is left of the time after a kill."""
 
 import math
+import re
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,9 +13,10 @@ import torch
 from lmlong.checkpoint import read
 from lmlong.cli.report import after_training
 from lmlong.recipe import Training
+from lmlong.training.loader import Loader
 from lmlong.training.optimizer import ENDLESS, count_steps, learning_rate_factor
 from lmlong.training.plan import Plan, StepCost
-from lmlong.training.progress import TrainingClock
+from lmlong.training.progress import CLOCKS, TrainingClock
 from lmlong.training.run import train
 
 from .conftest import Recipes, lmlong, metrics
@@ -101,6 +103,66 @@ def test_a_run_resumed_has_only_the_time_that_is_left(recipe_of: Recipes, tmp_pa
     assert after <= before + 0.1 + 1.1 * slowest
 
 
+@pytest.fixture
+def slow_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches that 0.2 seconds are waited for."""
+    batches = Loader.__iter__
+
+    def waited_for(self: Loader) -> Any:
+        for batch in batches(self):
+            time.sleep(0.2)
+            yield batch
+
+    monkeypatch.setattr(Loader, "__iter__", waited_for)
+
+
+@pytest.mark.usefixtures("slow_batches")
+def test_waiting_takes_no_minutes_of_processor_time(
+    recipe_of: Recipes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = ("training.minutes=0.01", "training.steps=5", "training.checkpoint_every=1", "training.log_every=5")
+    assert train(recipe_of(*recipe), tmp_path / "wall").step <= 3
+    assert "of processor time" not in capsys.readouterr().err
+    assert train(recipe_of(*recipe, "training.clock=process"), tmp_path / "process").step == 5
+    assert 0 < seconds(tmp_path / "process") < 0.6
+    printed = capsys.readouterr().err
+    assert "0.01 minutes of processor time or 5 steps" in printed
+    assert re.search(r"step 5, \d+% of processor time: loss .* 00:00 of processor time left", printed)
+
+
+def test_computation_takes_minutes_of_processor_time_divided_by_threads() -> None:
+    trainer: Any = SimpleNamespace(world_size=1, is_global_zero=True)
+    ours = TrainingClock(Training(minutes=1.0, clock="process"), ENDLESS)
+    with ours.pause():
+        compute()
+    compute()
+    ours.step(trainer)
+    once, before = ours.seconds, torch.get_num_threads()
+    assert 0.1 / before <= once < 0.2 / before, "without the pause"
+    torch.set_num_threads(4 * before)
+    try:
+        ours = TrainingClock(Training(minutes=1.0, clock="process"), ENDLESS)
+        compute()
+        ours.step(trainer)
+    finally:
+        torch.set_num_threads(before)
+    assert 0.1 / 4 / before <= ours.seconds < 0.1 / before
+
+
+def compute() -> None:
+    """Use a tenth of a second of processor time."""
+    begun = time.process_time()
+    while time.process_time() - begun < 0.1:
+        pass
+
+
+def test_a_step_that_only_waited_has_a_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(CLOCKS, "process", lambda: 7.0)
+    trainer: Any = SimpleNamespace(world_size=1, is_global_zero=True)
+    ours = TrainingClock(Training(minutes=1.0, clock="process"), ENDLESS)
+    assert ours.step(trainer) > 0
+
+
 @pytest.mark.slow
 def test_a_run_killed_ends_after_as_many_minutes_as_one_that_was_not(tiny: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
@@ -127,7 +189,11 @@ def test_a_dry_run_tells_the_steps_that_fit(recipe_of: Recipes) -> None:
     plan = Plan(recipe_of("training.steps=null", "training.minutes=2"), 1000, 2000, StepCost(10**9, 0.5), None, None)
     assert plan.steps == 240
     assert "steps        about 240 of 256 tokens: 61,440 tokens in all" in plan.text()
-    assert "0 h 02 min" in plan.text()
+    assert "0 h 02 min, validation" in plan.text()
+    by_processor = plan._replace(
+        recipe=recipe_of("training.steps=null", "training.minutes=2", "training.clock=process")
+    )
+    assert "0 h 02 min of processor time, validation" in by_processor.text()
 
 
 @pytest.mark.slow

@@ -67,6 +67,7 @@ OF_A_TEACHER = {"teacher_of": "layers", "teacher_share": "0.25", "teacher_temper
 
 FROM_THE_RECIPE = {
     "minutes": "3",
+    "clock": "process",
     "strategy": "ddp",
     "deepspeed": "{stage: 3}",
     "compile": "true",

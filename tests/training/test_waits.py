@@ -27,6 +27,7 @@ from .waits import count_waits
 LONG = ("training.schedule=constant", "training.validate_every=100", "training.checkpoint_every=100")
 ADAMW, SKIP = "training.optimizer=adamw", "training.on_nonfinite=skip"
 EVERY_FOUR = "training.log_every=4"
+TABLES = "model.ngram_embedding={rows: 64, width: 8}"
 CARRY = ("training.carry_state=true", "model.attention.kind=[delta, window]", "model.attention.window=20")
 
 
@@ -47,6 +48,7 @@ STEPS = {
         "model.attention.window=20",
     ],
     "accumulated": ["training.accumulate=2", "training.segment=16", "model.dropout=0.1"],
+    "tables": [TABLES, "training.accumulate=2"],
     "encoder": ["objective=masked", "model.attention.kind=full"],
 }
 
@@ -119,8 +121,9 @@ def test_a_carried_state_begins_anew_after_a_masked_step(recipe_of: Recipes, tmp
     [
         ([], {5}, r"step 6: the loss of batch 5 is nan\. The weights are those of step 5"),
         (["training.on_nonfinite=skip", "training.skips=1"], {5, 6}, r"step 7: 2 steps in a row .* of step 6"),
+        ([TABLES], {5}, r"step 6: the loss of batch 5 is nan"),
     ],
-    ids=["stop", "skip"],
+    ids=["stop", "skip", "stop, with tables"],
 )
 def test_a_run_stops_late_with_the_weights_of_its_last_finite_step(
     recipe_of: Recipes, tmp_path: Path, poison: Poison, options: list[str], bad: set[int], message: str

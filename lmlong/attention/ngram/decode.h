@@ -4,7 +4,7 @@
 #pragma once
 
 #include "mixer.h"
-#include "ngram.h"
+#include "ngrams.h"
 
 namespace {
 
@@ -61,12 +61,9 @@ struct NgramAttention {
     }
 
     Match find(const Token& token, const State& before, Int batch_head, Int head) const {
-        const Int n = weights.sizes[head], past = job.model->past_tokens, rows = weights.rows;
+        const Int n = weights.sizes[head], rows = weights.rows;
         Int tokens[MAX_NGRAM + 1];  // the last n + 1 tokens of the document
-        for (Int i = 0; i <= n; i++)
-            tokens[i] = i == n                    ? job.tokens[token.row]
-                        : token.position < n - i ? -1
-                                                 : job.last_tokens_before[(token.row + 1) * past - n + i];
+        for (Int i = 0; i <= n; i++) tokens[i] = token_before(job, token.row, n - i);
         Match match{hash_ngram(tokens, n), hash_ngram(tokens + 1, n)};
         if (match.read == NO_NGRAM) return match;
         const Int row = row_of(match.read, rows);

@@ -18,7 +18,7 @@ from lmlong.attention.base import CausalAttention, at_least_float32
 from lmlong.attention.inputs import NOTHING, Gate, Inputs, LastTokens
 from lmlong.attention.ngram.hashing import NO_NGRAM, ngram_hashes, row_of
 from lmlong.attention.ngram.naive import quadratic
-from lmlong.attention.ngram.native.kernel import INTEGERS, NativeNgram
+from lmlong.attention.ngram.native.kernel import NativeNgram
 from lmlong.attention.ngram.onnx import ngram_graph
 from lmlong.attention.ngram.sort import SortKernel
 from lmlong.attention.ngram.state import RECENT, WAITING, NgramEffect, NgramState, OwnedNgramState, empty_state
@@ -44,7 +44,7 @@ class NgramDecode(DecodeKind[NgramState]):
         *pointers("number_weight", "raw_smoothing"),
     )
     state = structure("NgramAttention::State", *pointers(*NgramState._fields))
-    constants = MappingProxyType({**INTEGERS, "RECENT": RECENT, "WAITING": WAITING, "MAX_NGRAM": recipe.MAX_NGRAM})
+    constants = MappingProxyType({"RECENT": RECENT, "WAITING": WAITING})
 
     def pack(self, packer: Packer, attention: Any, gates: Mapping[str, nn.Module]) -> ctypes.Structure:
         spec = packer.open(attention, "ngram")

@@ -64,9 +64,9 @@ def ngram_graph(reader: GraphReader, spec: NativeSpec, x: LayerInputs) -> Value:
     """Return the gated means of the values (B, T, H, V)."""
     graph, tokens, sizes, number_of_rows = x.graph, x.tokens, spec.options["sizes"], spec.options["rows"]
     v = x.v.reshape(0, 0, x.heads, x.value_dim)
-    of_size = {size: _hashes(tokens, size) for size in sorted(set(sizes))}
+    of_size = {size: hashes_of(tokens, size) for size in sorted(set(sizes))}
     hashes = graph.concat(*(of_size[size] for size in sizes), axis=1)  # (B, H, 1 + T)
-    rows, time = _rows(hashes, number_of_rows), tokens.range(tokens.time)
+    rows, time = rows_of(hashes, number_of_rows), tokens.range(tokens.time)
     table = Rows(
         graph.state(f"{x.name}.S", np.float32, len(sizes), number_of_rows, x.value_dim, in_place=True),
         graph.state(f"{x.name}.number", np.float32, len(sizes), number_of_rows, in_place=True),
@@ -97,7 +97,7 @@ def _after(written: Written, before: Rows) -> Rows:
     return Rows(S, number.reshape(0, 0, -1), ngram)
 
 
-def _hashes(tokens: Tokens, size: int) -> Value:
+def hashes_of(tokens: Tokens, size: int) -> Value:
     """Return the hashes (B, 1, 1 + T) of the `size` tokens that end at the last token before the call and at each token
     of the call."""
     graph, past = tokens.graph, tokens.past
@@ -111,6 +111,6 @@ def _hashes(tokens: Tokens, size: int) -> Value:
     return (oldest > 0).where(hashes, 0).unsqueeze(1)
 
 
-def _rows(hashes: Value, rows: int) -> Value:
+def rows_of(hashes: Value, rows: int) -> Value:
     """Return the row of each hash, from its higher bits; an arbitrary row for no hash."""
     return hashes.graph.op("Max", hashes - 1, 0) / HALF * rows / HALF

@@ -21,7 +21,7 @@ KINDS = {"linear", "delta", "ngram", "window", "softmax"}
 
 def is_llama(model: recipe.Model) -> bool:
     """Return whether transformers' own Llama can load the model."""
-    plain = not (model.convolution or model.output_gate or model.head_norm or model.downsample)
+    plain = not (model.convolution or model.output_gate or model.head_norm or model.downsample or model.ngram_embedding)
     keys, values = model.head_dims
     return (
         plain
@@ -59,11 +59,13 @@ def lmlong_config(model: recipe.Model, built: LanguageModel, vocabulary: int) ->
     keys, values = model.head_dims
     favor = {"features": attention.favor.features or 2 * keys, "form": attention.favor.form}
     of_maps: dict[str, dict[str, Any]] = {"taylor": {"width": attention.taylor.width}, "favor": favor}
+    tables = {"ngram_embedding": model.ngram_embedding.model_dump()} if model.ngram_embedding else {}
     return {
         "architectures": [MODEL],
         "auto_map": {"AutoConfig": f"{MODULE}.{CONFIG}", "AutoModelForCausalLM": f"{MODULE}.{MODEL}"},
         "model_type": "lmlong",
         **_sizes(model, vocabulary),
+        **tables,
         "value_dim": values,
         "attention": model.kinds,
         "feature_map": attention.feature_map,

@@ -62,6 +62,7 @@ class LmlongConfig(PreTrainedConfig):
         window: int = 256,
         parallel_window: int | None = None,
         ngram: dict[str, Any] | None = None,
+        ngram_embedding: dict[str, Any] | None = None,
         convolution: int = 4,
         rotary_layers: list[bool] | None = None,
         rotary_window: bool = True,
@@ -81,6 +82,7 @@ class LmlongConfig(PreTrainedConfig):
         self.feature_map, self.feature_options = feature_map, feature_options or {}
         self.decay, self.longest_memory = decay, longest_memory
         self.window, self.parallel_window, self.ngram = window, parallel_window, ngram or {}
+        self.ngram_embedding = ngram_embedding
         self.convolution, self.output_gate, self.head_norm = convolution, output_gate, head_norm
         self.rotary_layers, self.rotary_window = rotary_layers or [False] * num_hidden_layers, rotary_window
         self.rotary_base, self.rotary_scaling = rotary_base, rotary_scaling
@@ -119,6 +121,24 @@ class Tokens:
     def documents(self) -> Tensor | None:
         """The number of each token's document (B, T), 0 for the state's document. None if no document starts."""
         return None if self.starts is None else self.starts.cumsum(1)
+
+
+NO_NGRAM, HASH_BITS = -1, 62
+MULTIPLIER, GOLDEN = 0x27D4EB2F165667C5, 0x278DDE6E5FD29E01
+
+
+def ngram_hash(ngrams: Tensor) -> Tensor:
+    """Return the hash (B, T) of tokens (B, T, n). NO_NGRAM before the n-th token of a document."""
+    mask = (1 << HASH_BITS) - 1
+    hashes = torch.zeros_like(ngrams[..., 0])
+    for tokens in ngrams.unbind(-1):
+        hashes = (hashes * MULTIPLIER + tokens + 1) & mask
+    return torch.where((ngrams >= 0).all(-1), hashes * GOLDEN & mask, NO_NGRAM)
+
+
+def row_of(hashes: Tensor, rows: int) -> Tensor:
+    """Return the row of a table for each hash; an arbitrary one for NO_NGRAM."""
+    return ((hashes >> (HASH_BITS // 2)) * rows >> (HASH_BITS // 2)).clamp(min=0)
 
 
 class LayerState:
@@ -455,9 +475,6 @@ class NgramAttention(nn.Module):
     """The mean of the values that followed the last n tokens at their earlier occurrences in the document. A table has
     R rows; each belongs to the n-gram that was last written to it."""
 
-    NONE, BITS = -1, 62
-    MULTIPLIER, GOLDEN = 0x27D4EB2F165667C5, 0x278DDE6E5FD29E01
-
     def __init__(self, config: LmlongConfig):
         super().__init__()
         heads, sizes = config.num_attention_heads, config.ngram["sizes"]
@@ -470,18 +487,18 @@ class NgramAttention(nn.Module):
         table, number, ngram = state.get(1), state.get(2), state.get(3)
         if table is None or number is None or ngram is None:
             table, number = values.new_zeros(*shape, v.shape[-1]), values.new_zeros(shape)
-            ngram = torch.full(shape, self.NONE, device=v.device)
+            ngram = torch.full(shape, NO_NGRAM, device=v.device)
         assert tokens.last is not None
         written, read = (
-            torch.stack([self._hash(tokens.last[..., -n - late : tokens.last.shape[-1] - late]) for n in self.sizes], 1)
+            torch.stack([ngram_hash(tokens.last[..., -n - late : tokens.last.shape[-1] - late]) for n in self.sizes], 1)
             for late in (1, 0)
         )
         document = torch.zeros_like(tokens.positions) if tokens.documents is None else tokens.documents
         document = document[:, None].expand_as(written)
-        rows = TableRows((table, number, ngram), values, written, self._row(written), document)
+        rows = TableRows((table, number, ngram), values, written, row_of(written, self.rows), document)
         time = torch.arange(v.shape[2], device=v.device).expand_as(read)
-        sums, counts, hashes = rows.at(self._row(read), time, document)
-        is_match = (hashes == read) & (read != self.NONE)
+        sums, counts, hashes = rows.at(row_of(read, self.rows), time, document)
+        is_match = (hashes == read) & (read != NO_NGRAM)
         sums, counts = sums * is_match[..., None], counts * is_match
         for index, tensor in enumerate(rows.after(), start=1):
             state.set(index, tensor)
@@ -489,17 +506,6 @@ class NgramAttention(nn.Module):
         smoothed = counts + self.raw_smoothing.to(sums.dtype).exp()[:, None]
         weight = (gates["read_gate"].to(sums.dtype) + evidence).sigmoid() / smoothed
         return (sums * weight[..., None]).to(v.dtype)
-
-    def _row(self, hashes: Tensor) -> Tensor:
-        return ((hashes >> (self.BITS // 2)) * self.rows >> (self.BITS // 2)).clamp(min=0)
-
-    def _hash(self, ngrams: Tensor) -> Tensor:
-        """Return the hash (B, T) of tokens (B, T, n). NONE before the n-th token of a document."""
-        mask = (1 << self.BITS) - 1
-        hashes = torch.zeros_like(ngrams[..., 0])
-        for tokens in ngrams.unbind(-1):
-            hashes = (hashes * self.MULTIPLIER + tokens + 1) & mask
-        return torch.where((ngrams >= 0).all(-1), hashes * self.GOLDEN & mask, self.NONE)
 
 
 class TableRows:
@@ -513,7 +519,7 @@ class TableRows:
         table, number, _ = before
         self.row = row  # (B, H, T)
         count = row.shape[2]
-        counts = written != NgramAttention.NONE
+        counts = written != NO_NGRAM
         self.time = torch.arange(count, device=row.device).expand_as(row)
         # tokens that write nothing are sorted after all rows
         self.key, order = (torch.where(counts, row, table.shape[2]) * count + self.time).sort(-1)
@@ -542,8 +548,8 @@ class TableRows:
         stored, many, hashes = self._before(row)
         hashes = torch.where(
             is_written,
-            self.hash.gather(2, write).masked_fill(self.of_document.gather(2, write) != document, NgramAttention.NONE),
-            hashes.masked_fill(document > 0, NgramAttention.NONE),
+            self.hash.gather(2, write).masked_fill(self.of_document.gather(2, write) != document, NO_NGRAM),
+            hashes.masked_fill(document > 0, NO_NGRAM),
         )
         sums = torch.where(is_written[..., None], self.sum.gather(2, self._wide(write, self.sum)), stored)
         return sums, torch.where(is_written, self.number.gather(2, write), many), hashes
@@ -556,7 +562,7 @@ class TableRows:
         return (
             table.scatter(2, self._wide(self.row, table), sums.to(table.dtype)),
             number.scatter(2, self.row, many),
-            ngram.masked_fill(last > 0, NgramAttention.NONE).scatter(2, self.row, hashes),
+            ngram.masked_fill(last > 0, NO_NGRAM).scatter(2, self.row, hashes),
         )
 
     def _before(self, row: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -566,6 +572,25 @@ class TableRows:
     @staticmethod
     def _wide(row: Tensor, like: Tensor) -> Tensor:
         return row[..., None].expand(*row.shape, like.shape[-1])
+
+
+class NgramEmbedding(nn.Module):
+    """The sum of projected vectors of the last n tokens, one for each n."""
+
+    def __init__(self, width: int, orders: list[int], rows: int, row_width: int):
+        super().__init__()
+        self.orders, self.rows = orders, rows
+        self.table = nn.Parameter(torch.empty(len(orders) * rows, row_width))
+        self.projection = nn.Linear(len(orders) * row_width, width, bias=False)
+
+    def forward(self, tokens: Tokens) -> Tensor:
+        assert tokens.last is not None
+        found = []
+        for number, n in enumerate(self.orders):
+            hashes = ngram_hash(tokens.last[..., -n:])
+            vectors = self.table[row_of(hashes, self.rows) + number * self.rows]
+            found.append(vectors.masked_fill((hashes == NO_NGRAM)[..., None], 0))
+        return self.projection(torch.cat(found, dim=-1))
 
 
 class Mixer(nn.Module):
@@ -679,7 +704,13 @@ class LmlongModel(LmlongPreTrainedModel):
         self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.last_tokens = max(config.ngram["sizes"]) if "ngram" in config.attention else 0
+        tables, orders = config.ngram_embedding, []
+        self.ngram_embedding: NgramEmbedding | None = None
+        if tables is not None:
+            orders = tables["orders"]
+            self.ngram_embedding = NgramEmbedding(config.hidden_size, orders, tables["rows"], tables["width"])
+        sizes = config.ngram["sizes"] if "ngram" in config.attention else []
+        self.last_tokens = max([*sizes, *orders], default=0)
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
@@ -693,6 +724,8 @@ class LmlongModel(LmlongPreTrainedModel):
             last = input_ids.new_full((len(input_ids), self.last_tokens), -1)
         tokens = Tokens(input_ids, attention_mask, position, last)
         x = self.embedding(input_ids) * self.config.embedding_scale
+        if self.ngram_embedding is not None:
+            x = x + self.ngram_embedding(tokens)
         for layer, block in enumerate(self.blocks):
             x = block(x, LayerState(cache, layer), tokens)
         first.set(POSITION, tokens.positions[:, -1] + 1)

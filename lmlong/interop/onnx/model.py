@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lmlong import __version__
 from lmlong.attention.inputs import MIN_LOG_DECAY
+from lmlong.attention.ngram.onnx import hashes_of, rows_of
 from lmlong.errors import UsageError
 from lmlong.model.language_model import LanguageModel
 from lmlong.native.onnx.graph import BATCH, FUSED, TIME, Graph, State, Value
@@ -37,9 +38,13 @@ def _language_model(reader: GraphReader, model: LanguageModel) -> OnnxModel:
     graph, spec = reader.graph, reader.open(model)
     if spec.parts["hourglass"] is not None or spec.options["downsampled_layers"]:
         raise UsageError("model.downsample: an hourglass is not exported. Use a model whose layers read every token.")
-    tokens = Tokens(graph, spec.options["past_tokens"] or 0)
+    tables = spec.parts["ngram_embedding"]
+    orders = [] if tables is None else reader.open(tables).options["orders"]
+    tokens = Tokens(graph, max([spec.options["past_tokens"] or 0, *orders]))  # `hashes_of` needs n of them
     embedding = reader.weight(reader.open(spec.parts["embedding"]).weights["weight"])
     x = graph.op("Gather", embedding, tokens.ids) * float(spec.options["embedding_scale"])
+    if tables is not None:
+        x = x + _ngram_embedding(reader, tables, tokens)
     blocks = spec.parts["blocks"]
     assert isinstance(blocks, tuple)
     for number, block in enumerate(blocks):
@@ -56,6 +61,17 @@ def _language_model(reader: GraphReader, model: LanguageModel) -> OnnxModel:
     graph.output("logits", graph.op("Reshape", logits, shape), np.float32, [BATCH, TIME, vocabulary])
     reader.check_all_read()
     return OnnxModel(graph.model("lmlong", __version__), graph.states)
+
+
+def _ngram_embedding(reader: GraphReader, module: object, tokens: Tokens) -> Value:
+    """Return the sum (B, T, width) of the projected vectors of the last n tokens."""
+    spec, graph = reader.open(module, "ngram_embedding"), tokens.graph
+    table, rows, found = reader.weight(spec.weights["table"]), spec.options["rows"], []
+    for number, n in enumerate(spec.options["orders"]):
+        hashes = graph.op("Squeeze", hashes_of(tokens, n).slice(2, 1), 1)  # (B, T), 0 before the document's n-th token
+        vectors = graph.op("Gather", table, rows_of(hashes, rows) + number * rows)
+        found.append((hashes > 0).unsqueeze(2).where(vectors, 0.0))
+    return _matmul(reader, spec.parts["projection"], graph.concat(*found, axis=2))
 
 
 def _mixer(reader: GraphReader, module: object, x: Value, tokens: Tokens, layer: str) -> Value:

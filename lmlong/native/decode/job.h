@@ -48,11 +48,18 @@ struct Hourglass {
     Matrix conv, out_proj;
 };
 
+struct NgramTables {
+    Int count, rows, width;  // tables, their rows, and the size of a row
+    const Int* orders;       // (count) n of each table
+    const float* table;      // (count, rows, width)
+    Matrix projection;       // of a row of each table
+};
+
 struct Model {
     Int layers, width, mlp_width, conv_width;
     Int heads, head_dim, value_dim;  // heads of queries; the size of a head's queries and keys, and of its values
     Int any_rope;           // whether any layer uses rope
-    Int past_tokens;        // how many tokens before the current one its attentions read
+    Int past_tokens;        // how many tokens before the current one its attentions and tables read
     Int state_size;         // of the states of all layers, in bytes
     float embedding_scale;  // multiplies the embeddings
     float norm_epsilon;
@@ -61,6 +68,7 @@ struct Model {
     const Layer* layer;
     Matrix output;
     Hourglass hourglass;
+    NgramTables tables;
 };
 
 struct LayerState {  // followed by the state of the layer's attention

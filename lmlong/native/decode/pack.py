@@ -57,12 +57,27 @@ class PackedModel(Packer):
             embedding=self.floats(module, embedding),
             norm=self.norm(spec.parts["norm"]),
         )
+        if spec.parts["ngram_embedding"] is not None:
+            whole.tables = self._tables(spec.parts["ngram_embedding"])
         if hourglass is not None:
             whole.hourglass = self._hourglass(hourglass, downsampled)
         self._layers = (structures.Layer * len(blocks))(*(self._block(block, whole) for block in blocks))
         whole.layer = self._layers
         whole.output = self.matrix(self.open(spec.parts["lm_head"], "lm_head").parts["matrix"])
         return whole
+
+    def _tables(self, module: Any) -> structures.NgramTables:
+        spec = self.open(module, "ngram_embedding")
+        table, orders = spec.weights["table"], spec.options["orders"]
+        assert table is not None
+        return structures.NgramTables(
+            count=len(orders),
+            rows=spec.options["rows"],
+            width=table.shape[1],
+            orders=self.address(torch.tensor(orders)),
+            table=self.floats(module, table),
+            projection=self.matrix(spec.parts["projection"]),
+        )
 
     def _hourglass(self, module: Any, layers: range) -> structures.Hourglass:
         spec = self.open(module, "hourglass")

@@ -6,6 +6,7 @@
 // part that reads other threads' results.
 
 #include "kinds.h"
+#include "ngrams.h"
 
 namespace {
 
@@ -33,7 +34,7 @@ struct Step {
             batch->tokens = reinterpret_cast<Token*>(scratch.take(job.rows * sizeof(Token) / sizeof(float)));
         }
         qkv_gate = scratch.take(job.rows * most_projected());
-        mixed = scratch.take(job.rows * std::max(values, width));
+        mixed = scratch.take(job.rows * std::max({values, width, model.tables.projection.inputs}));
         mlp_hidden = scratch.take(job.rows * 2 * mlp_width);
         pool_blocks = scratch.take(job.rows * model.hourglass.factor * width);
         scratch.used += team.thread_num * thread_scratch_size();
@@ -46,7 +47,9 @@ struct Step {
         return most;
     }
 
-    Int max_inputs() const { return std::max({mlp_width, width, values, model.hourglass.factor * width}); }
+    Int max_inputs() const { 
+        return std::max({mlp_width, width, values, model.hourglass.factor * width, model.tables.projection.inputs});
+    }
 
     Int thread_scratch_size() const {
         return padded(job.rows * width) + padded(job.rows * max_inputs()) + head_scratch_size();
@@ -66,6 +69,7 @@ struct Step {
 
     void run() {
         embed();
+        if (model.tables.count) add_linear(model.tables.projection, mixed, model.tables.projection.inputs, all), team.wait();
         if (model.hourglass.pooling) {
             run_layers(0, model.hourglass.first_layer, all);
             downsample();
@@ -92,6 +96,7 @@ struct Step {
                 all.tokens[row] = {row, job.positions[row], false};
                 const float* x = model.embedding + job.tokens[row] * width;
                 for (Int i = 0; i < width; i++) all.x[row * width + i] = x[i] * model.embedding_scale;
+                look_up(job, row, mixed + row * model.tables.projection.inputs);
                 if (model.hourglass.pooling && completes_block(row))
                     *block++ = {row, job.positions[row] / factor, job.positions[row] < factor};
             }

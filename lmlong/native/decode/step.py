@@ -35,7 +35,7 @@ def load(kinds: Iterable[DecodeKind[Any]], constants: Mapping[str, float]) -> ct
     compiled."""
     kinds = list(kinds)
     layouts = [structures.Matrix, structures.FeatureMapWeights, structures.Gate, structures.Forgetting]
-    layouts += [structures.Layer, structures.Hourglass, structures.Model, LayerState, DecodeJob]
+    layouts += [structures.Layer, structures.Hourglass, structures.NgramTables, structures.Model, LayerState, DecodeJob]
     for kind in kinds:
         layouts += [each for each in (kind.weights, kind.state) if each._fields_]  # C++ gives an empty one a size
     constants = merged_constants(constants, kinds)

@@ -65,6 +65,10 @@ class Hourglass(ctypes.Structure):
     )
 
 
+class NgramTables(ctypes.Structure):
+    _fields_ = (*ints("count", "rows", "width"), *pointers("orders", "table"), ("projection", Matrix))
+
+
 class Model(ctypes.Structure):
     _fields_ = (
         *ints("layers", "width", "mlp_width", "conv_width"),
@@ -75,6 +79,7 @@ class Model(ctypes.Structure):
         ("layer", ctypes.POINTER(Layer)),
         ("output", Matrix),
         ("hourglass", Hourglass),
+        ("tables", NgramTables),
     )
 
 

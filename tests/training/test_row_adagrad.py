@@ -1,0 +1,228 @@
+"""Tables of n-grams in training: the rule of a step, and runs that are the same however they are divided."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import lmlong
+from lmlong import recipe
+from lmlong.checkpoint import read
+from lmlong.model.ngram_embedding import NgramEmbedding
+from lmlong.training import row_adagrad
+from lmlong.training.prepare import prepare_new_run
+from lmlong.training.row_adagrad import RowAdagrad
+from lmlong.training.run import train
+
+from .conftest import (
+    Poison,
+    Recipes,
+    assert_resumes_exactly,
+    equal,
+    losses,
+    same_tensors,
+    train_in_processes,
+    weights,
+)
+from .rows_in_ranks import take_steps
+from .test_sequence_parallel import by
+
+TABLES = "model.ngram_embedding={rows: 512, width: 8}"
+
+
+def optimizer_of(reads_values: bool = True) -> RowAdagrad:
+    tables = NgramEmbedding(recipe.NgramEmbedding(orders=[1], rows=20, width=4), 6).double()
+    return RowAdagrad(tables, reads_values)
+
+
+def squares_of(run: Path) -> Tensor:
+    squares = read.read_training(read.find(run))["row_squares"]
+    assert isinstance(squares, Tensor)
+    return squares
+
+
+@pytest.mark.parametrize("reads_values", [True, False])
+def test_a_step_is_row_wise_adagrad(reads_values: bool) -> None:
+    optimizer, draw = optimizer_of(reads_values), torch.Generator().manual_seed(0)
+    table, squares = torch.zeros(20, 4, dtype=torch.float64), torch.zeros(20, dtype=torch.float64)
+    for step in range(6):
+        gradient = torch.zeros_like(table)
+        for _ in range(3):  # accumulated batches
+            index = torch.randint(12, (2, 5), generator=draw)
+            rows = torch.randn(2, 5, 4, generator=draw, dtype=torch.float64) * 10.0 ** (step - 3)
+            gradient.index_add_(0, index.flatten(), rows.flatten(0, 1))
+            optimizer.gradients.add(index, 7 * rows)
+            optimizer.expect(10)
+        optimizer.step(1 / (step + 1), torch.tensor(False), scale=7.0)
+        for row in range(12):
+            squares[row] += sum(float(x) ** 2 for x in gradient[row]) / 4
+            table[row] -= 0.1 / (step + 1) * gradient[row] / (squares[row].sqrt() + 1e-10)
+    assert torch.allclose(optimizer.tables.table, table, rtol=1e-12, atol=0)
+    assert optimizer.squares is not None and torch.allclose(optimizer.squares, squares, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("bad", ["skipped", "not finite"])
+def test_a_skipped_step_changes_nothing(bad: str) -> None:
+    optimizer = optimizer_of()
+    optimizer.gradients.add(torch.tensor([3, 4, 3]), torch.ones(3, 4, dtype=torch.float64))
+    optimizer.step()
+    assert optimizer.squares is not None
+    before = optimizer.tables.table.clone(), optimizer.squares.clone()
+    assert before[0][3].allclose(torch.tensor(-0.1).double()) and before[1][3] == 4 and before[1][4] == 1
+    optimizer.gradients.add(torch.tensor([3]), torch.full((1, 4), torch.nan if bad == "not finite" else 1.0).double())
+    optimizer.step(1.0, torch.tensor(bad == "skipped"))
+    assert torch.equal(optimizer.tables.table, before[0]) and torch.equal(optimizer.squares, before[1])
+    assert not optimizer.gradients.pieces
+
+
+def test_rows_that_no_token_finds_are_not_read() -> None:
+    optimizer = optimizer_of()
+    optimizer.tables.table[5:] = torch.nan
+    optimizer.squares = torch.full((20,), torch.nan).double()
+    optimizer.squares[:5] = 0
+    optimizer.gradients.add(torch.tensor([3]), torch.ones(1, 4, dtype=torch.float64))
+    optimizer.step()
+    optimizer.gradients.add(torch.tensor([2]), torch.full((1, 4), 1e-14).double())  # a rounding error
+    optimizer.step()
+    assert optimizer.tables.table[2].abs().max() < 1e-4 < optimizer.tables.table[3].abs().max()
+    assert optimizer.tables.table[:5].isfinite().all() and optimizer.tables.table[5:].isnan().all()
+
+
+def test_a_divided_batch_trains_the_same(recipe_of: Recipes, tmp_path: Path) -> None:
+    divided = {"batches": ["training.accumulate=2", "training.batch_size=2"], "segments": ["training.segment=16"]}
+    for name, options in {"whole": [], **divided}.items():
+        train(recipe_of(TABLES, "training.steps=6", *options), tmp_path / name)
+    whole = tmp_path / "whole"
+    assert 0.02 < float(weights(whole)["ngram_embedding.table"].any(1).float().mean()) < 0.98
+    for name in divided:
+        assert losses(tmp_path / name) == pytest.approx(losses(whole), rel=1e-4)
+        assert torch.allclose(squares_of(tmp_path / name), squares_of(whole), rtol=1e-2, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [[], pytest.param(["training.state_passing=0.5", "training.optimizer=adamw"], marks=pytest.mark.slow)],
+    ids=["muon", "states passed"],
+)
+def test_a_run_resumes_exactly(recipe_of: Recipes, tmp_path: Path, options: list[str]) -> None:
+    assert_resumes_exactly(recipe_of, tmp_path, TABLES, *options)
+    assert torch.equal(squares_of(tmp_path / "parts"), squares_of(tmp_path / "whole"))
+
+
+def test_the_rate_follows_the_schedule(recipe_of: Recipes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    factors: list[float] = []
+    step = RowAdagrad.step
+
+    def noted(self: RowAdagrad, factor: float, *more: Any) -> None:
+        factors.append(factor)
+        step(self, factor, *more)
+
+    monkeypatch.setattr(row_adagrad.RowAdagrad, "step", noted)
+    train(recipe_of(TABLES, "training.accumulate=2", "training.warmup_steps=4", "training.steps=6"), tmp_path / "run")
+    assert factors == pytest.approx([1 / 3, 2 / 3, 1, 1, 0.75, 0.25], rel=0.1)
+
+
+def test_a_step_that_is_not_finite_moves_no_row(recipe_of: Recipes, tmp_path: Path, poison: Poison) -> None:
+    options = ["training.on_nonfinite=skip", "training.checkpoint_every=1", "training.keep_last=9", "training.steps=4"]
+    poison({2})
+    train(recipe_of(TABLES, *options), tmp_path / "run")
+    second, third, fourth = (tmp_path / "run" / "checkpoints" / f"step-{n:08d}" for n in (2, 3, 4))
+    assert same_tensors(read.read_weights(second), read.read_weights(third))
+    assert torch.equal(squares_of(second), squares_of(third)) and not torch.equal(squares_of(third), squares_of(fourth))
+
+
+def test_tables_are_added_to_a_trained_model_without_a_change(recipe_of: Recipes, run: Path, tmp_path: Path) -> None:
+    start = recipe_of(f"training.init_from={run}", TABLES, "training.steps=3")
+    tokens = torch.arange(30)[None] + 97
+    plain, added = prepare_new_run(recipe_of(f"training.init_from={run}")).model, prepare_new_run(start).model
+    assert torch.equal(plain(tokens)[0], added(tokens)[0])
+    train(start, tmp_path / "added")
+    train(recipe_of(f"training.init_from={tmp_path / 'added'}", "training.steps=1"), tmp_path / "again")
+    kept, changed = (weights(tmp_path / name)["ngram_embedding.table"] for name in ("added", "again"))
+    assert kept.any() and changed.any(1).sum() >= kept.any(1).sum() and not torch.equal(kept, changed)
+
+
+def test_frozen_tables_do_not_move(recipe_of: Recipes, tmp_path: Path) -> None:
+    """While only the mixers learn a teacher's layers."""
+    train(recipe_of(TABLES, "training.steps=3"), tmp_path / "base")
+    learned = ["training.teacher_of=layers", "model.attention.kind=delta", "training.steps=2"]
+    base = [f"training.{key}={tmp_path / 'base'}" for key in ("init_from", "teacher")]
+    train(recipe_of(*base, *learned), tmp_path / "student")
+    names = ("ngram_embedding.table", "ngram_embedding.projection.weight")
+    before, after = weights(tmp_path / "base"), weights(tmp_path / "student")
+    assert all(torch.equal(before[name], after[name]) for name in names) and before[names[0]].any()
+
+
+def test_a_run_with_tables_writes_and_repeats(recipe_of: Recipes, tmp_path: Path) -> None:
+    train(recipe_of(TABLES, "training.steps=3"), tmp_path / "run")
+    assert "".join(lmlong.load(str(tmp_path / "run")).stream("the ", max_tokens=20))
+    train(recipe_of(TABLES, "training.steps=3"), tmp_path / "again")
+    assert equal(tmp_path / "run", tmp_path / "again")
+
+
+@pytest.mark.slow
+def test_ranks_with_gradients_of_their_own_take_the_same_steps(tmp_path: Path) -> None:
+    """To the last bit, though each finds another number of rows. They train the mean of their gradients."""
+    ranks, program = 3, Path(__file__).parent / "rows_in_ranks.py"
+    command = [sys.executable, "-W", "error::FutureWarning", program]
+    children = [subprocess.Popen([*map(str, (*command, rank, ranks, tmp_path))]) for rank in range(ranks)]
+    assert [child.wait(timeout=60) for child in children] == [0] * ranks
+    every = [torch.load(tmp_path / f"{rank}.pt") for rank in range(ranks)]
+    tables = NgramEmbedding(recipe.NgramEmbedding(orders=[2], rows=50, width=4), 6)
+    table, squares = take_steps(RowAdagrad(tables, True), list(range(ranks)))
+    for reads_values in (True, False):
+        for each in every:
+            assert all(map(torch.equal, each[reads_values], every[0][reads_values]))
+        mean = every[0][reads_values]
+        assert torch.allclose(mean[0], table, rtol=1e-4, atol=1e-6)
+        assert torch.allclose(mean[1] * ranks**2, squares, rtol=1e-4)
+
+
+TWO = ("devices=2", "training.batch_size=2", "training.accumulate=2")
+ALONE = "training.batch_size=4", "training.accumulate=2"
+PARTS = ("devices=2", "training.sequence_parallel=2", "text.sequence_length=61", "training.batch_size=2")
+PARTS_ALONE = ("text.sequence_length=61", "training.batch_size=2")
+SEVERAL: dict[str, tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
+    "ddp": ("ddp", TWO, ALONE, ()),
+    "ddp, segments": ("ddp", TWO, ALONE, ("training.segment=16", "training.activation_checkpointing=true")),
+    "stage 1": ("stage 1", TWO, ALONE, ()),
+    "stage 2": ("stage 2", TWO, ALONE, ("training.optimizer=adamw",)),
+    "stage 3": ("stage 3", TWO, ALONE, ("training.segment=16",)),
+    "stage 3, checkpointing": ("stage 3", TWO, ALONE, ("training.activation_checkpointing=true",)),
+    "parts": ("ddp", PARTS, PARTS_ALONE, ("training.state_passing=0.5", "training.accumulate=2")),
+    "parts, stage 3": ("stage 3", PARTS, PARTS_ALONE, ("model.attention.kind=[ngram, linear]",)),
+    "parts by groups": ("ddp", (*PARTS, "devices=4"), (*PARTS_ALONE, "training.batch_size=4"), ()),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("strategy", "several", "alone", "options"), SEVERAL.values(), ids=SEVERAL)
+def test_several_processes_are_one(
+    tiny: Path,
+    recipe_of: Recipes,
+    tmp_path: Path,
+    strategy: str,
+    several: tuple[str, ...],
+    alone: tuple[str, ...],
+    options: tuple[str, ...],
+) -> None:
+    """Two resume to the last bit, too. In gradients that more processes sum, the order of the sums may change."""
+    options = (TABLES, "training.steps=8", "training.schedule=constant", "training.keep_last=9", *options)
+    divided = (*options, *several, *by(strategy, tmp_path))
+    train_in_processes(tiny, tmp_path / "several", *divided)
+    train(recipe_of(*options, *alone), tmp_path / "one")
+    assert losses(tmp_path / "several") == pytest.approx(losses(tmp_path / "one"), rel=1e-4)
+    squares, truth = squares_of(tmp_path / "several"), squares_of(tmp_path / "one")
+    assert float((squares - truth).norm()) < 1e-3 * float(truth.norm())
+    table, expected = (weights(tmp_path / name)["ngram_embedding.table"] for name in ("several", "one"))
+    assert float((table - expected).norm()) < 1e-2 * float(expected.norm())
+    if "devices=4" in several:
+        return
+    middle = tmp_path / "several" / "checkpoints" / "step-00000004"
+    train_in_processes(tiny, tmp_path / "again", *divided, "--resume", middle)
+    assert equal(tmp_path / "again", tmp_path / "several")
+    assert torch.equal(squares_of(tmp_path / "again"), squares)
