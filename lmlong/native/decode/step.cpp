@@ -47,7 +47,7 @@ struct Step {
         return most;
     }
 
-    Int max_inputs() const { 
+    Int max_inputs() const {
         return std::max({mlp_width, width, values, model.hourglass.factor * width, model.tables.projection.inputs});
     }
 
@@ -69,7 +69,7 @@ struct Step {
 
     void run() {
         embed();
-        if (model.tables.count) add_linear(model.tables.projection, mixed, model.tables.projection.inputs, all), team.wait();
+        if (model.tables.count) add_rows();
         if (model.hourglass.pooling) {
             run_layers(0, model.hourglass.first_layer, all);
             downsample();
@@ -103,6 +103,13 @@ struct Step {
             append_tokens();
             if (model.any_rope) compute_cos_sin(all), compute_cos_sin(downsampled);
         }
+        team.wait();
+    }
+
+    // Add the projected rows of tables, which the first thread has looked up
+    void add_rows() {
+        const Matrix& projection = model.tables.projection;
+        add_linear(projection, mixed, projection.inputs, all);
         team.wait();
     }
 
