@@ -258,7 +258,7 @@ class LearnCommand(click.Command):
     """A command with --learn, whose level may be left out, also before an argument."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        following = [*args[1:], ""]
+        following = [*args, ""][1:]
         bare = [word == "--learn" and after not in LEVELS for word, after in zip(args, following, strict=True)]
         words = [f"{word}={LEVELS[0]}" if is_bare else word for word, is_bare in zip(args, bare, strict=True)]
         return super().parse_args(ctx, words)
