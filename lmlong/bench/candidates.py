@@ -25,9 +25,8 @@ from lmlong.model.language_model import LanguageModel
 from lmlong.model.precision import autocast
 from lmlong.model.state import state_bytes
 from lmlong.recipe.candidates import single_kinds
-from lmlong.training.optimizer import make_optimizer
+from lmlong.training.optimizer import LoopOptimizer
 from lmlong.training.prepare import check_kernel, set_kernel
-from lmlong.training.row_adagrad import make_row_optimizer
 
 FORMATS = {"32": torch.float32, "bf16": torch.bfloat16, "64": torch.float64}
 
@@ -107,9 +106,7 @@ def training_candidate(
     segment = options.training.segment if model.constant_state else None
     work = Work(1, min(segment or length, length), precision, trains=True)
     model.use_kernels(choose_kernels(model, work, device).choice.names)
-    policy = policy_of(device)
-    optimizer = make_optimizer(model, options.training, policy)
-    row_optimizer = make_row_optimizer(model, policy.reads_values)
+    optimizer = LoopOptimizer(model, options.training, policy_of(device))
     tokens = torch.randint(model.embedding.num_embeddings, (1, length + 1), device=device)
 
     def step() -> Tensor:
@@ -117,12 +114,7 @@ def training_candidate(
             nll, _ = model.loss(tokens[:, :-1], tokens[:, 1:], segment=segment)
         loss = nll / length
         loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), options.training.clip)
-        optimizer.step()
-        optimizer.zero_grad()
-        if row_optimizer:
-            row_optimizer.step()
-        return torch.stack([loss.detach(), norm])
+        return torch.stack([loss.detach(), optimizer.step()])
 
     return Candidate(step, length, 0, 0, growth=1 if model.constant_state else 2)
 

@@ -11,7 +11,7 @@ from lmlong import recipe
 from lmlong.model.base import TextModel
 from lmlong.model.device import pick_device
 from lmlong.model.loss import IGNORED
-from lmlong.training.optimizer import make_optimizer, make_schedule
+from lmlong.training.optimizer import LoopOptimizer, learning_rate_factor
 
 Batch = tuple[Tensor, Tensor]
 """Tokens and targets (B, T), where IGNORED is not a target."""
@@ -37,15 +37,11 @@ def fit(
     options = recipe.Training(
         steps=steps, optimizer="adamw", learning_rate=learning_rate, warmup_steps=max(steps // 10, 1)
     )
-    optimizer = make_optimizer(model, options)
-    schedule = make_schedule(optimizer, options, steps)
+    optimizer = LoopOptimizer(model, options)
     for step in tqdm(range(steps), leave=False, disable=None, position=bar_row):
-        optimizer.zero_grad()
         parts = batches(step)
         for batch in parts:
             tokens, targets = (part.to(device) for part in batch)
             nll, _ = model.loss(tokens, targets)
             (nll / (targets != IGNORED).sum() / len(parts)).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), options.clip)
-        optimizer.step()
-        schedule.step()
+        optimizer.step(learning_rate_factor(step, steps, options))

@@ -16,7 +16,7 @@ from lmlong.attention.device_policy import FollowsPolicy
 from lmlong.model.layers import QuantizedLinear, RMSNorm
 from lmlong.model.learning.loss import Learning, learning_loss
 from lmlong.model.loss import TeacherOutput, chunked_cross_entropy, logits_in_float32, token_nll
-from lmlong.model.ngram_embedding import NgramEmbedding
+from lmlong.model.ngram_embedding import tables_of
 from lmlong.model.short_conv import ShortConvolution
 from lmlong.native.spec import NativeSpec
 
@@ -155,8 +155,8 @@ def compiled(function: Callable[..., T]) -> Callable[..., T]:
 
 def count_parameters(model: nn.Module) -> int:
     """Return the number of trained weights."""
-    tables = [module.table for module in model.modules() if isinstance(module, NgramEmbedding)]
-    return sum(weight.numel() for weight in (*model.parameters(), *tables))
+    tables = tables_of(model)
+    return sum(weight.numel() for weight in model.parameters()) + (0 if tables is None else tables.table.numel())
 
 
 def _shared_names(model: nn.Module) -> dict[str, str]:

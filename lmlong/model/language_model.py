@@ -3,7 +3,7 @@
 B batch, T time, V vocabulary.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -11,13 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from lmlong import recipe
-from lmlong.attention.base import CausalAttention
 from lmlong.attention.device_policy import FollowsPolicy
 from lmlong.attention.inputs import LastTokens, last_tokens
-from lmlong.attention.recurrence import Recurrence
 from lmlong.attention.state_check import StateError, check_alike, check_range
 from lmlong.attention.tail import after_tail, tail_of
 from lmlong.errors import UsageError
+from lmlong.model.attention_layers import AttentionLayers
 from lmlong.model.base import LMHead, QuantizedLMHead, TextModel, compiled
 from lmlong.model.block import Block, BlockState, Positions, run_blocks
 from lmlong.model.hourglass import BlockPhase, Hourglass, HourglassState, any_phase, block_phase
@@ -62,10 +61,8 @@ DecodeStep = Callable[[Tensor, ModelState, BlockPhase | None], tuple[Tensor, Ten
 """(token (B,), state, block phase) -> logits (B, V), the last hidden state (B, width), and the state after."""
 
 
-class LanguageModel(TextModel):
+class LanguageModel(AttentionLayers, TextModel):
     """A model that predicts the next token from its state. The mask of a batch is its document starts."""
-
-    blocks: Sequence[Block]
 
     def __init__(self, options: recipe.Model, vocabulary: int, activation_checkpointing: bool = False):
         super().__init__(options, vocabulary, activation_checkpointing)
@@ -83,8 +80,6 @@ class LanguageModel(TextModel):
         """The rates with which states that learn from the text do so."""
         self.learns_own_text = False
         """Whether such states learn from the text that the model writes too."""
-        self.kernel_is_set = False
-        """Whether `use_kernel` has set the kernel, which `kernel: auto` then leaves alone."""
         self.init_weights()
 
     @torch.no_grad()
@@ -372,60 +367,12 @@ class LanguageModel(TextModel):
             return least
         return max(least, policy.piece_tokens // max(1, rows))
 
-    @property
-    def attentions(self) -> list[CausalAttention]:
-        """The attention of each layer."""
-        return [block.mixer.attention for block in self.blocks]
-
-    @property
-    def attention_parts(self) -> list[CausalAttention]:
-        """The attentions that the attentions of all layers consist of."""
-        return [part for attention in self.attentions for part in attention.parts]
-
-    @property
-    def constant_state(self) -> bool:
-        """Whether the state of every layer has a constant size."""
-        return all(attention.state_growth == "constant" for attention in self.attentions)
-
     def compile_blocks(self) -> None:
         super().compile_blocks()
         for attention in self.attention_parts:
             attention.compiled = True
         if self.ngram_embedding is not None:
             self.ngram_embedding.compiled = True
-
-    def set_state_dtype(self, dtype: torch.dtype) -> None:
-        """Set the lowest precision of the states of recurrences."""
-        for attention in self.attention_parts:
-            if isinstance(attention, Recurrence):
-                attention.state_dtype = dtype
-
-    def use_kernel(self, name: str) -> None:
-        """Set the kernel with which attentions compute many tokens: `torch`, `native`, `triton` or `fla`. Torch
-        computes whatever the kernel cannot, and attentions without a kernel of that name."""
-        self.kernel_is_set = True
-        self.use_kernels(dict.fromkeys(self.kinds, name))
-
-    def use_kernels(self, names: Mapping[str, str]) -> None:
-        """Set the kernels with which attentions compute many tokens, by their kinds in the recipe."""
-        for kind, attentions in self.with_kernels.items():
-            for attention in attentions:
-                attention.use_kernel(names[kind])
-
-    @property
-    def kernel_names(self) -> dict[str, str]:
-        """The names of the kernels, by the kinds of the attentions."""
-        return {kind: attentions[0].kernel_name for kind, attentions in self.with_kernels.items()}
-
-    @property
-    def with_kernels(self) -> dict[str, list[CausalAttention]]:
-        """The attentions that have kernels, by their kinds."""
-        attentions: dict[str, list[CausalAttention]] = {}
-        for kind, attention in zip(self.kinds, self.attentions, strict=True):
-            for part in attention.parts:
-                if part.kernels:
-                    attentions.setdefault(kind, []).append(part)
-        return attentions
 
     def native_spec(self) -> NativeSpec:
         options = {

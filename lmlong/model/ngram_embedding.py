@@ -131,6 +131,11 @@ class NgramEmbedding(nn.Module):
             self.gradients = before
 
 
+def tables_of(model: nn.Module) -> NgramEmbedding | None:
+    """Return the tables of a model; None if it has none."""
+    return next((module for module in model.modules() if isinstance(module, NgramEmbedding)), None)
+
+
 class _Vectors(torch.autograd.Function):
     """Rows of a table that is not a part of the graph. The weight of the projection is: if it is frozen, so is the
     table, and a backward pass to it always comes here."""

@@ -29,7 +29,7 @@ from lmlong.training.distillation import taught_loss
 from lmlong.training.distributed import print_once
 from lmlong.training.figures import BatchFigures, FetchedFigures, StepFigures
 from lmlong.training.loader import Loader, TrainingBatch
-from lmlong.training.optimizer import learning_rate_factor, make_optimizer, masks_updates
+from lmlong.training.optimizer import learning_rate_factor, make_optimizer, masks_updates, set_learning_rate
 from lmlong.training.prepare import PreparedRun, divides_weights, trial_model
 from lmlong.training.progress import TrainingClock
 from lmlong.training.row_adagrad import RowAdagrad, make_row_optimizer
@@ -121,8 +121,7 @@ class TrainingModule(LightningModule):
         options = self.recipe.training
         factor = learning_rate_factor(self.step, self.clock.expected_steps(self.step), options)
         self.learning_rate = options.learning_rate * factor
-        for group in self.trainer.optimizers[0].param_groups:
-            group["lr"] = self.learning_rate * group["lr_scale"]
+        set_learning_rate(self.trainer.optimizers[0], self.learning_rate)
 
     def training_step(self, batch: TrainingBatch, batch_idx: int) -> Tensor:
         number = self.first_batch + batch_idx

@@ -5,14 +5,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
-from torch.optim.lr_scheduler import LambdaLR
+from torch import Tensor, nn
 
 from lmlong import recipe
 from lmlong.attention.device_policy import CPU_POLICY, DevicePolicy
 from lmlong.attention.inputs import GateProjection
 from lmlong.model.base import TextModel
 from lmlong.training.muon import BASE_WIDTH, Muon
+from lmlong.training.row_adagrad import make_row_optimizer
 
 
 def parameter_groups(model: TextModel, options: recipe.Training) -> list[dict[str, Any]]:
@@ -70,9 +70,30 @@ def moments_of(group: Mapping[str, Any]) -> tuple[str, ...]:
     return ("momentum",) if "stacks" in group else ("step", "exp_avg", "exp_avg_sq")
 
 
-def make_schedule(optimizer: torch.optim.Optimizer, options: recipe.Training, steps: int) -> LambdaLR:
-    """Return a scheduler for the small models of lmlong.experiments; a run sets `learning_rate_factor` by itself."""
-    return LambdaLR(optimizer, lambda step: learning_rate_factor(step, steps, options))
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Set the learning rate of each group of weights."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group["lr_scale"]
+
+
+class LoopOptimizer:
+    """The optimizers of a model and of its tables in the loop of an experiment or a benchmark; a run has its own."""
+
+    def __init__(self, model: TextModel, options: recipe.Training, policy: DevicePolicy = CPU_POLICY):
+        self.model, self.options = model, options
+        self.weights = make_optimizer(model, options, policy)
+        self.rows = make_row_optimizer(model, policy.reads_values)
+
+    def step(self, factor: float = 1.0) -> Tensor:
+        """Clip the gradient and update the model with this share of the learning rate's peak. Return the gradient's
+        norm."""
+        set_learning_rate(self.weights, self.options.learning_rate * factor)
+        norm: Tensor = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.options.clip)
+        self.weights.step()
+        self.weights.zero_grad()
+        if self.rows:
+            self.rows.step(factor)
+        return norm
 
 
 def learning_rate_factor(step: int, steps: int, options: recipe.Training) -> float:

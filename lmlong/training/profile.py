@@ -22,10 +22,9 @@ from lmlong.model.language_model import LanguageModel
 from lmlong.recipe import Recipe
 from lmlong.recipe.file import recipe_class
 from lmlong.training.distillation import taught_loss
-from lmlong.training.optimizer import make_optimizer
+from lmlong.training.optimizer import LoopOptimizer
 from lmlong.training.prepare import PreparedRun, prepare_run
 from lmlong.training.progress import CLOCKS, TICK
-from lmlong.training.row_adagrad import make_row_optimizer
 
 TIMED_STEPS, ENOUGH_SECONDS, LONG_SECONDS = 7, 4.0, 10.0
 """Number of timed steps, the total seconds after which fewer are enough, and the seconds of a first step after which no
@@ -82,9 +81,7 @@ def _profile(recipe: Recipe, shape: BatchShape, timed: int) -> StepProfile:
             torch.cuda.reset_peak_memory_stats()  # trials of kernels do not count
     if prepared.teacher:
         prepared.teacher.model.to(prepared.device)
-    policy = policy_of(prepared.device)
-    optimizer = make_optimizer(model, prepared.recipe.training, policy)
-    row_optimizer = make_row_optimizer(model, policy.reads_values)
+    optimizer = LoopOptimizer(model, prepared.recipe.training, policy_of(prepared.device))
     works, updates, now = [], [], CLOCKS[recipe.training.clock]
     for number in range(1 + timed):
         begun = now()
@@ -94,11 +91,7 @@ def _profile(recipe: Recipe, shape: BatchShape, timed: int) -> StepProfile:
         synchronize(prepared.device)
         works.append(max(now() - begun, TICK) / parts)
         begun = now()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), prepared.recipe.training.clip)
         optimizer.step()
-        optimizer.zero_grad()
-        if row_optimizer:
-            row_optimizer.step()
         synchronize(prepared.device)
         updates.append(now() - begun)
         if sum(works) > (ENOUGH_SECONDS if number else LONG_SECONDS):
@@ -109,7 +102,7 @@ def _profile(recipe: Recipe, shape: BatchShape, timed: int) -> StepProfile:
     peak = peak_memory(prepared.device)
     if peak is None:
         raise LmlongError("this system does not report the memory of a process")
-    moments = sum(moment.numel() for of_weight in optimizer.state.values() for moment in of_weight.values())
+    moments = sum(moment.numel() for of_weight in optimizer.weights.state.values() for moment in of_weight.values())
     return StepProfile(peak, work, update, count_parameters(model), moments, state)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from lmlong.model.base import TextModel
-from lmlong.model.ngram_embedding import NgramEmbedding, RowGradient, RowGradients, sum_rows
+from lmlong.model.ngram_embedding import NgramEmbedding, RowGradient, RowGradients, sum_rows, tables_of
 from lmlong.training.collectives import all_gather
 
 LEARNING_RATE = 0.1
@@ -71,5 +71,5 @@ class RowAdagrad:
 
 def make_row_optimizer(model: TextModel, reads_values: bool, ranks: int = 1) -> RowAdagrad | None:
     """Return the optimizer of a model's tables; None if it has none."""
-    tables = [module for module in model.modules() if isinstance(module, NgramEmbedding)]
-    return RowAdagrad(tables[0], reads_values, ranks) if tables else None
+    tables = tables_of(model)
+    return None if tables is None else RowAdagrad(tables, reads_values, ranks)

@@ -23,6 +23,7 @@ from lmlong.checkpoint import manifest
 from lmlong.checkpoint.read import REAL, read_training, unload
 from lmlong.errors import CheckpointError, UsageError
 from lmlong.model.base import TextModel
+from lmlong.model.ngram_embedding import tables_of
 from lmlong.model.state import rebuild_state
 from lmlong.training.distributed import all_gather, all_reduce_max, print_once
 from lmlong.training.module import TrainingModule
@@ -136,7 +137,7 @@ def read_state(
         for group in parameter_groups(model, options)
         for weight in group["params"]
     ]
-    tables = getattr(model, "ngram_embedding", None)
+    tables = tables_of(model)
     rows = None if tables is None else torch.Size([len(tables.table)])
     if wrong := _first_mistake(state, moments, mapped, rows):
         raise CheckpointError(f"{checkpoint}: the training state's {wrong} is not of this run. Use another checkpoint.")

@@ -8,7 +8,7 @@ import torch
 from lmlong import recipe
 from lmlong.model.base import count_parameters
 from lmlong.model.language_model import LanguageModel
-from lmlong.training.optimizer import count_steps, learning_rate_factor, make_optimizer, make_schedule
+from lmlong.training.optimizer import LoopOptimizer, count_steps, learning_rate_factor, make_optimizer
 
 
 def options(**changes: object) -> recipe.Training:
@@ -42,13 +42,11 @@ def test_a_short_run_warms_up_over_half_of_it_at_most() -> None:
 def test_the_schedule_sets_the_rate_of_the_optimizer() -> None:
     model = LanguageModel(recipe.Model(width=8, layers=1, heads=1), 50)
     training = options(learning_rate=0.5, schedule="cosine", optimizer="adamw")
-    optimizer = make_optimizer(model, training)
-    schedule = make_schedule(optimizer, training, 100)
+    optimizer = LoopOptimizer(model, training)
     seen = []
-    for _ in range(100):
-        seen.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        schedule.step()
+    for step in range(100):
+        optimizer.step(learning_rate_factor(step, 100, training))
+        seen.append(optimizer.weights.param_groups[0]["lr"])
     assert seen == pytest.approx([0.5 * learning_rate_factor(step, 100, training) for step in range(100)])
 
 
@@ -117,3 +115,14 @@ def _read(model: LanguageModel, tokens: torch.Tensor) -> dict[str, torch.Tensor]
     for hook in hooks:
         hook.remove()
     return found
+
+
+def test_the_optimizer_of_a_loop_trains_tables_too() -> None:
+    tables = recipe.NgramEmbedding(rows=8, width=2)
+    model = LanguageModel(recipe.Model(width=8, layers=1, heads=1, ngram_embedding=tables), 50)
+    optimizer, tokens = LoopOptimizer(model, options()), torch.arange(12)[None]
+    for factor in (0.0, 1.0):
+        model.loss(tokens[:, :-1], tokens[:, 1:])[0].backward()
+        assert optimizer.step(factor) > 0
+        assert model.ngram_embedding is not None and bool(model.ngram_embedding.table.any()) == bool(factor)
+        assert all(weight.grad is None for weight in model.parameters())
