@@ -179,17 +179,22 @@ def function_parts(node: ast.FunctionDef, name: str, text: str | None) -> list[s
 
 
 def class_parts(value: type) -> list[str]:
-    """Return the parts of a class: what it extends, its fields, and the documented methods that it defines itself."""
+    """Return the parts of a class: what it extends, its fields, and the documented methods that it defines, or that its
+    bases do if they are not public."""
     bases = [f"`{base.__name__}`" for base in value.__bases__ if base.__name__ in lmlong.__all__]
-    methods = [node for node in syntax(value).body if isinstance(node, ast.FunctionDef)]
+    ours = [each for each in value.__mro__ if each.__module__.startswith("lmlong.")]
+    described = [each for each in value.__bases__ if each in ours and each.__name__ not in lmlong.__all__]
+    nodes = [node for each in (value, *described) for node in syntax(each).body]
     owner = next(base for base in value.__mro__ if "__init__" in vars(base))
-    if owner is not value and owner.__module__.startswith("lmlong."):
-        constructor = syntax(vars(owner)["__init__"])
-        assert isinstance(constructor, ast.FunctionDef)
-        methods.append(constructor)
+    if owner in ours[1:]:
+        nodes.append(syntax(vars(owner)["__init__"]))
+    methods: dict[str, ast.FunctionDef] = {}
+    for node in nodes:
+        if isinstance(node, ast.FunctionDef):
+            methods.setdefault(node.name, node)
     parts = [f"Extends {', '.join(bases)}."] if bases else []
     parts += [table(("field", "type", "meaning"), rows)] if (rows := fields(value)) else []
-    for node in methods:
+    for node in methods.values():
         if node.name == "__init__":
             parts.insert(0, f"```python\n{definition(node, value.__name__)}\n```")
         elif not node.name.startswith("_") and (text := ast.get_docstring(node)):
