@@ -137,7 +137,7 @@ class LanguageModel(AttentionLayers, TextModel):
     ) -> tuple[Tensor, Learned]:
         """Return the logits (B, V) after `token` (B,) at `position` (B,) by what was learned from the text, and what is
         learned after it. `hidden` (B, width) and `logits` are those of a decode step."""
-        return self.learner.step(Text(token[:, None], hidden[:, None], position), logits, learned)
+        return self.learner.step(token, hidden, logits, position, learned)
 
     def loss(
         self,
@@ -233,7 +233,7 @@ class LanguageModel(AttentionLayers, TextModel):
     @property
     def learner(self) -> Learner:
         """The output layer, as states that learn from their text use it."""
-        return Learner(self.lm_head, self.learning_rates.for_hidden(self.norm.weight))
+        return Learner(self.lm_head, self.learning_rates, self.norm.weight)
 
     def settle(self, state: ModelState) -> ModelState:
         """Return the state in the form that a prefill returns, if decode steps keep it in another form."""

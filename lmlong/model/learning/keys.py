@@ -25,7 +25,8 @@ def keys_of(hidden: Tensor, D: Tensor | None) -> Tensor:
     width = hidden.shape[-1]
     if D is None or D.shape[-1] == width:
         return hidden
-    return hidden @ _projection(width, D.shape[-1], hidden.device, hidden.dtype)
+    with torch.autocast(hidden.device.type, enabled=False):
+        return hidden @ _projection(width, D.shape[-1], hidden.device, hidden.dtype)
 
 
 @cache

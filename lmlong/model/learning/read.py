@@ -55,52 +55,58 @@ class Learner(NamedTuple):
     """An output layer that learns from text."""
 
     head: LMHead
-    rates: Rates  # for the hidden states of the model
+    normed_rates: Rates  # for hidden states of norm 1
+    norm_gain: Tensor  # (width,) of the norm before the output layer
+
+    @property
+    def rates(self) -> Rates:
+        """The rates for the hidden states of the model."""
+        return self.normed_rates.for_hidden(self.norm_gain)
 
     def read(self, text: Text, learned: Learned) -> tuple[Tensor, Learned]:
         """Return the logits (B, T, V) after each token of a text, and what was learned after the last."""
-        with _exact(text):
+        with _exact(text.hidden):
             weight, after = self._weight(learned), map_state(Tensor.clone, learned)
-            logits = weight.new_empty(*text.tokens.shape, len(weight))
+            rates, logits = self.rates, weight.new_empty(*text.tokens.shape, len(weight))
             for part in _parts(text, learned, after):
-                for first, of_block in _block_logits(weight, part, self.rates):
+                for first, of_block in _block_logits(weight, part, rates):
                     logits[part.row, part.new][first : first + len(of_block)] = of_block
             return logits, after
 
     def score(self, text: Text, targets: Tensor | None, learned: Learned) -> tuple[Tensor, Learned]:
         """Return -log p of each target (B, T), 0 if ignored, and what was learned after the last token of a text.
         Without targets, only learn."""
-        with _exact(text):
+        with _exact(text.hidden):
             weight, after = self._weight(learned), map_state(Tensor.clone, learned)
-            nll, read_part = weight.new_zeros(text.tokens.shape), _kernel(weight)
+            rates, nll, read_part = self.rates, weight.new_zeros(text.tokens.shape), _kernel(weight)
             for part in _parts(text, learned, after):
                 scored = None
                 if targets is not None:
                     scored = pad(targets[part.row, part.new], (part.old, 0), value=IGNORED)
-                of_part = read_part(weight, part.delta, part.hidden, part.targets, scored, self.rates)
+                of_part = read_part(weight, part.delta, part.hidden, part.targets, scored, rates)
                 if of_part is not None:
                     nll[part.row, part.new] = of_part[part.old :]
             return nll, after
 
-    def step(self, text: Text, logits: Tensor, learned: Learned) -> tuple[Tensor, Learned]:
-        """Return the logits (B, V) after a text of one token in each row, and what was learned after it. `logits` are
-        those of the model alone."""
-        tokens, positions, skips = text.tokens[:, 0].tolist(), text.position.tolist(), learned.skip.tolist()
-        hidden = text.hidden[:, 0].to(learned.hidden.dtype)
-        with _exact(text):
-            targets, block = learned.targets.clone(), learned.hidden.clone()
-            for row, (token, position, skip) in enumerate(zip(tokens, positions, skips, strict=True)):
-                if position and not skip:
-                    targets[row, (position - 1) % BLOCK] = token
-            delta = learned.delta
-            ended = [row for row, position in enumerate(positions) if position and position % BLOCK == 0]
-            if ended:
-                delta = self._end_blocks(learned._replace(hidden=block, targets=targets), ended)
-                targets[ended], block[ended] = NOT_LEARNED, 0
-            for row, position in enumerate(positions):
-                block[row, position % BLOCK] = hidden[row]
-            skip = torch.zeros_like(learned.skip) if any(skips) else learned.skip
-            return logits + change_of_logits(delta, hidden), Learned(delta, block, targets, skip)
+    def step(
+        self, token: Tensor, hidden: Tensor, logits: Tensor, position: Tensor, learned: Learned
+    ) -> tuple[Tensor, Learned]:
+        """Return the logits (B, V) after `token` (B,) at `position` (B,), and what was learned after it. `hidden`
+        (B, width) and `logits` are those of the model alone."""
+        tokens, positions, skips = token.tolist(), position.tolist(), learned.skip.tolist()
+        hidden = hidden.detach().to(learned.hidden.dtype)
+        delta, block, targets = learned.delta, learned.hidden.clone(), learned.targets.clone()
+        for row, (following, read, skip) in enumerate(zip(tokens, positions, skips, strict=True)):
+            if read and not skip:
+                targets[row, (read - 1) % BLOCK] = following
+        ended = [row for row, read in enumerate(positions) if read and read % BLOCK == 0]
+        if ended:
+            delta = self._end_blocks(learned._replace(hidden=block, targets=targets), ended)
+            targets[ended], block[ended] = NOT_LEARNED, 0
+        for row, read in enumerate(positions):
+            block[row, read % BLOCK] = hidden[row]
+        skip_next = torch.zeros_like(learned.skip) if any(skips) else learned.skip
+        return logits + change_of_logits(delta, hidden), Learned(delta, block, targets, skip_next)
 
     def _end_blocks(self, learned: Learned, ended: list[int]) -> Delta:
         """Return what was learned after the blocks of some rows have ended."""
@@ -109,10 +115,11 @@ class Learner(NamedTuple):
             scale = delta.scale.clone()
             scale[ended, 0] = scale[ended, 1]
             return delta._replace(scale=scale)
-        delta, weight = map_state(Tensor.clone, delta), self._weight(learned)
-        for row in ended:  # and a position after the block, of which nothing is learned yet
-            block, following = learned.hidden[row], pad(learned.targets[row], (0, 1), value=NOT_LEARNED)
-            _kernel(weight)(weight, _row(delta, row), pad(block, (0, 0, 0, 1)), following, None, self.rates)
+        with _exact(learned.hidden):
+            delta, weight, rates = map_state(Tensor.clone, delta), self._weight(learned), self.rates
+            for row in ended:  # and a position after the block, of which nothing is learned yet
+                block, following = learned.hidden[row], pad(learned.targets[row], (0, 1), value=NOT_LEARNED)
+                _kernel(weight)(weight, _row(delta, row), pad(block, (0, 0, 0, 1)), following, None, rates)
         return delta
 
     def _weight(self, learned: Learned) -> Tensor:
@@ -122,9 +129,9 @@ class Learner(NamedTuple):
 
 
 @contextmanager
-def _exact(text: Text) -> Iterator[None]:
+def _exact(like: Tensor) -> Iterator[None]:
     """Return a context without gradients and without autocast."""
-    with torch.no_grad(), torch.autocast(text.hidden.device.type, enabled=False):
+    with torch.no_grad(), torch.autocast(like.device.type, enabled=False):
         yield
 
 
@@ -146,7 +153,10 @@ def change_of_logits(delta: Delta, hidden: Tensor) -> Tensor:
     D, bias, _, scale, _ = delta
     if D is not None and len(D) == 1 and _is_native(D):
         return native.change_of_logits(delta, hidden)
-    return scale[:, :1] * (bias if D is None else bias + (D @ keys_of(hidden, D)[:, :, None])[..., 0])
+    if D is None:
+        return scale[:, :1] * bias
+    with _exact(hidden):
+        return scale[:, :1] * (bias + (D @ keys_of(hidden, D)[:, :, None])[..., 0])
 
 
 def _kernel(weight: Tensor) -> ReadBlocks:

@@ -36,6 +36,13 @@ def test_products_are_kept_in_the_mean() -> None:
     assert abs(float(slope) - 1) < 0.05
 
 
+def test_keys_have_the_precision_of_hidden_states() -> None:
+    hidden, D = torch.randn(3, 8), torch.zeros(5, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        keys = keys_of(hidden, D)
+    assert keys.dtype == torch.float32 and keys.equal(keys_of(hidden, D))
+
+
 def test_the_projection_is_the_same_on_every_machine() -> None:
     """Saved states depend on it."""
     keys = keys_of(torch.eye(6, dtype=torch.float64), torch.zeros(5, 2))

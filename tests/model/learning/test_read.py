@@ -229,7 +229,7 @@ def test_ten_million_tokens_of_noise() -> None:
     draw = torch.Generator().manual_seed(2)
     weight = torch.randn(VOCABULARY, 32, generator=draw) / 8
     learned = init_learned("output", torch.zeros(1, dtype=torch.long), weight)
-    learner = Learner(LMHead(torch.nn.Embedding.from_pretrained(weight)), DEFAULT_RATES._replace(rate=1.5 / 32))
+    learner = Learner(LMHead(torch.nn.Embedding.from_pretrained(weight)), DEFAULT_RATES, torch.ones(32))
     nats, plain, count = 0.0, 0.0, 0
     while count < 10_000_000:
         tokens, targets = torch.randint(VOCABULARY, (2, 1, 1 << 17), generator=draw)
