@@ -67,6 +67,10 @@ class CausalAttention(FollowsPolicy, ABC, Generic[State]):
     native_decode: DecodeKind[Any] | None = None
     """How native code decodes it; None if torch decodes it."""
 
+    cache_dtype: torch.dtype | None = None
+    """The dtype in which a new state caches keys and values, if the attention caches any; None for their own. Whatever
+    a state caches, every token attends to it as it is cached."""
+
     largest_scale = 1e4
     """Largest standard deviation of q and k for which outputs and gradients are as exact as the number format."""
 

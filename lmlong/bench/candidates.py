@@ -5,7 +5,7 @@ B batch, H heads, T time.
 
 import copy
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, cast, get_args
 
 import torch
 from torch import Tensor
@@ -17,12 +17,14 @@ from lmlong.attention.device_policy import policy_of
 from lmlong.attention.inputs import draw_inputs
 from lmlong.attention.registry import CAUSAL
 from lmlong.bench.speed import Candidate
+from lmlong.inference.loading import CACHE_DTYPE
 from lmlong.inference.session import Session, append_token, next_logits, prefill
 from lmlong.model.fast_step import make_fast_step, why_no_fast_step
 from lmlong.model.kernel_choice import choose_kernels
 from lmlong.model.kernel_trial import Work
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.precision import autocast
+from lmlong.model.quantization import WeightFormat
 from lmlong.model.state import state_bytes
 from lmlong.recipe.candidates import single_kinds
 from lmlong.training.optimizer import LoopOptimizer
@@ -143,8 +145,10 @@ class GenerationCandidates:
 
     def _model(self, name: str, precision: str) -> LanguageModel:
         model = copy.deepcopy(build_model(name, self.options, self.device)).eval()
+        model.set_cache_dtype(CACHE_DTYPE)
         if precision != "32":
-            model.quantize({"bf16": torch.bfloat16, "int8": torch.int8}[precision])
+            assert precision in get_args(WeightFormat)
+            model.quantize(cast(WeightFormat, precision))
         if self.compiled and why_no_fast_step(model) is None:
             model.fast_step = make_fast_step(model)
         return model

@@ -122,7 +122,7 @@ def train(recipe: str, overrides: tuple[str, ...], **common: Any) -> None:
 @click.command()
 @options.recipe(default="quickstart")
 @options.overrides
-@speed_options("128,1k,8k", "32,bf16,int8")
+@speed_options("128,1k,8k", "32,bf16,int8,int4")
 @click.option("--fast-decode/--no-fast-decode", default=True, help="Decode by native code, or a CUDA graph.")
 def generate(recipe: str, overrides: tuple[str, ...], fast_decode: bool, **common: Any) -> None:
     """Measure the generation speed of the model of RECIPE with each attention, after texts of growing length.
@@ -134,7 +134,7 @@ def generate(recipe: str, overrides: tuple[str, ...], fast_decode: bool, **commo
       lmlong bench generate quickstart --lengths 128,8k --only softmax,elu-learned
     """
     chosen = load_recipe(recipe, overrides)
-    grid = SpeedGrid.parse(("32", "bf16", "int8"), **common)
+    grid = SpeedGrid.parse(("32", "bf16", "int8", "int4"), **common)
 
     from lmlong.bench.candidates import GenerationCandidates
 

@@ -40,7 +40,7 @@ def check(run: str | None, tokens: int, json_file: Path | None, device: str) -> 
     from lmlong.inference.samples import sampled_text
     from lmlong.model.device import float64_device, pick_device
 
-    loaded = load(run, float64_device(pick_device(device)).type)
+    loaded = load(run, float64_device(pick_device(device)).type, state_dtype="32")
     report = check_laws(loaded, *sampled_text(loaded, rows=3, tokens=tokens))
     show(table(report), report, json_file)
     if not report.kept:

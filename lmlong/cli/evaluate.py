@@ -107,7 +107,7 @@ def eval_(
         "--plot": plot is not None,
         "--by": views != DEFAULT_VIEWS,
         "--weights": loading.weights != "32",
-        "--state-dtype": loading.state_dtype != "32",
+        "--state-dtype": loading.state_dtype != "auto",
         "--learn": loading.learn is not None,
         "--cache-baseline": given["cache_baseline"],
         "--cluster-by": given["cluster_by"] is not None,
@@ -123,7 +123,7 @@ def eval_(
     report_left_out(data)
     reports = []
     for run in runs:
-        loaded = loading.load(run)
+        loaded = loading.load_as_trained(run)
         for learn in [None, loading.learn] if loading.learn else [None]:
             report = evaluate(
                 replace(loaded, learn=learn),

@@ -1,6 +1,9 @@
 """`lmlong export`: write a run in a format of other programs."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import click
 
@@ -11,9 +14,9 @@ from lmlong.cli import options
 @options.run
 @click.option(
     "--to",
-    type=click.Choice(["hf", "onnx"]),
+    type=click.Choice(["hf", "onnx", "gguf"]),
     required=True,
-    help="Target: transformers (hf), or onnxruntime on a CPU (onnx).",
+    help="Target: transformers (hf), onnxruntime on a CPU (onnx), or llama.cpp (gguf).",
 )
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder to create.")
 @click.option(
@@ -22,22 +25,38 @@ from lmlong.cli import options
     metavar="FILE",
     help="The file that `lmlong eval RUN --json FILE` wrote, for the model card.",
 )
-def export(run: str, to: str, out: Path, evaluation: Path | None) -> None:
+@click.option(
+    "--weights",
+    type=click.Choice(["32", "bf16", "int8", "int4"]),
+    help="--to gguf: format of the matrices, as in decoding by lmlong. [default: 32]",
+)
+def export(
+    run: str, to: str, out: Path, evaluation: Path | None, weights: Literal["32", "bf16", "int8", "int4"] | None
+) -> None:
     """Export RUN to a folder for a program without lmlong.
 
     For transformers, the folder contains the weights as safetensors, the tokenizer, a model card, and a module of plain
     torch, which transformers runs with trust_remote_code=True. A Llama model is exported as one and needs no module.
     For onnxruntime, it contains one graph for prefill and decode, with the state as inputs and outputs; torch is not
-    needed. Hourglass models and plug-ins are not supported.
+    needed. Hourglass models and plug-ins are not supported. For llama.cpp, it contains a GGUF file; only a Llama can be
+    exported, such as an imported model.
 
     \b
     lmlong export quickstart --to hf --out quickstart-hf
     lmlong export quickstart --to onnx --out quickstart-onnx
+    lmlong export smollm2 --to gguf --weights int4 --out smollm2-gguf
     """
+    from lmlong.errors import UsageError
     from lmlong.interop.card import read_evaluation
+    from lmlong.interop.exporting import Exported
+    from lmlong.interop.gguf_export import export_gguf
     from lmlong.interop.hf.export import export_hf
     from lmlong.interop.onnx.export import export_onnx
 
-    write = {"hf": export_hf, "onnx": export_onnx}[to]
-    exported = write(run, out, read_evaluation(evaluation) if evaluation else None)
+    write: dict[str, Callable[..., Exported]] = {"hf": export_hf, "onnx": export_onnx}
+    if to == "gguf":
+        write["gguf"] = partial(export_gguf, weights=weights or "32")
+    elif weights:
+        raise UsageError(f"--weights: the export to {to} has the weights of the run. Leave it out, or use --to gguf.")
+    exported = write[to](run, out, evaluation=read_evaluation(evaluation) if evaluation else None)
     click.echo(f"{out}: {exported.architecture}, {exported.parameters:,} parameters")

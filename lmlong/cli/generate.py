@@ -54,7 +54,12 @@ from lmlong.model.sampling_options import MAX_TOKENS
     default=None,
     help="Decode with native code on a CPU, or a CUDA graph on a GPU.  [default: on a CPU]",
 )
-@click.option("--stats", is_flag=True, help="Print speed, state size and seed to standard error.")
+@click.option(
+    "--drafts/--no-drafts",
+    default=True,
+    help="Read likely next tokens ahead with native code where that is faster; the text stays the same.",
+)
+@click.option("--stats", is_flag=True, help="Print speed, drafts, state size and seed to standard error.")
 @options.learn
 @options.learn_own_text
 @options.loading
@@ -74,6 +79,7 @@ def generate(
     save_state: Path | None,
     as_json: bool,
     fast_decode: bool | None,
+    drafts: bool,
     stats: bool,
     loading: options.Loading,
     **flags: Any,
@@ -112,7 +118,7 @@ def generate(
         raise UsageError("--save-state: saves the state of one text. Leave out --prompts and --samples.")
 
     sampling = sampling_of(flags)
-    output = writing.TextOutput(as_json, stats, one_text)
+    output = writing.TextOutput(as_json, stats, one_text, drafts)
     loaded = loading.load(run)
     if loaded.fast_step_at_once if fast_decode is None else fast_decode:
         loaded.use_fast_step()

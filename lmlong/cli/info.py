@@ -58,7 +58,7 @@ def _installation() -> dict[str, Any]:
 
 
 def _run(run: str) -> dict[str, Any]:
-    from lmlong.inference.loading import open_run
+    from lmlong.inference.loading import CACHE_DTYPE, open_run
     from lmlong.model.base import count_parameters
     from lmlong.model.language_model import LanguageModel
     from lmlong.model.state_size import state_size
@@ -69,6 +69,7 @@ def _run(run: str) -> dict[str, Any]:
     step, model, layers = loaded.step, loaded.recipe.model, range(loaded.recipe.model.layers)
     state = learning = None  # an encoder has none
     if isinstance(loaded.model, LanguageModel):
+        loaded.model.set_cache_dtype(CACHE_DTYPE)
         state, learning = (state_size(loaded.model, learn) for learn in (None, "output"))
     window = model.attention.parallel_window
     beside = state and any(ATTENTION_KINDS[kind].recurrent for kind in model.kinds)

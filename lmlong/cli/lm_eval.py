@@ -53,5 +53,5 @@ def lm_eval(
     names = [name.strip() for name in tasks.split(",") if name.strip()]
     if not names:
         raise UsageError("--tasks: names no task. Name one or more, such as arc_easy,hellaswag.")
-    results = evaluate_tasks(loading.load(run), names, **given)
+    results = evaluate_tasks(loading.load_as_trained(run), names, **given)
     show(table(results), results, json_file, None)

@@ -210,9 +210,9 @@ device = click.option("--device", type=DEVICES, default="auto")
 
 weights = click.option(
     "--weights",
-    type=click.Choice(["32", "bf16", "int8"]),
+    type=click.Choice(["32", "bf16", "int8", "int4"]),
     default="32",
-    help="Storage of weight matrices: bf16 takes half the memory, int8 a quarter; both decode faster.",
+    help="Storage of weight matrices: bf16 takes half the memory, int8 a quarter, int4 a sixth; all decode faster.",
 )
 
 precision = click.option(
@@ -226,9 +226,11 @@ precision = click.option(
 
 state_dtype = click.option(
     "--state-dtype",
-    type=click.Choice(["32", "64"]),
-    default="32",
-    help="Bits of the recurrent states: 64 for texts of more than about ten million tokens.",
+    type=click.Choice(["auto", "32", "64"]),
+    default="auto",
+    help="Format of states. auto: keys and values of softmax and window layers in bf16, recurrent sums in float32; "
+    "where a model is measured, 32. 32: all in float32. 64: recurrent sums in float64, for texts of more than about "
+    "ten million tokens.",
 )
 
 
@@ -280,8 +282,8 @@ learn_own_text = click.option(
 class Loading(NamedTuple):
     """How a command loads a language model."""
 
-    weights: Literal["32", "bf16", "int8"]
-    state_dtype: Literal["32", "64"]
+    weights: Literal["32", "bf16", "int8", "int4"]
+    state_dtype: Literal["auto", "32", "64"]
     device: str
     learn: Level | None = None
     learn_own_text: bool = False
@@ -290,6 +292,10 @@ class Loading(NamedTuple):
         from lmlong.inference.loading import load
 
         return load(run, **self._asdict())
+
+    def load_as_trained(self, run: str) -> "TrainedLanguageModel":
+        """Load a model to measure it: the format of its states is that of training, unless the user chooses another."""
+        return self._replace(state_dtype="32").load(run) if self.state_dtype == "auto" else self.load(run)
 
 
 def loading(command: Callable[..., Any]) -> Callable[..., Any]:

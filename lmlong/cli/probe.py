@@ -57,6 +57,6 @@ def probe(
 
     asked = list(PROBES) if probes == "all" else parse_names("--probe", probes, PROBES)
     names = [name for name in PROBES if name in asked]
-    loaded = load_runs(runs, loading.load, data, tokens)
+    loaded = load_runs(runs, loading.load_as_trained, data, tokens)
     results = [measure_probes(*each, names, lengths, trials, seed) for each in loaded]
     show(table(results), {"runs": results}, json_file, plot, figure(results) if plot else None)

@@ -10,6 +10,7 @@ import click
 
 from lmlong.cli.reading import pieces
 from lmlong.errors import UsageError
+from lmlong.inference.drafts import DraftCounts
 from lmlong.inference.generation import Generation
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.prompts import Prompt, many
@@ -27,8 +28,9 @@ SHOWN = 1000
 class TextOutput:
     """The output of the command: texts to standard output, everything else to standard error."""
 
-    def __init__(self, as_json: bool, stats: bool, one_text: bool):
-        self.as_json, self.stats, self.one_text = as_json, stats, one_text
+    def __init__(self, as_json: bool, stats: bool, one_text: bool, drafts: bool = True):
+        self.as_json, self.stats, self.one_text, self.drafts = as_json, stats, one_text, drafts
+        self.counts = DraftCounts(0, 0, 0)
         self.read_tokens = self.written_tokens = self.state_bytes = 0
         self.read_seconds = self.written_seconds = 0.0
 
@@ -45,7 +47,11 @@ class TextOutput:
         """Generate `samples` continuations of each row, print them, and return the generation."""
         numbers = [(number, sample) for number, _ in rows for sample in range(samples)]
         begun = time.perf_counter()
-        writing = loaded.generate(repeat_rows(session, samples), sampling, numbers, max_tokens, stop, self.as_json)
+        writing = loaded.generate(
+            repeat_rows(session, samples), sampling, numbers, max_tokens, stop, self.as_json, self.drafts
+        )
+        if writing.drafts:
+            self.counts += writing.drafts.counts
         texts = self._pieces(writing, rows[0][1])
         self.written_seconds += time.perf_counter() - begun
         self.written_tokens += sum(row.written for row in writing.rows)
@@ -92,6 +98,7 @@ class TextOutput:
                 _speed("written", self.written_tokens, self.written_seconds),
                 f"state {self.state_bytes:,} bytes a text",
                 f"decoded by {decoder}",
+                *([str(self.counts)] if self.counts.passes else []),
                 f"seed {seed}",
             ]
             print("; ".join(parts), file=sys.stderr)

@@ -107,7 +107,7 @@ def evaluate(
     given = texts if files is None else files
     if given is not None and not (given if isinstance(given, str | Path) else any(map(str, given))):
         raise UsageError("files, texts: empty. Name a text, or leave both out for the text held out of training.")
-    loaded = model if isinstance(model, TrainedLanguageModel) else load(model)
+    loaded = model if isinstance(model, TrainedLanguageModel) else load(model, state_dtype="32")
     if texts is not None and cluster_by:
         raise UsageError("cluster_by, texts: texts in memory have no fields. Give files, or leave cluster_by out.")
     clusters = None

@@ -143,7 +143,7 @@ def _measured(folder: Path, recipe: Recipe) -> tuple[float, int, float, int, int
     speed = statistics.median(line["tokens_per_second"] for line in lines if "tokens_per_second" in line)
     training, length = recipe.training, recipe.text.sequence_length
     tokens = lines[-1]["step"] * training.batch_size * training.accumulate * length
-    model = load(folder).model
+    model = load(folder, state_dtype="32").model
     state = state_size(model)
     return (
         validation["bits_per_byte"],

@@ -9,6 +9,7 @@ from typing import Any
 
 from lmlong.data.tokenizers.base import Tokenizer
 from lmlong.errors import UsageError
+from lmlong.inference.drafts import drafts_for
 from lmlong.inference.generation import Generation
 from lmlong.inference.sampling import Sampler
 from lmlong.inference.session import Session, prefill
@@ -59,7 +60,9 @@ class Conversation:
     def _answer(self, text: str, options: Sampling, max_tokens: int | None) -> Iterator[str]:
         self.messages.append({"role": "user", "content": text})
         sampler = Sampler(options, [(len(self.messages),)])
-        generation = Generation(self.model, self.tokenizer, self._prompted(), sampler, max_tokens)
+        session = self._prompted()
+        drafts = drafts_for(self.model, session)
+        generation = Generation(self.model, self.tokenizer, session, sampler, max_tokens, drafts=drafts)
         answer = ""
         for _, piece in generation:
             answer += piece

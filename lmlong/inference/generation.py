@@ -10,11 +10,12 @@ from torch import Tensor
 
 from lmlong.data.tokenizers.base import Tokenizer
 from lmlong.errors import UsageError
+from lmlong.inference.drafts import Drafts
 from lmlong.inference.healing import heal, only_beginning_with
 from lmlong.inference.rewind import Rewind
 from lmlong.inference.sampling import Sampler
 from lmlong.inference.session import Session, append_token, next_logits
-from lmlong.model.language_model import LanguageModel
+from lmlong.model.language_model import LanguageModel, ModelState
 from lmlong.model.state import concat_states, state_row
 
 End = Literal["eos", "stop", "max_tokens"]
@@ -43,10 +44,11 @@ class Generation:
         max_tokens: int | None,
         stop: Sequence[str] = (),
         keep: bool = False,
+        drafts: Drafts | None = None,
     ):
         check_end(max_tokens, stop)
         self.model, self.tokenizer, self.sampler = model, tokenizer, sampler
-        self.max_tokens, self.keep = max_tokens, keep
+        self.max_tokens, self.keep, self.drafts = max_tokens, keep, drafts
         self.session = session  # after all tokens so far
         self.rows = [Continuation(StreamedText(tokenizer, stop)) for _ in session.last]
         self._rewind = Rewind(tokenizer, session) if len(self.rows) == 1 else None
@@ -57,7 +59,7 @@ class Generation:
             if all(row.end for row in self.rows):
                 break
             heads = self._heal() if step == 0 else [b""] * len(self.rows)
-            logits, state = next_logits(self.model, self.session)
+            logits, state = self._next_logits()
             allowed = only_beginning_with(self.tokenizer, heads, logits)
             sampled = self.sampler(allowed, self.session.recent).to(logits.device)
             tokens = sampled.tolist()
@@ -75,6 +77,9 @@ class Generation:
                 row.end = "max_tokens"
                 if piece := row.text.finish():
                     yield number, piece
+
+    def _next_logits(self) -> tuple[Tensor, ModelState]:
+        return self.drafts.next_logits(self.session) if self.drafts else next_logits(self.model, self.session)
 
     def finished(self) -> Session:
         """Return the session of a single row after exactly the text that was printed."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from lmlong.data.tokenizers.base import Tokenizer
 from lmlong.errors import UsageError
 from lmlong.inference import hidden_states, state_file
 from lmlong.inference.chat import Conversation
+from lmlong.inference.drafts import drafts_for
 from lmlong.inference.generation import Generation, check_end
 from lmlong.inference.hidden_states import HiddenStates
 from lmlong.inference.sampling import Sampler
@@ -39,6 +40,7 @@ from lmlong.model.kernel_trial import Work
 from lmlong.model.language_model import PIECE, LanguageModel
 from lmlong.model.learning.levels import LEVELS, Level, as_level
 from lmlong.model.precision import Precision, evaluation_precision
+from lmlong.model.quantization import WeightFormat
 from lmlong.model.sampling_options import DEFAULTS, MAX_TOKENS, Sampling
 from lmlong.recipe import Recipe
 
@@ -89,6 +91,7 @@ class TrainedLanguageModel(TrainedModel):
         seed: int = DEFAULTS.seed,
         stop: Sequence[str] = (),
         heal: bool = True,
+        drafts: bool = True,
     ) -> Iterator[str]:
         """Continue a prompt, piece by piece as the text is written, without the prompt itself.
 
@@ -98,7 +101,8 @@ class TrainedLanguageModel(TrainedModel):
 
         With a `state`, the prompt continues the text that the state has read. The text ends when the model ends the
         document, after `max_tokens` tokens (None: never), or before a `stop` string. `heal` works as in `read`; the
-        other options are those of `lmlong.model.sampling_options.Sampling`. The same seed gives the same text.
+        other options are those of `lmlong.model.sampling_options.Sampling`. The same seed gives the same text. `drafts`
+        may make it come faster, and change nothing else.
         """
         options = Sampling(
             temperature=temperature,
@@ -111,7 +115,7 @@ class TrainedLanguageModel(TrainedModel):
             seed=seed,
         )
         check_end(max_tokens, stop)
-        return self._stream(prompt, state, heal, options, max_tokens, stop)
+        return self._stream(prompt, state, heal, options, max_tokens, stop, False, drafts)
 
     def _stream(
         self, prompt: str | Iterable[str], state: Session | None, heal: bool, options: Sampling, *end: Any
@@ -127,13 +131,15 @@ class TrainedLanguageModel(TrainedModel):
         max_tokens: int | None = MAX_TOKENS,
         stop: Sequence[str] = (),
         keep: bool = False,
+        drafts: bool = True,
     ) -> Generation:
         """Continue all rows of a session in parallel; iterate over the result for (row, piece of text).
 
         `rows` are numbers that seed each row's draws, together with the seed. With `keep`, tokens and their
-        log-probabilities are kept.
+        log-probabilities are kept. Without `drafts` each token of a single text takes a step of its own.
         """
-        return Generation(self.model, self.tokenizer, session, Sampler(options, rows), max_tokens, stop, keep)
+        sampler, ahead = Sampler(options, rows), drafts_for(self.model, session) if drafts else None
+        return Generation(self.model, self.tokenizer, session, sampler, max_tokens, stop, keep, ahead)
 
     def read(
         self,
@@ -260,8 +266,15 @@ def reading_work(precision: Precision) -> Work:
     return Work(1, PIECE, precision, trains=False)
 
 
-Weights = Literal["32", "bf16", "int8"]
+Weights = Literal["32", WeightFormat]
 """The format of the weight matrices of a model."""
+
+StateDtype = Literal["auto", "32", "64"]
+"""The format of states. auto: keys and values in `CACHE_DTYPE`, recurrent sums in float32. 32: all in float32. 64:
+recurrent sums in float64, keys and values in float32."""
+
+CACHE_DTYPE = torch.bfloat16
+"""The dtype in which a model that is loaded to read and write text caches keys and values."""
 
 
 def open_run(run: str | Path, device: str = "auto") -> TrainedModel:
@@ -287,7 +300,7 @@ def load(
     run: str | Path,
     device: str = "auto",
     weights: Weights = "32",
-    state_dtype: Literal["32", "64"] = "32",
+    state_dtype: StateDtype = "auto",
     learn: Level | bool | None = None,
     learn_own_text: bool = False,
 ) -> TrainedLanguageModel:
@@ -297,10 +310,12 @@ def load(
     >>> model = lmlong.load("runs/quickstart", weights="bf16")
 
     `weights` is the format of the weight matrices: "bf16" takes half the memory and changes predictions a little,
-    "int8" takes a quarter and changes them more. `state_dtype` is the precision of the recurrent states S and z; use
-    "64" for texts of more than about ten million tokens. With `learn`, the output layer learns from each text while the
-    model reads it: "output" or True learns a matrix and a bias, "bias" only a bias, which costs less and gains less.
-    With `learn_own_text` it learns from the text that the model writes too.
+    "int8" takes about a quarter and "int4" a sixth, and both change them more. `state_dtype` is the format of states:
+    by default, keys and values of softmax and window layers are cached in bfloat16, and the recurrent sums S and z are
+    float32; with "32", all are float32, as in training; with "64", S and z are float64, for texts of more than about
+    ten million tokens. With `learn`, the output layer learns from each text while the model reads it: "output" or True
+    learns a matrix and a bias, "bias" only a bias, which costs less and gains less. With `learn_own_text` it learns
+    from the text that the model writes too.
     """
     if learn not in (None, True, False, *LEVELS):
         raise UsageError(f"learn: {learn!r} is neither a switch nor a level. Choose from {', '.join(LEVELS)}.")
@@ -311,12 +326,16 @@ def load(
             f"{run}: an encoder (objective: masked) cannot continue text and has no state. Measure it by lmlong eval, "
             "or train a model with objective: causal."
         )
+    if state_dtype not in (known := get_args(StateDtype)):
+        raise UsageError(f"state_dtype: {state_dtype!r} is not a format of states. Choose from {', '.join(known)}.")
     if state_dtype == "64" and trained.device.type in WITHOUT_FLOAT64:
         raise UsageError(f"--state-dtype 64: {trained.device.type} has no float64. Use 32, or --device cpu.")
     if state_dtype == "64":
         model.set_state_dtype(torch.float64)
+    if state_dtype == "auto":
+        model.set_cache_dtype(CACHE_DTYPE)
     if weights != "32":
-        model.quantize({"bf16": torch.bfloat16, "int8": torch.int8}[weights])
+        model.quantize(weights)
     if learn_own_text and not learn:
         raise UsageError("--learn-own-text: needs --learn.")
     model.learns_own_text = learn_own_text

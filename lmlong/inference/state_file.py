@@ -113,9 +113,14 @@ def load(path: Path, model: LanguageModel, belongs: dict[str, str], tokenizer: T
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}. Read the text again.") from None
     device = model.embedding.weight.device
-    # sums keep their precision, or are widened if the model needs it
-    dtypes = {name: torch.promote_types(tensors[name].dtype, tensor.dtype) for name, tensor in expected.items()}
+    dtypes = {name: _dtype(tensors[name], tensor) for name, tensor in expected.items()}
     return rebuild_state(session, iter([tensors[name].to(device, dtype) for name, dtype in dtypes.items()]))
+
+
+def _dtype(x: Tensor, expected: Tensor) -> torch.dtype:
+    """Return the dtype in which a tensor of a file is read: that of this model's caches, and for all else at least that
+    of this model, since sums keep their precision."""
+    return expected.dtype if expected.dtype == torch.bfloat16 else torch.promote_types(x.dtype, expected.dtype)
 
 
 def _check(session: Session, empty: Session, model: LanguageModel, tokenizer: Tokenizer) -> None:

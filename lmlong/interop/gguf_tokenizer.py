@@ -1,5 +1,6 @@
-"""Convert the tokenizer of a GGUF file to a tokenizer.json."""
+"""Convert the tokenizer of a GGUF file to a tokenizer.json, and back."""
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -7,8 +8,8 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from lmlong.data.tokenizers.huggingface import BYTE_LEVEL
-from lmlong.data.tokenizers.huggingface_file import wrapped
-from lmlong.errors import CheckpointError
+from lmlong.data.tokenizers.huggingface_file import pieces_of, wrapped
+from lmlong.errors import CheckpointError, UsageError
 from lmlong.io.checked import Checked, checked, shown
 from lmlong.recipe import bounds
 
@@ -122,3 +123,50 @@ def whole(model: dict[str, Any], added: list[dict[str, Any]], split: Any, decode
         "decoder": decoder,
         "model": model,
     }
+
+
+def gguf_tokenizer(
+    spec: Mapping[str, Any], bos: int, eos: int, vocabulary: int, chat_template: str | None
+) -> dict[str, Any]:
+    """Return the fields of a GGUF file for a tokenizer.json that changes no text. Raise UsageError if llama.cpp has no
+    such tokenizer."""
+    model, added = spec["model"], spec["added_tokens"]
+    if model["type"] != "BPE":
+        raise UsageError(f"its tokenizer is of type {model['type']}; only BPE is exported to GGUF. Use hf.")
+    pieces = {number: piece for piece, number in pieces_of(dict(spec)).items()}
+    tokens = [pieces.get(number, f"[unused {number}]") for number in range(vocabulary)]
+    kinds = [NORMAL if number in pieces else UNUSED for number in range(vocabulary)]
+    for token in added:
+        kinds[token["id"]] = CONTROL if token["special"] else USER_DEFINED
+    merges = [merge.split(" ", 1) if isinstance(merge, str) else list(merge) for merge in model["merges"]]
+    of_model = _of_bytes(spec, merges) if spec["normalizer"] is None else _of_pieces(spec, merges, tokens, kinds)
+    fields = {
+        **{"tokens": tokens, "token_type": kinds, **of_model, "bos_token_id": bos, "eos_token_id": eos},
+        **{"add_bos_token": True, "add_space_prefix": False},
+    }
+    template = {} if chat_template is None else {"tokenizer.chat_template": chat_template}
+    return {f"tokenizer.ggml.{name}": value for name, value in fields.items()} | template
+
+
+def _of_bytes(spec: Mapping[str, Any], merges: list[list[str]]) -> dict[str, Any]:
+    """Return the fields of pieces of bytes."""
+    names = [name for name, split in SPLITS.items() if split == spec["pre_tokenizer"]]
+    if not names:
+        raise UsageError("llama.cpp does not split words as its tokenizer does. Use hf.")
+    return {"model": "gpt2", "pre": names[-1], "merges": [" ".join(merge) for merge in merges]}
+
+
+def _of_pieces(spec: Mapping[str, Any], merges: list[list[str]], tokens: list[str], kinds: list[int]) -> dict[str, Any]:
+    """Return the fields of pieces of characters, which are merged in the order of falling scores."""
+    scores = dict.fromkeys(tokens, float(-len(merges) - 1))
+    for rank, merge in reversed(list(enumerate(merges))):
+        scores["".join(merge)] = float(-rank)
+    if by_scores(tokens, list(scores.values()), [])["model"]["merges"] != merges or spec["pre_tokenizer"]:
+        raise UsageError("llama.cpp does not merge pieces as its tokenizer does. Use hf.")
+    unknown = spec["model"].get("unk_token")
+    for number, token in enumerate(tokens):
+        if token == unknown:
+            kinds[number] = UNKNOWN
+        elif re.fullmatch("<0x[0-9A-F]{2}>", token):
+            kinds[number] = BYTE
+    return {"model": "llama", "scores": [scores[token] for token in tokens]}

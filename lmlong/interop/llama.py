@@ -114,6 +114,11 @@ def neighbours_to_halves(name: str, weight: Tensor, config: LlamaConfig) -> Tens
     return weight.unflatten(0, (heads, -1, 2)).transpose(1, 2).reshape(weight.shape)
 
 
+def halves_to_neighbours(weight: Tensor, heads: int | None) -> Tensor:
+    """Return a projection of queries or keys in the other order; without `heads`, the weight unchanged."""
+    return weight if heads is None else weight.unflatten(0, (heads, 2, -1)).transpose(1, 2).reshape(weight.shape)
+
+
 def check_layers(source: LlamaSource) -> None:
     """Raise CheckpointError if the number of layers differs from the configuration, before a model is built."""
     numbers = {name.split(".")[2] for name in source.shapes if re.match(r"model\.layers\.\d+\.", name)}

@@ -39,6 +39,11 @@ class AttentionLayers:
             if isinstance(attention, Recurrence):
                 attention.state_dtype = dtype
 
+    def set_cache_dtype(self, dtype: torch.dtype | None) -> None:
+        """Set the dtype in which new states cache keys and values; None for that in which they are computed."""
+        for attention in self.attention_parts:
+            attention.cache_dtype = dtype
+
     def use_kernel(self, name: str) -> None:
         """Set the kernel with which attentions compute many tokens: `torch`, `native`, `triton` or `fla`. Torch
         computes whatever the kernel cannot, and attentions without a kernel of that name."""

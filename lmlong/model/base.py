@@ -13,12 +13,13 @@ from torch import Tensor, nn
 
 from lmlong import recipe
 from lmlong.attention.device_policy import FollowsPolicy
-from lmlong.model.layers import QuantizedLinear, RMSNorm
+from lmlong.model.layers import BFloat16Linear, GroupedLinear, RMSNorm, quantized_linear, rounded_weight
 from lmlong.model.learning.loss import Learning, learning_loss
-from lmlong.model.loss import TeacherOutput, chunked_cross_entropy, logits_in_float32, token_nll
+from lmlong.model.loss import TeacherOutput, chunked_cross_entropy, in_float32, logits_in_float32, token_nll
 from lmlong.model.ngram_embedding import tables_of
+from lmlong.model.quantization import GroupFormat, WeightFormat
 from lmlong.model.short_conv import ShortConvolution
-from lmlong.native.spec import NativeSpec
+from lmlong.native.spec import NativeSpec, NoNativeForm
 
 EMBEDDING_STD = 0.02
 
@@ -31,6 +32,7 @@ class LMHead(FollowsPolicy):
     def __init__(self, output: nn.Embedding, has_mask_token: bool = False):
         super().__init__()
         self.output, self.has_mask_token = output, has_mask_token
+        self.rounding: GroupFormat | None = None  # as that of `Linear`
 
     @property
     def weight(self) -> Tensor:
@@ -40,7 +42,7 @@ class LMHead(FollowsPolicy):
     def matrix(self, dtype: torch.dtype) -> Tensor:
         """Return the matrix that hidden states of `dtype` are multiplied by. It lacks the last row of an encoder's
         embedding: the mask token is never a target."""
-        return self.weight[:-1] if self.has_mask_token else self.weight
+        return self.weight[:-1] if self.has_mask_token else rounded_weight(self.weight, self.rounding)
 
     def forward(
         self,
@@ -53,26 +55,44 @@ class LMHead(FollowsPolicy):
         """Return logits (..., V) of hidden states (..., width), in at least float32. With targets, return their summed
         -log p, or with `reduction="none"` each -log p, without gradients; with `learning`, that of a layer that learns
         while it reads. Only the logits of one chunk are held in memory."""
-        matrix = self.matrix(hidden.dtype)
         if targets is None:
-            return logits_in_float32(hidden, matrix)
+            return self.logits(hidden)
+        if reduction == "none" and learning is None:
+            return token_nll(hidden, self.logits, self.rows, targets, self.policy_for(hidden))
+        matrix = self.matrix(hidden.dtype)
         if learning is not None:
             return learning_loss(hidden, matrix, targets, learning)
-        if reduction == "none":
-            return token_nll(hidden, matrix, targets, self.policy_for(hidden))
         return chunked_cross_entropy(hidden, matrix, targets, teacher, self.policy_for(hidden))
 
+    @property
+    def rows(self) -> int:
+        """The number of logits of a token."""
+        return len(self.weight) - self.has_mask_token
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return logits (..., V), in at least float32."""
+        return logits_in_float32(hidden, self.matrix(hidden.dtype))
+
     def native_spec(self) -> NativeSpec:
+        if self.rounding is not None:
+            raise NoNativeForm(self, f"computes with its weight rounded to {self.rounding}")
         return NativeSpec("lm_head", parts={"matrix": self.output})
 
 
 class QuantizedLMHead(LMHead):
     """The output layer with a quantized copy of its weight."""
 
-    def __init__(self, head: LMHead, dtype: torch.dtype):
+    def __init__(self, head: LMHead, weight_format: WeightFormat):
         FollowsPolicy.__init__(self)
         # in a tuple, so that the copy of a tied weight is not counted among the weights
-        self.quantized = (QuantizedLinear(head.weight, dtype),)
+        self.quantized = (quantized_linear(head.weight, weight_format),)
+
+    @property
+    def rows(self) -> int:
+        return self.quantized[0].outputs
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return in_float32(self.quantized[0](hidden))
 
     def matrix(self, dtype: torch.dtype) -> Tensor:
         return self.quantized[0].dequantized(dtype)
@@ -156,7 +176,10 @@ def compiled(function: Callable[..., T]) -> Callable[..., T]:
 def count_parameters(model: nn.Module) -> int:
     """Return the number of trained weights."""
     tables = tables_of(model)
-    return sum(weight.numel() for weight in model.parameters()) + (0 if tables is None else tables.table.numel())
+    quantized = (layer for layer in model.modules() if isinstance(layer, (BFloat16Linear, GroupedLinear)))
+    matrices = sum(layer.outputs * layer.inputs for layer in quantized)
+    weights = sum(weight.numel() for weight in model.parameters())
+    return weights + matrices + (0 if tables is None else tables.table.numel())
 
 
 def _shared_names(model: nn.Module) -> dict[str, str]:

@@ -16,7 +16,7 @@ from lmlong.attention.inputs import Gate, GateProjection, Inputs, Rotated
 from lmlong.attention.plugins import in_words
 from lmlong.attention.registry import CAUSAL
 from lmlong.errors import UsageError
-from lmlong.model.layers import RMSNorm, StackedLinear, SwiGLU
+from lmlong.model.layers import Linear, RMSNorm, StackedLinear, SwiGLU
 from lmlong.model.rope import apply_rope, rope_frequencies
 from lmlong.model.sequence_group import SequencePart
 from lmlong.model.short_conv import ShortConvolution
@@ -78,7 +78,7 @@ class Mixer(nn.Module):
                 self.add_module(gate.name, GateProjection(width, gate))
         normed = options.head_norm and self.attention.normalizes_heads
         self.head_norm = RMSNorm(self.heads, value_dim, epsilon=options.norm_epsilon) if normed else None
-        self.out_proj = nn.Linear(self.heads * value_dim, width, bias=False)
+        self.out_proj = Linear(self.heads * value_dim, width)
 
     def init_recall(self) -> None:
         """Initialize keys as the queries of the previous token, and both as codes of the last tokens, if the attention

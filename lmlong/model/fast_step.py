@@ -11,12 +11,13 @@ from lmlong.errors import LmlongError
 from lmlong.model import native_step
 from lmlong.model.base import LMHead
 from lmlong.model.graph_step import GraphStep
-from lmlong.model.language_model import DecodeStep, LanguageModel
+from lmlong.model.language_model import DecodeStep, LanguageModel, ModelState
+from lmlong.model.layers import GroupedLinear
 from lmlong.model.native_step import NativeStep
 from lmlong.native.build import find_compiler, missing_compiler
 from lmlong.native.decode.pack import PackedModel, packed_for_decoding
 from lmlong.native.spec import NoNativeForm
-from lmlong.native.state import state_tensors
+from lmlong.native.state import map_state, state_tensors
 
 TRIAL_PROMPT, TRIAL_STEPS = 16, 3
 TRIAL_SCALES = (1.0, 1e-2, 1e-3)
@@ -24,6 +25,13 @@ TRIAL_SCALES = (1.0, 1e-2, 1e-3)
 
 TRIAL_ERROR = 1e-3
 """Largest relative difference between native code and torch: some hundred times float32's rounding."""
+
+TRIAL_ERROR_IN_INT8 = 0.1
+"""The same if activations are rounded to int8: float32's rounding may move some to the next integer, in every layer."""
+
+NARROW_TRIAL_ERROR = 2.0**-6
+"""The same for caches in bfloat16, where a key may be rounded up by one and down by the other: some times bfloat16's
+rounding."""
 
 
 class StepMismatch(LmlongError):
@@ -35,14 +43,17 @@ def make_fast_step(model: LanguageModel, tried: bool = True) -> DecodeStep:
     torch."""
     assert why_no_fast_step(model) is None
     functions = native_step.library() if _on_cpu(model) else None
+    trials = _trial_caches(model) if tried else ()
     if functions is None:
-        if tried:
-            compare_steps(model, GraphStep(model))  # one that is then discarded, with its state of two rows
+        for wide in trials:
+            compare_steps(model, GraphStep(model), wide)  # one that is then discarded, with its state of two rows
         return GraphStep(model)
     kinds = native_kinds().values()
     make = partial(NativeStep, functions, downsampled_layers=model.downsampled_layers)
     for trial in (model, _small_trial(model)) if tried else ():
-        compare_steps(trial, make(PackedModel(trial, kinds)))
+        step = make(PackedModel(trial, kinds))
+        for wide in trials:
+            compare_steps(trial, step, wide)
     return make(packed_for_decoding(model, kinds))
 
 
@@ -63,8 +74,19 @@ def why_no_fast_step(model: LanguageModel) -> str | None:
     return None if native_step.library() else "its native code could not be compiled on this machine."
 
 
-def compare_steps(model: LanguageModel, step: DecodeStep) -> None:
-    """Raise StepMismatch if a step differs from the model's own beyond rounding, on random rows of two tokens."""
+def _trial_caches(model: LanguageModel) -> tuple[bool, ...]:
+    """Return whether to widen caches to float32 in each trial: a rounding to bfloat16 that differs would hide what else
+    does, so a model that caches in bfloat16 is tried in both formats."""
+    return (True, False) if _narrow(model.init_state(1)) else (True,)
+
+
+def _narrow(state: ModelState) -> bool:
+    return any(x.dtype == torch.bfloat16 for x in state_tensors(state))
+
+
+def compare_steps(model: LanguageModel, step: DecodeStep, wide: bool = True) -> None:
+    """Raise StepMismatch if a step differs from the model's own beyond rounding, on random rows of two tokens. With
+    `wide`, keys and values are cached in float32."""
     steps = model.hourglass.factor if model.hourglass else TRIAL_STEPS  # so that each row completes a block
     draw = torch.Generator().manual_seed(0)
     alphabet = torch.randint(model.embedding.num_embeddings, (2, 1), generator=draw)  # small, so that n-grams repeat
@@ -72,18 +94,27 @@ def compare_steps(model: LanguageModel, step: DecodeStep) -> None:
     tokens = tokens.to(model.embedding.weight.device)
     with torch.inference_mode():
         _, state = model(tokens[:, :TRIAL_PROMPT])
+        if wide:
+            state = map_state(lambda x: x.float() if x.dtype == torch.bfloat16 else x, state)
+        allowed = _allowed_error(model, state)
         for token in tokens.mT[TRIAL_PROMPT:]:
             phase = model.block_phase(state, None, 1)
             *expected, after = model.decode_step(token, state, phase)
             *outputs, state = step(token, state, phase)
             pairs = zip((*outputs, *state_tensors(state)), (*expected, *state_tensors(after)), strict=True)
             worst = max(_difference(*pair) for pair in pairs)
-            if worst > TRIAL_ERROR:
+            if worst > allowed:
                 how = "native code" if _on_cpu(model) else "a CUDA graph"
                 raise StepMismatch(
                     f"{how} differs from torch by {worst:.1e}, which is a bug in lmlong. Decode with torch "
                     "(--no-fast-decode), and report this model's recipe."
                 )
+
+
+def _allowed_error(model: LanguageModel, state: ModelState) -> float:
+    if any(isinstance(module, GroupedLinear) for module in model.modules()):
+        return TRIAL_ERROR_IN_INT8
+    return NARROW_TRIAL_ERROR if _narrow(state) else TRIAL_ERROR
 
 
 def _difference(x: Tensor, expected: Tensor) -> float:

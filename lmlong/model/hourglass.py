@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import pad
 
 from lmlong import recipe
 from lmlong.attention.device_policy import FollowsPolicy
 from lmlong.model.block import Block, BlockStates, Positions, run_blocks
-from lmlong.model.layers import RMSNorm
+from lmlong.model.layers import Linear, RMSNorm
 from lmlong.model.rope import document_positions
 from lmlong.model.state import concat_states, state_row, where_state
 from lmlong.native.spec import NativeSpec
@@ -95,9 +95,9 @@ class BlockPooling(FollowsPolicy):
         assert options.downsample is not None
         self.factor, self.kind = options.downsample.factor, options.downsample.kind
         self.width = width = options.width
-        self.convolution = nn.Linear(self.factor * width, width, bias=False) if self.kind == "conv" else None
+        self.convolution = Linear(self.factor * width, width) if self.kind == "conv" else None
         self.norm = RMSNorm(width, epsilon=options.norm_epsilon)
-        self.out_proj = nn.Linear(width, width, bias=False)
+        self.out_proj = Linear(width, width)
 
     def pool(self, blocks: Tensor, mask: Tensor | None = None) -> Tensor:
         """Pool blocks (B, N, F, width) to (B, N, width), over tokens where `mask` (B or 1, N, F) is true. A block

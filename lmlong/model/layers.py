@@ -4,13 +4,17 @@ B batch, T time.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, rms_norm, silu
 
 from lmlong import recipe
-from lmlong.native.spec import NativeSpec
+from lmlong.model.quantization import GroupFormat, WeightFormat, quantized
+from lmlong.model.weight_panels import multiply, pack, unpack
+from lmlong.native.grouped import kernel
+from lmlong.native.spec import NativeSpec, NoNativeForm
 
 
 class RMSNorm(nn.Module):
@@ -28,15 +32,33 @@ class RMSNorm(nn.Module):
         return NativeSpec("rms_norm", {"epsilon": self.epsilon}, {"weight": self.weight})
 
 
-class StackedLinear(nn.Linear):
+class Linear(nn.Linear):
+    """A linear layer without bias, whose products can use its weight rounded as decoding will use it."""
+
+    rounding: GroupFormat | None = None
+    """The format to whose grid the weight is rounded; None if it is not."""
+
+    def __init__(self, width: int, height: int):
+        super().__init__(width, height, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, rounded_weight(self.weight, self.rounding))
+
+    def native_spec(self) -> NativeSpec:
+        if self.rounding is not None:
+            raise NoNativeForm(self, f"computes with its weight rounded to {self.rounding}")
+        return NativeSpec("matrix", weights={"weight": self.weight})
+
+
+class StackedLinear(Linear):
     """Linear maps of the same input, computed as one matrix product; Muon treats each matrix separately."""
 
     def __init__(self, width: int, heights: Sequence[int]):
-        super().__init__(width, sum(heights), bias=False)
+        super().__init__(width, sum(heights))
         self.heights = [height for height in heights if height]
 
     def native_spec(self) -> NativeSpec:
-        return NativeSpec("matrix", weights={"weight": self.weight})
+        return super().native_spec()
 
 
 class SwiGLU(nn.Module):
@@ -47,7 +69,7 @@ class SwiGLU(nn.Module):
         inner = options.inner_width
         self.norm = RMSNorm(options.width, epsilon=options.norm_epsilon)
         self.in_proj = StackedLinear(options.width, [inner, inner])
-        self.out_proj = nn.Linear(inner, options.width, bias=False)
+        self.out_proj = Linear(inner, options.width)
 
     def forward(self, x: Tensor) -> Tensor:
         gate, value = self.in_proj(self.norm(x)).chunk(2, dim=-1)
@@ -57,28 +79,72 @@ class SwiGLU(nn.Module):
         return NativeSpec("swiglu", parts={"norm": self.norm, "in_proj": self.in_proj, "out_proj": self.out_proj})
 
 
-class QuantizedLinear(nn.Module):
-    """A linear layer for inference, with its weight in bfloat16, or in int8 with a scale for each row."""
+class BFloat16Linear(nn.Module):
+    """A linear layer for inference with its weight in bfloat16."""
 
-    scales: Tensor | None
-
-    def __init__(self, weight: Tensor, dtype: torch.dtype):
+    def __init__(self, weight: Tensor):
         super().__init__()
-        weight, scales = weight.detach(), None
-        if dtype == torch.int8:
-            scales = weight.abs().amax(1).clamp_min(torch.finfo(weight.dtype).tiny) / 127
-            weight = (weight / scales[:, None]).round()
-        self.weight = nn.Parameter(weight.to(dtype), requires_grad=False)
-        self.register_buffer("scales", scales)
+        self.outputs, self.inputs = weight.shape
+        self.register_buffer("weight", weight.detach().to(torch.bfloat16))
+
+    weight: Tensor
 
     def forward(self, x: Tensor) -> Tensor:
-        y = linear(x, self.weight.to(x.dtype))
-        return y if self.scales is None else y * self.scales.to(x.dtype)
-
-    def native_spec(self) -> NativeSpec:
-        return NativeSpec("matrix", weights={"weight": self.weight, "scales": self.scales})
+        return linear(x, self.weight.to(x.dtype))
 
     def dequantized(self, dtype: torch.dtype) -> Tensor:
         """Return the weight in `dtype`, as products use it."""
-        weight = self.weight.to(dtype)
-        return weight if self.scales is None else weight * self.scales[:, None].to(dtype)
+        return self.weight.to(dtype)
+
+    def native_spec(self) -> NativeSpec:
+        return NativeSpec("matrix", weights={"weight": self.weight})
+
+
+class GroupedLinear(nn.Module):
+    """A linear layer for inference with its weight in int4 or int8. Inputs are rounded to int8, group by group."""
+
+    panels: Tensor
+
+    def __init__(self, weight: Tensor, group_format: GroupFormat):
+        super().__init__()
+        self.format = group_format
+        self.outputs, self.inputs = weight.shape
+        self.register_buffer("panels", pack(quantized(weight, group_format)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        by_torch = x.dtype == torch.float64 or (x.requires_grad and torch.is_grad_enabled())
+        if by_torch or x.device.type != "cpu" or kernel.library() is None:
+            return multiply(x, self.dequantized(x.dtype))
+        return kernel.multiply(x.float(), self.panels, self.outputs, self.format == "int4").to(x.dtype)
+
+    def dequantized(self, dtype: torch.dtype) -> Tensor:
+        """Return the weight in `dtype`."""
+        return unpack(self.panels, self.outputs, self.inputs, self.format).dequantized(dtype)
+
+    def native_spec(self) -> NativeSpec:
+        options = {"format": self.format, "outputs": self.outputs, "inputs": self.inputs}
+        return NativeSpec("matrix", options, {"weight": self.panels})
+
+
+QuantizedLinear = BFloat16Linear | GroupedLinear
+
+
+def quantized_linear(weight: Tensor, weight_format: WeightFormat) -> QuantizedLinear:
+    """Return a linear layer with a weight in another format."""
+    return BFloat16Linear(weight) if weight_format == "bf16" else GroupedLinear(weight, weight_format)
+
+
+def rounded_weight(weight: Tensor, rounding: GroupFormat | None) -> Tensor:
+    """Return a matrix with the values that it has when it is quantized in this format. Its gradient passes to the
+    weight unchanged: a straight-through estimator (Bengio et al. 2013)."""
+    return weight if rounding is None else _Rounded.apply(weight, rounding)  # type: ignore[no-any-return]
+
+
+class _Rounded(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, rounding: GroupFormat) -> Tensor:
+        return quantized(weight, rounding).dequantized(weight.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0], None

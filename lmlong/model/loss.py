@@ -3,6 +3,7 @@
 N tokens, V vocabulary.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -48,23 +49,34 @@ def chunked_cross_entropy(
         teacher = teacher._replace(hidden=teacher.hidden.flatten(0, -2))
     # read here, since gradients are always disabled inside an autograd function
     needs_grad = torch.is_grad_enabled()
-    chunk = _chunk_tokens(weight, policy)
+    chunk = _chunk_tokens(len(weight), policy)
     return _ChunkedCrossEntropy.apply(hidden.flatten(0, -2), weight, targets.flatten(), teacher, needs_grad, chunk)
 
 
-def token_nll(hidden: Tensor, weight: Tensor, targets: Tensor, policy: DevicePolicy = CPU_POLICY) -> Tensor:
-    """Return -log p of each target, 0 if ignored; without gradients."""
+def token_nll(
+    hidden: Tensor,
+    logits: Callable[[Tensor], Tensor],
+    vocabulary: int,
+    targets: Tensor,
+    policy: DevicePolicy = CPU_POLICY,
+) -> Tensor:
+    """Return -log p of each target, 0 if ignored, given the function from hidden states to logits; without
+    gradients."""
     scored = targets != IGNORED
     # to leave out the others, the number of scored targets has to be read
     tokens = (hidden[scored], targets[scored]) if policy.reads_values else (hidden.flatten(0, -2), targets.flatten())
-    chunks = zip(*(x.split(_chunk_tokens(weight, policy)) for x in tokens), strict=True)
-    nll = torch.cat([_nll(logits_in_float32(h, weight), t)[0] for h, t in chunks])
+    chunks = zip(*(x.split(_chunk_tokens(vocabulary, policy)) for x in tokens), strict=True)
+    nll = torch.cat([_nll(logits(h), t)[0] for h, t in chunks])
     return nll.new_zeros(targets.shape).masked_scatter(scored, nll) if policy.reads_values else nll.view(targets.shape)
 
 
 def logits_in_float32(hidden: Tensor, weight: Tensor) -> Tensor:
     """Return logits (..., V) in at least float32, whatever the dtype of the product."""
-    logits = linear(hidden, weight.to(hidden.dtype))
+    return in_float32(linear(hidden, weight.to(hidden.dtype)))
+
+
+def in_float32(logits: Tensor) -> Tensor:
+    """Return logits in at least float32."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
@@ -114,9 +126,9 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         return dhidden * dloss.to(dhidden.dtype), (dweight * dloss).to(ctx.weight_dtype), None, None, None, None
 
 
-def _chunk_tokens(weight: Tensor, policy: DevicePolicy) -> int:
+def _chunk_tokens(vocabulary: int, policy: DevicePolicy) -> int:
     """Return the number of tokens whose logits are computed at once."""
-    tokens = max(policy.logits // len(weight), 1)
+    tokens = max(policy.logits // vocabulary, 1)
     return tokens if policy.logit_tokens is None else min(tokens, policy.logit_tokens)
 
 

@@ -53,7 +53,7 @@ class NativeStep:
 
     def __init__(self, functions: ctypes.CDLL, packed: PackedModel, downsampled_layers: range):
         self._functions, self._packed, self._downsampled = functions, packed, downsampled_layers
-        self._threads = ThreadChoice()
+        self._threads, self._threads_of_steps = ThreadChoice(), ThreadChoice()
         self.kinds: Kinds = packed.kinds
         self.grows = any(kind.grows for kind in self.kinds)
 
@@ -74,13 +74,53 @@ class NativeStep:
             after = after._replace(blocks=with_room(kinds, blocks, full))
         return logits, hidden, after
 
+    def steps(self, tokens: Sequence[int], state: ModelState) -> list[tuple[Tensor, Tensor, ModelState]]:
+        """Return what a step at each of the next tokens of one text returns, to the bit, in one pass over the weights.
+        The pass may end early, before a token for which a state has no room."""
+        assert state.hourglass is None and len(state.position) == 1
+        kinds, state = self.kinds, as_native(self.kinds, state)
+        blocks = [state.blocks]
+        for _ in tokens:
+            blocks.append(tuple(empty_after(kind, block, None) for kind, block in zip(kinds, blocks[-1], strict=True)))
+        layers = [layer_states(kinds, each) for each in blocks]
+        read, positions = torch.tensor(tokens), state.position + torch.arange(len(tokens) + 1)
+        past = before = after = None
+        if state.last_tokens is not None:
+            past = torch.cat([state.last_tokens[0], read]).unfold(0, state.last_tokens.shape[1], 1)
+            before = past[:-1].contiguous()
+            after = torch.empty_like(before)
+        logits, hidden, full = self._run(
+            self._threads_of_steps,
+            (read, positions, States(joined(layers[:-1]), None, before), States(joined(layers[1:]), None, after)),
+            consecutive=True,
+        )
+        outputs = []
+        for index, written in enumerate(blocks[1:]):
+            kept = with_room(kinds, written, full) if full or self.grows else written
+            one, last = slice(index, index + 1), None if after is None else after[index : index + 1].clone()
+            outputs.append((logits[one], hidden[one], ModelState(kept, positions[one] + 1, None, last)))
+            if any(new.attention is not old.attention for new, old in zip(kept, written, strict=True)):
+                break
+        return outputs
+
     def run(
         self, tokens: Tensor, positions: Tensor, before: States, after: States, separate: bool = False
     ) -> tuple[Tensor, Tensor, bool]:
         """Step rows from the states `before` to the states `after`, with the fastest number of threads
         (`step.decode`)."""
-        inputs = (self._functions, self._packed, tokens, positions, before, after)
-        return self._threads.run(lambda workers: step.decode(*inputs, workers, separate), torch.get_num_threads())
+        return self._run(self._threads, (tokens, positions, before, after), separate)
+
+    def _run(
+        self,
+        threads: ThreadChoice,
+        inputs: tuple[Tensor, Tensor, States, States],
+        separate: bool = True,
+        consecutive: bool = False,
+    ) -> tuple[Tensor, Tensor, bool]:
+        return threads.run(
+            lambda workers: step.decode(self._functions, self._packed, *inputs, workers, separate, consecutive),
+            torch.get_num_threads(),
+        )
 
 
 def as_native(kinds: Kinds, state: ModelState) -> ModelState:
@@ -113,6 +153,11 @@ def with_room(kinds: Kinds, blocks: Sequence[BlockState], full: bool) -> tuple[B
 def layer_states(kinds: Kinds, blocks: Iterable[BlockState]) -> array:
     """Return the states of layers as native code reads them: for each, a `LayerState` and the attention's state."""
     return array("q", chain.from_iterable(map(_fields, kinds, blocks)))
+
+
+def joined(states: Sequence[array]) -> array:
+    """Return the states of layers of several rows, one row after another."""
+    return array("q", b"".join(map(array.tobytes, states)))
 
 
 def _fields(kind: DecodeKind[Any], block: BlockState) -> Sequence[int]:

@@ -17,6 +17,7 @@ from torch.nn.functional import embedding, embedding_bag, pad
 
 from lmlong import recipe
 from lmlong.attention.ngram.hashing import NO_NGRAM, ngram_hashes, row_of
+from lmlong.model.layers import Linear
 from lmlong.native.spec import NativeSpec
 
 JOINED_AT = 1 << 17
@@ -90,7 +91,7 @@ class NgramEmbedding(nn.Module):
         self.orders, self.rows = options.orders, options.rows
         count = len(self.orders)
         self.register_buffer("table", torch.zeros(count * self.rows, options.width))
-        self.projection = nn.Linear(count * options.width, width, bias=False)
+        self.projection = Linear(count * options.width, width)
 
     @property
     def past_tokens(self) -> int:
@@ -108,9 +109,10 @@ class NgramEmbedding(nn.Module):
 
     def _look_up(self, rows: Tensor) -> Tensor:
         """Return the vectors (..., W) of some rows (...)."""
-        weight, gradients = self.projection.weight, self.gradients
-        if gradients is None or not (torch.is_grad_enabled() and weight.requires_grad):
+        gradients = self.gradients
+        if gradients is None or not (torch.is_grad_enabled() and self.projection.weight.requires_grad):
             return embedding(rows, self.table)
+        weight = self.projection.weight
         if self.compiled:
             from lmlong.attention.untraced import untraced
 

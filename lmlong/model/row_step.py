@@ -23,7 +23,7 @@ from lmlong.model.block import BlockState
 from lmlong.model.graph_step import GraphBatch, GraphBatches, GraphStep, Recorder, cuda_graph
 from lmlong.model.language_model import LanguageModel, ModelState
 from lmlong.model.learning.state import Learned, will_learn_token
-from lmlong.model.native_step import Kinds, NativeStep, as_native, empty_after, layer_states, with_room
+from lmlong.model.native_step import Kinds, NativeStep, as_native, empty_after, joined, layer_states, with_room
 from lmlong.model.state import concat_states, state_row
 from lmlong.native.decode.step import States
 from lmlong.native.state import map_state
@@ -92,8 +92,8 @@ class NativeRowStep:
         last = [row.last_tokens for row in rows if row.last_tokens is not None]
         past = torch.cat(last) if last else None
         unread = None if past is None else torch.empty_like(past)  # rows keep their last tokens themselves
-        before = States(_joined([row.fields[0] for row in rows]), None, past)
-        after = States(_joined([row.fields[1] for row in rows]), None, unread)
+        before = States(joined([row.fields[0] for row in rows]), None, past)
+        after = States(joined([row.fields[1] for row in rows]), None, unread)
         tokens, positions = tokens.long().contiguous(), torch.tensor([row.position for row in rows])
         logits, hidden, full = self._native.run(tokens, positions, before, after, separate=True)
         learned = _learn(self._model, rows, tokens, positions, logits, hidden)
@@ -220,9 +220,3 @@ def _same(rows: Sequence[Any], others: Sequence[Any]) -> bool:
 
 def _joined_states(rows: Sequence[Any]) -> ModelState:
     return concat_states([state_row(row.batch, row.index) for row in rows])
-
-
-def _joined(fields: Sequence[array]) -> array:
-    joined = array("q")
-    joined.frombytes(b"".join(fields))
-    return joined

@@ -115,6 +115,10 @@ class Training(Budget):
     learn: float = Field(default=0.0, ge=0, le=1)
     """Share of the steps, the last ones, in which the output layer learns from each row while it reads, as with
     --learn. The model then predicts better with --learn, and worse without. Validation does not learn."""
+    quantize: Literal["int4", "int8"] | None = None
+    """Format of `--weights` for which the model is trained: in the last quarter of the steps, and in their validation,
+    the matrices have the values to which that format rounds them. Decoding with `--weights` then computes with the
+    values that were trained. Checkpoints keep the weights in full precision."""
     activation_checkpointing: bool = False
     """Keep only the input of each block, and recompute its activations in the backward pass."""
     validate_every: int = Field(default=500, gt=0, le=bounds.COUNT)
@@ -197,6 +201,10 @@ class Training(Budget):
                 "a teacher reads each row from an empty state, unlike a model with carry_state or state_passing. "
                 "Leave out the teacher, or these two.",
             )
+        if self.quantize and self.teacher_of == "layers":
+            yield mistake("quantize", "teacher_of: layers trains parts of the model only. Leave out one of them.")
+        if self.quantize and self.compile:
+            yield mistake("quantize", "not supported with compile. Leave out one of them.")
         for key in ("segment", "teacher"):
             if self.learn and getattr(self, key):
                 yield mistake("learn", f"not supported with {key}. Leave out one of them.")

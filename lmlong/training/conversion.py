@@ -71,9 +71,9 @@ def _from_teacher(recipe: Recipe, training: dict[str, Any]) -> Recipe:
     """Return the recipe of a stage with a teacher, which reads each sequence from an empty state."""
     whole = recipe.text.sequence_length
     length = (recipe.conversion and recipe.conversion.sequence_length) or whole
-    no_passed_states = {"carry_state": False, "state_passing": 0.0, "segment": None, "learn": 0.0}
+    not_with_a_teacher = {"carry_state": False, "state_passing": 0.0, "segment": None, "learn": 0.0, "quantize": None}
     rows = {"batch_size": recipe.training.batch_size * (whole // length)}
-    return _changed(recipe, {**no_passed_states, **rows, **training}, {"sequence_length": length})
+    return _changed(recipe, {**not_with_a_teacher, **rows, **training}, {"sequence_length": length})
 
 
 def _changed(recipe: Recipe, training: dict[str, Any], text: dict[str, Any]) -> Recipe:

@@ -38,6 +38,9 @@ from lmlong.training.sequence_processes import SequenceProcesses
 RECENT = 20
 """Number of recent losses kept to detect a spike."""
 
+QUANTIZED_SHARE = 0.25
+"""Share of the steps, the last ones, in which `training.quantize` rounds the weights."""
+
 
 class TrainingModule(LightningModule):
     """The Lightning module of a run, with the figures of the current step for the callbacks.
@@ -117,11 +120,14 @@ class TrainingModule(LightningModule):
         return make_optimizer(self.model, self.recipe.training, self.policy, ranks)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Set the learning rate by the step, and by the time trained if `training.minutes` ends the run."""
+        """Set the learning rate and the rounding of weights by the step, and by the time trained if `training.minutes`
+        ends the run."""
         options = self.recipe.training
         factor = learning_rate_factor(self.step, self.clock.expected_steps(self.step), options)
         self.learning_rate = options.learning_rate * factor
         set_learning_rate(self.trainer.optimizers[0], self.learning_rate)
+        if options.quantize and isinstance(self.model, LanguageModel):
+            self.model.round_weights(options.quantize if self._in_last(QUANTIZED_SHARE) else None)
 
     def training_step(self, batch: TrainingBatch, batch_idx: int) -> Tensor:
         number = self.first_batch + batch_idx
@@ -231,7 +237,11 @@ class TrainingModule(LightningModule):
     def _learns(self) -> bool:
         """Return whether the output layer learns while it reads at this step."""
         share = self.recipe.training.learn
-        return share > 0 and self.step >= (1 - share) * self.clock.expected_steps(self.step)
+        return share > 0 and self._in_last(share)
+
+    def _in_last(self, share: float) -> bool:
+        """Return whether this step is in the last share of the expected steps."""
+        return self.step >= (1 - share) * self.clock.expected_steps(self.step)
 
     def _choose_kernels(self, model: LanguageModel, work: Work, known: KernelChoice | None = None) -> Decision:
         """Set the kernels that rank 0 chooses for all ranks."""

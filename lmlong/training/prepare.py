@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
+from torch import nn
 
 from lmlong.checkpoint import manifest, read
 from lmlong.data.data_module import DATA_MODULES, DataModule
@@ -18,6 +19,7 @@ from lmlong.model.device import pick_device
 from lmlong.model.kernel_choice import KernelChoice
 from lmlong.model.kernel_trial import Work
 from lmlong.model.language_model import LanguageModel
+from lmlong.model.layers import Linear
 from lmlong.model.memory import check_memory
 from lmlong.model.precision import Precision, computes_in_bf16
 from lmlong.model.sequence_group import longest_part
@@ -158,6 +160,8 @@ def _resolve(recipe: Recipe) -> tuple[Recipe, torch.device]:
     if device.type == "mps" and (recipe.processes > 1 or recipe.training.strategy == "deepspeed"):
         raise UsageError("device: mps supports only one process, without deepspeed. Use devices: 1, or device: cpu.")
     _check_kernel_of(recipe, device)
+    if recipe.training.quantize:
+        _check_roundable(_outline(recipe))
     if recipe.training.sequence_parallel > 1:
         check_divides(_outline(recipe))
     optimizer = "muon" if recipe.training.optimizer == "auto" else recipe.training.optimizer
@@ -188,6 +192,16 @@ def _check_kernel_of(recipe: Recipe, device: torch.device) -> None:
     if not any(kernel in kernels for kernels in have.values()):
         kinds = ", ".join(dict.fromkeys(model.kinds))
         raise UsageError(f"training.kernel: no attention of the model ({kinds}) has a kernel {kernel}. Use auto.")
+
+
+def _check_roundable(model: LanguageModel) -> None:
+    """Refuse a model with linear layers that `LanguageModel.round_weights` does not reach."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) and not isinstance(module, Linear):
+            raise UsageError(
+                f"training.quantize: {name} is a linear layer of a plug-in, whose weight cannot be rounded. "
+                "Let the plug-in use lmlong.model.layers.Linear, or leave out quantize."
+            )
 
 
 def _outline(recipe: Recipe) -> LanguageModel:

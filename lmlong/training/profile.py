@@ -76,6 +76,7 @@ def _profile(recipe: Recipe, shape: BatchShape, timed: int) -> StepProfile:
     prepared = prepare_run(recipe)
     model = prepared.model.to(prepared.device)
     if isinstance(model, LanguageModel):
+        model.round_weights(recipe.training.quantize)
         model.use_kernels(choose_kernels(model, prepared.work, prepared.device).choice.names)
         if prepared.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()  # trials of kernels do not count

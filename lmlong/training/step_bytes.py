@@ -159,6 +159,7 @@ def pass_through(recipe: Recipe, vocabulary: int, tokens: int, group: LastProces
         _move_to_cpu(model)
         use_policy(model, GPU_POLICY)
         model.use_kernel("torch")
+        model.round_weights(training.quantize)
         with Allocations() as allocations:
             rows = torch.zeros(training.batch_size, tokens, dtype=torch.long)
             targets, starts = rows.clone(), torch.zeros_like(rows, dtype=torch.bool)

@@ -54,4 +54,4 @@ def requests(kind: str, *arguments: tuple[Any, ...]) -> list[Any]:
 
 def loaded(folder: Path, form: str) -> TrainedLanguageModel:
     write_run(folder / "run", **KINDS[form])
-    return lmlong.load(folder / "run", "cpu")
+    return lmlong.load(folder / "run", "cpu", state_dtype="32")

@@ -19,13 +19,14 @@ from torch import Tensor
 from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.errors import LmlongError
 from lmlong.inference import sparse, state_file
-from lmlong.inference.loading import TrainedLanguageModel, load
+from lmlong.inference.loading import StateDtype, TrainedLanguageModel, load
 from lmlong.recipe import Attention, Downsample, Model, Ngram
 
 SMALL = partial(Model, width=16, heads=2, layers=2)
 MODELS: dict[str, Model] = {
     "ngram": SMALL(attention=Attention(kind=["linear", "ngram"], ngram=Ngram(buckets=64))),
     "softmax": SMALL(kv_heads=1, attention=Attention(kind="softmax")),
+    "softmax in float32": SMALL(kv_heads=1, attention=Attention(kind="softmax")),
     "window": SMALL(attention=Attention(kind=["linear", "window"], window=8)),
     "window of one": SMALL(attention=Attention(kind=["window", "linear"], window=1)),
     "parallel": SMALL(attention=Attention(kind="delta", parallel_window=8)),
@@ -33,6 +34,9 @@ MODELS: dict[str, Model] = {
     "float64": SMALL(attention=Attention(kind="linear")),
     "learned": SMALL(attention=Attention(kind="linear")),
 }
+
+STATES: dict[str, StateDtype] = {"float64": "64", "softmax in float32": "32"}
+"""The formats of states, if they are not the default."""
 
 EXTREMES = (-(2**63), -(2**62), -(2**31), -258, -2, -1, 0, 1, 255, 256, 257, 258, 2**31 - 1, 2**61, 2**62, 2**63 - 1)
 FLOAT_TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -54,7 +58,7 @@ def prepare(folder: Path, kinds: Iterable[str] = MODELS) -> dict[str, Case]:
     for name in kinds:
         run = write_run(folder / name, ByteTokenizer(), "bytes", 0.3, MODELS[name])
         learn = "output" if name == "learned" else None
-        model = load(run, "cpu", state_dtype="64" if name == "float64" else "32", learn=learn)
+        model = load(run, "cpu", state_dtype=STATES.get(name, "auto"), learn=learn)
         if model.fast_step_at_once:
             model.use_fast_step()
         saved = folder / f"{name}.state"

@@ -214,7 +214,11 @@ def test_statistics_go_to_standard_error(run: Path) -> None:
     assert done.stdout == "".join(load(run, "cpu").stream("abc", max_tokens=7, seed=seed))
     size = state_size(load(run, "cpu").model).empty.bytes
     pattern = rf"prompt 4 tokens in .* tokens/s\); written 7 tokens in .* tokens/s\); state {size:,} bytes a text; "
-    assert re.fullmatch(pattern + r"decoded by (native code|torch \(needs a C\+\+ compiler.*); seed \d+\n", done.stderr)
+    decoder = r"decoded by (native code|torch \(needs a C\+\+ compiler.*); (drafts \d+ of \d+ tokens accepted .*; )?"
+    assert re.fullmatch(pattern + decoder + r"seed \d+\n", done.stderr)
+    options = ["--prompt", "abcabcabc", "--max-tokens", "60", "--temperature", "0", "--stats"]
+    drafted, plain = (CliRunner().invoke(generate, [str(run), *options, *more]) for more in ([], ["--no-drafts"]))
+    assert drafted.stdout == plain.stdout and "drafts" not in plain.stderr
     done = CliRunner().invoke(generate, [str(run), "--prompt", "a", "--max-tokens", "2", "--stats", "--no-fast-decode"])
     assert "; decoded by torch" in done.stderr
 

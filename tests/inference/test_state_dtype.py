@@ -1,4 +1,4 @@
-"""Sums in float64, for texts so long that float32 would take no more."""
+"""The formats of states: sums in float64, for texts so long that float32 would take no more, and caches in bfloat16."""
 
 from pathlib import Path
 
@@ -11,9 +11,16 @@ from lmlong.attention.feature_map_registry import FEATURE_MAPS
 from lmlong.attention.linear.layer import LinearAttention
 from lmlong.attention.linear.naive import LinearState
 from lmlong.cli.generate import generate
-from lmlong.inference.loading import load
+from lmlong.cli.options import Loading
+from lmlong.data.tokenizers.base import ByteTokenizer
+from lmlong.errors import UsageError
+from lmlong.inference.loading import StateDtype, load
 from lmlong.inference.session import next_logits
+from lmlong.model.state import state_bytes
+from lmlong.native.state import state_tensors
 from lmlong.recipe import Attention
+
+from .conftest import prose, tiny, write_run
 
 LONG = 2.0**25
 """Tokens read before."""
@@ -58,3 +65,70 @@ def test_the_option_reaches_the_state(run: Path, tmp_path: Path) -> None:
     words = [str(run), "--prompt", "a", "--max-tokens", "3", "--state-dtype", "64", "--save-state", str(file)]
     assert CliRunner().invoke(generate, words, catch_exceptions=False).exit_code == 0
     assert load(run, "cpu").load_state(file).state.blocks[1].attention.z.dtype == torch.float64
+
+
+CACHING = [
+    Attention(kind="softmax"),
+    Attention(kind=["linear", "window"], window=20),
+    Attention(kind="linear", parallel_window=20),
+]
+
+
+@pytest.fixture(params=CACHING, ids=["softmax", "window", "parallel window"])
+def caching(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A run whose layers cache keys and values."""
+    options = tiny().model_copy(update={"attention": request.param})
+    return write_run(tmp_path / "caching", ByteTokenizer(), "bytes", 0.3, options)
+
+
+def dtypes(state: object) -> set[torch.dtype]:
+    return {x.dtype for x in state_tensors(state) if x.is_floating_point()}
+
+
+@pytest.mark.parametrize(
+    ("state_dtype", "caches"), [("auto", torch.bfloat16), ("32", torch.float32), ("64", torch.float32)]
+)
+def test_keys_and_values_are_cached_in_bfloat16_unless_more_is_asked(
+    caching: Path, state_dtype: StateDtype, caches: torch.dtype
+) -> None:
+    loaded = load(caching, "cpu", state_dtype=state_dtype)
+    first, last = loaded.read(prose(100)).state.blocks
+    sums = torch.float64 if state_dtype == "64" else torch.float32
+    assert caches in dtypes(last) and dtypes((first.attention, last.attention)) <= {caches, sums}
+
+
+def test_a_file_is_continued_in_the_format_of_the_model(caching: Path, tmp_path: Path) -> None:
+    exact, usual = load(caching, "cpu", state_dtype="32"), load(caching, "cpu")
+    for writer, reader in ((exact, usual), (usual, exact), (usual, usual)):
+        session, file = writer.read(prose(100)), tmp_path / "text.state"
+        writer.save_state(session, file)
+        found, expected = reader.load_state(file), reader.read(prose(100))
+        for x, saved, like in zip(*map(state_tensors, (found, session, expected)), strict=True):
+            assert x.dtype == like.dtype and torch.equal(x, saved.to(like.dtype))
+        logits = (next_logits(reader.model, each)[0] for each in (found, expected))
+        assert_close(*logits, rtol=0.1, atol=0.1)
+        assert len("".join(reader.stream("", state=found, max_tokens=20))) > 0
+
+
+def test_a_cache_in_bfloat16_takes_half(tmp_path: Path) -> None:
+    run, text = write_run(tmp_path / "softmax", ByteTokenizer(), "bytes", options=tiny("softmax")), prose(1000)
+    sizes, states = [], []
+    for state_dtype in ("32", "auto"):
+        loaded, file = load(run, "cpu", state_dtype=state_dtype), tmp_path / f"{state_dtype}.state"
+        session = loaded.read(text)
+        loaded.save_state(session, file)
+        sizes.append(file.stat().st_size), states.append(state_bytes(session.state.blocks))
+    assert states[1] < 0.52 * states[0] and sizes[1] < 0.55 * sizes[0]
+
+
+def test_a_model_is_measured_in_the_format_of_training_unless_another_is_chosen(caching: Path) -> None:
+    for state_dtype, expected in (("auto", False), ("32", False)):
+        loading = Loading("32", state_dtype, "cpu")
+        measured = loading.load_as_trained(str(caching)).model.init_state(1)
+        assert (torch.bfloat16 in dtypes(measured)) == expected
+    assert torch.bfloat16 in dtypes(Loading("32", "auto", "cpu").load(str(caching)).model.init_state(1))
+
+
+def test_a_format_that_there_is_not_is_refused(run: Path) -> None:
+    with pytest.raises(UsageError, match=r"state_dtype: 'bf16' is not a format of states\. Choose from auto, 32, 64\."):
+        load(run, "cpu", state_dtype="bf16")  # type: ignore[arg-type]

@@ -31,7 +31,7 @@ def source(tmp_path: Path) -> Path:
 
 def agrees(run: Path, config: dict[str, Any], given: dict[str, torch.Tensor]) -> None:
     expected = tiny_llama.logits(config, given, TOKENS)
-    for each in tiny_llama.read_both_ways(lmlong.load(run).model, TOKENS):
+    for each in tiny_llama.read_both_ways(lmlong.load(run, state_dtype="32").model, TOKENS):
         assert float((each - expected).norm() / expected.norm()) < 1e-5
 
 
@@ -382,5 +382,5 @@ def test_transformers_has_the_same_logits(tmp_path: Path, changes: dict[str, Any
     import_model(tmp_path / "source", tmp_path / "run")
     with torch.inference_mode():
         expected = source(torch.tensor([TOKENS])).logits
-        found, _ = lmlong.load(tmp_path / "run").model(torch.tensor([TOKENS]))
+        found, _ = lmlong.load(tmp_path / "run", state_dtype="32").model(torch.tensor([TOKENS]))
     assert float((found - expected).norm() / expected.norm()) < 1e-5

@@ -17,7 +17,7 @@ import torch
 from model.recipe_draws import Drawn
 from model.ways import Outcome, Text, Way, at_once, by_document, draw_parts, draw_text, read, token_by_token
 from models import stirred
-from torch import Tensor
+from torch import Tensor, nn
 
 from lmlong.attention.base import state_tensors
 from lmlong.data.tokenizers.base import ByteTokenizer
@@ -27,6 +27,8 @@ from lmlong.inference.session import prefill
 from lmlong.model.build import build
 from lmlong.model.fast_step import make_fast_step, why_no_fast_step
 from lmlong.model.language_model import LanguageModel
+from lmlong.model.layers import GroupedLinear, rounded_weight
+from lmlong.model.quantization import WeightFormat
 from lmlong.recipe import Recipe
 from lmlong.recipe.file import recipe_class
 from lmlong.recipe.reference import reference
@@ -39,7 +41,11 @@ TILE = 16
 """Tokens after which native code adds to the sums of a state. Each addition may be off by half a last bit in the same
 direction, and a last bit of a tensor is allowed beside."""
 
-QUANTIZED = {"bfloat16": torch.bfloat16, "int8": torch.int8}
+MOVED = 0.1
+"""How far two ways may be apart, relative to the norm, if activations are rounded to int8: float32 rounding moves some
+to the next integer."""
+
+QUANTIZED: tuple[WeightFormat, ...] = ("bf16", "int8", "int4")
 BITS = {torch.float32: 24, torch.float64: 53}
 
 
@@ -77,6 +83,8 @@ class Exact:
     def compare(self, findings: Findings, name: str, way: Way, model: LanguageModel) -> None:
         """Read in a way with a model of the same weights, and add what is off to the findings."""
         floor = 1 + self.text.tokens.shape[1] / TILE / 2
+        if any(isinstance(module, GroupedLinear) for module in model.modules()):
+            floor += MOVED * 2.0 ** BITS[torch.float32]
         for tensor, off in self._errors(model, way).items():
             times = off / (FACTOR * self.rounding[tensor] + floor * self.norms[tensor])
             findings.add(name, tensor, torch.where(off > 0, times, 0).nan_to_num(torch.inf))
@@ -120,10 +128,25 @@ def compare_ways(findings: Findings, recipe: Recipe, number: int) -> None:
     for name, way in {**plans, "documents alone": by_document}.items():
         exact.compare(findings, f"{name} in float64", way, exact.model)
     compare_at_once_and_steps(findings, exact, model, plans, "float32")
-    quantized = draw.choice(list(QUANTIZED))
-    model.quantize(QUANTIZED[quantized])
+    quantized = draw.choice(QUANTIZED)
+    before = copy.deepcopy(model)
+    model.quantize(quantized)
+    if quantized != "bf16":
+        compare_rounding(findings, before, model, quantized)
     compare_at_once_and_steps(findings, Exact(model, text, plans), model, plans, quantized)
     compare_state_file(findings, model, text)
+
+
+def compare_rounding(findings: Findings, trained: LanguageModel, loaded: LanguageModel, weights: Any) -> None:
+    """Training for quantized decoding computes with the matrices of the quantized model, to the bit."""
+    trained.round_weights(weights)
+    for name, module in trained.named_modules():
+        if isinstance(module, nn.Linear):
+            stored, rounding = loaded.get_submodule(name).dequantized(torch.float32), getattr(module, "rounding", None)
+            if not torch.equal(stored, rounded_weight(module.weight, rounding)):
+                findings.complaints.append(f"{name} is rounded to other values in training than by {weights}")
+    if not torch.equal(trained.lm_head.matrix(torch.float32), loaded.lm_head.matrix(torch.float32)):
+        findings.complaints.append(f"the output matrix is rounded to other values in training than by {weights}")
 
 
 def compare_at_once_and_steps(

@@ -36,6 +36,7 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "grouped": GROUPED,
     "growing": {**GROUPED, "attention": Attention(kind="softmax")},
+    "cached in bfloat16": {**GROUPED, "head_dim": 16, "value_dim": 16, "attention": Attention(kind="softmax")},
     "parallel window": {"attention": Attention(kind=["linear", "delta"], parallel_window=5)},
     "hourglass": {"layers": 3, "downsample": Downsample(factor=4)},
     "tables": {"ngram_embedding": NgramEmbedding(orders=[2, 3], rows=50, width=5)},
@@ -114,12 +115,12 @@ FAULTS: dict[str, tuple[str, str, str, str]] = {
         "head * heads + (FAULT ? head : h)]",
     ),
     "another head's key": (
-        *("grouped", "mixer.h", "kv_head = head / sharing"),
-        "kv_head = FAULT ? head % layer.kv_heads : head / sharing",
+        *("grouped", "mixer.h", "kv_head = first / sharing"),
+        "kv_head = FAULT ? first % layer.kv_heads : first / sharing",
     ),
     "a value of its own": (
         *("grouped", "mixer.h", "values + kv_head * value_dim"),
-        "values + (FAULT ? head % 2 : kv_head) * value_dim",
+        "values + (FAULT ? first % 2 : kv_head) * value_dim",
     ),
     "the epsilon of features": (
         *("grouped", "step.cpp", "rms_norm_scale(x, width, model.norm_epsilon)"),
@@ -143,8 +144,8 @@ FAULTS: dict[str, tuple[str, str, str, str]] = {
         "if (!FAULT && layer.rotates",
     ),
     "a key that is not kept": (
-        *("growing", "key_values.h", "copy(past.cached.k, input.k,"),
-        "if (!FAULT) copy(past.cached.k, input.k,",
+        *("growing", "key_values.h", "copy(past.cached.k, new_k,"),
+        "if (!FAULT) copy(past.cached.k, new_k,",
     ),
     "the values of another head": (
         *("growing", "softmax/decode.h", "kv_heads + input.kv_head;"),
@@ -158,6 +159,18 @@ FAULTS: dict[str, tuple[str, str, str, str]] = {
     "keys appended by one head alone": (
         *("growing", "softmax/decode.h", "if (input.head % sharing)"),
         "if (FAULT ? input.head : input.head % sharing)",
+    ),
+    "a query of another head": (
+        *("growing", "key_values.h", "= input.q[head * q_stride"),
+        "= input.q[(FAULT ? 0 : head) * q_stride",
+    ),
+    "the other half of a lane": (
+        *("cached in bfloat16", "cache_products.h", "pairs & int32_t(0xffff0000)"),
+        "pairs << 16 * FAULT & int32_t(0xffff0000)",
+    ),
+    "sums in the order of their vectors": (
+        *("cached in bfloat16", "key_values.h", "y_stride + position_of<Format>(i, value_dim)"),
+        "y_stride + (FAULT ? i : position_of<Format>(i, value_dim))",
     ),
     "a mean of other tokens": (
         *("hourglass", "step.cpp", "into[i] /= model.hourglass.factor"),
@@ -215,6 +228,7 @@ def fault(faulty: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Iterator[ctyp
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_in_native_code_is_found_when_a_step_is_made(fault: ctypes.c_int, name: str) -> None:
     model = shaped(MODELS[FAULTS[name][0]])
+    model.set_cache_dtype(torch.bfloat16 if FAULTS[name][0] == "cached in bfloat16" else None)
     assert isinstance(make_fast_step(model), NativeStep)
     fault.value = list(FAULTS).index(name)
     with pytest.raises(StepMismatch, match=r"native code differs from torch by .*--no-fast-decode"):

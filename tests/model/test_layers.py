@@ -1,4 +1,4 @@
-"""Products with learned matrices, kept whole or rounded."""
+"""Products with learned matrices, in float32 or in fewer bits."""
 
 import pytest
 import torch
@@ -8,41 +8,68 @@ from torch.testing import assert_close
 
 from lmlong.model.base import count_parameters
 from lmlong.model.language_model import LanguageModel
-from lmlong.model.layers import QuantizedLinear, SwiGLU
+from lmlong.model.layers import BFloat16Linear, GroupedLinear, SwiGLU, quantized_linear
+from lmlong.model.quantization import WeightFormat
+from lmlong.model.weight_panels import rounded_activations
 from lmlong.recipe import Model
 
-KEPT = pytest.mark.parametrize("kept", [torch.bfloat16, torch.int8], ids=str)
+FORMATS: tuple[WeightFormat, ...] = ("bf16", "int8", "int4")
+every_format = pytest.mark.parametrize("weights", FORMATS)
 
 
-@KEPT
-def test_a_rounded_matrix_is_off_by_its_rounding_alone(kept: torch.dtype) -> None:
+def test_bfloat16_keeps_8_bits_of_each_weight() -> None:
     torch.manual_seed(0)
     whole, x = nn.Linear(24, 40, bias=False).double(), torch.randn(3, 24, dtype=torch.float64)
-    rounded = QuantizedLinear(whole.weight, kept)
-    assert_close(rounded(x), x @ rounded.dequantized(torch.float64).mT, rtol=1e-13, atol=1e-13)
-    off = (rounded.dequantized(torch.float64) - whole.weight).abs()
-    # bfloat16 keeps 8 bits of each number, int8 makes 254 steps from end to end of each row
-    half_a_step = 2**-8 * whole.weight.abs() if kept == torch.bfloat16 else whole.weight.abs().amax(1)[:, None] / 254
-    assert (off <= half_a_step * (1 + 1e-9)).all() and (off > 0).any()
+    quantized = BFloat16Linear(whole.weight)
+    assert_close(quantized(x), x @ quantized.dequantized(torch.float64).mT, rtol=1e-13, atol=1e-13)
+    off = (quantized.dequantized(torch.float64) - whole.weight).abs()
+    assert (off <= 2**-8 * whole.weight.abs()).all() and (off > 0).any()
 
 
-def test_a_row_of_zeros_stays_one() -> None:
-    assert not QuantizedLinear(torch.zeros(2, 3), torch.int8).dequantized(torch.float32).any()
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_a_matrix_in_groups_multiplies_rounded_inputs(weights: WeightFormat) -> None:
+    torch.manual_seed(0)
+    whole, x = nn.Linear(50, 40, bias=False), torch.randn(2, 3, 50, dtype=torch.float64)
+    quantized = quantized_linear(whole.weight, weights)
+    exact = rounded_activations(x) @ quantized.dequantized(torch.float64).mT
+    assert_close(quantized(x), exact, rtol=1e-13, atol=1e-13)
+    with torch.no_grad():
+        for dtype, error in ((torch.float32, 1e-6), (torch.bfloat16, 2**-7)):
+            found = quantized(x.to(dtype))
+            assert found.dtype == dtype
+            expected = rounded_activations(x.to(dtype).double()) @ quantized.dequantized(torch.float64).mT
+            assert_close(found.double(), expected, rtol=error, atol=error)
 
 
-@KEPT
-def test_a_model_of_rounded_matrices_computes_as_precisely_as_before(kept: torch.dtype) -> None:
+def test_gradients_pass_through_the_rounding() -> None:
+    torch.manual_seed(0)
+    quantized = quantized_linear(torch.randn(5, 40), "int4")
+    x = torch.randn(3, 40, requires_grad=True)
+    (dx,) = torch.autograd.grad(quantized(x).sum(), x)
+    assert_close(dx, quantized.dequantized(torch.float32).sum(0).expand(3, 40))
+
+
+@every_format
+def test_a_row_of_zeros_stays_one(weights: WeightFormat) -> None:
+    assert not quantized_linear(torch.zeros(2, 3), weights).dequantized(torch.float32).any()
+
+
+@every_format
+def test_a_quantized_model_in_float64_is_that_of_dequantized_weights(weights: WeightFormat) -> None:
     options, tokens = Model(width=32, layers=2, heads=2), torch.randint(50, (2, 40))
     model = stirred(LanguageModel(options, 50)).double().eval()
     by_hand = stirred(LanguageModel(options, 50)).double().eval()
     by_hand.load_state_dict(model.state_dict())
-    model.quantize(kept)
+    model.quantize(weights)
+    round_inputs = (lambda x: x) if weights == "bf16" else rounded_activations
     with torch.no_grad():
         for module in by_hand.modules():
             if isinstance(module, nn.Linear):
-                module.weight.copy_(QuantizedLinear(module.weight, kept).dequantized(torch.float64))
+                module.weight.copy_(quantized_linear(module.weight, weights).dequantized(torch.float64))
+                module.register_forward_pre_hook(lambda _, inputs: round_inputs(inputs[0]))
         hidden, _ = by_hand.hidden_states(tokens)
-        expected = hidden @ QuantizedLinear(by_hand.embedding.weight, kept).dequantized(torch.float64).mT
+        output = quantized_linear(by_hand.embedding.weight, "int8" if weights == "int4" else weights)
+        expected = round_inputs(hidden) @ output.dequantized(torch.float64).mT
         logits, _ = model(tokens)
         assert_close(logits, expected, rtol=1e-12, atol=1e-12)
         state = model.init_state(2)
@@ -51,22 +78,35 @@ def test_a_model_of_rounded_matrices_computes_as_precisely_as_before(kept: torch
             assert_close(step, logits[:, place], rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize(("kept", "share"), [(torch.bfloat16, 2), (torch.int8, 4)], ids=str)
-def test_a_model_of_rounded_matrices_takes_less_memory(kept: torch.dtype, share: int) -> None:
+@every_format
+def test_scores_are_those_of_the_logits(weights: WeightFormat) -> None:
+    model, tokens = stirred(LanguageModel(Model(width=32, layers=1, heads=2), 50)).eval(), torch.randint(50, (2, 41))
+    model.quantize(weights)
+    with torch.no_grad():
+        logits, _ = model(tokens[:, :-1])
+        expected = nn.functional.cross_entropy(logits.mT, tokens[:, 1:], reduction="none")
+        assert_close(model.token_nll(tokens[:, :-1], tokens[:, 1:])[0], expected)
+        assert_close(model.score(tokens[:, :-1], tokens[:, 1:])[0], expected)
+
+
+@pytest.mark.parametrize(("weights", "bits"), [("bf16", 16), ("int8", 8.5), ("int4", 5)])
+def test_a_quantized_model_takes_less_memory(weights: WeightFormat, bits: float) -> None:
     model = LanguageModel(Model(width=64, layers=2, heads=2), 50)
-    before = sum(module.weight.nbytes for module in model.modules() if isinstance(module, nn.Linear))
+    numbers = sum(module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear))
     learned = count_parameters(model)
-    model.quantize(kept)
+    model.quantize(weights)
     assert not any(isinstance(module, nn.Linear) for module in model.modules())
-    after = sum(module.weight.nbytes for module in model.modules() if isinstance(module, QuantizedLinear))
-    assert after * share == before
+    quantized = [module for module in model.modules() if isinstance(module, (BFloat16Linear, GroupedLinear))]
+    assert (
+        sum(x.nbytes for module in quantized for x in (*module.parameters(), *module.buffers())) == numbers * bits / 8
+    )
     assert count_parameters(model) == learned
 
 
-@KEPT
-def test_the_smallest_mlp_has_the_width_of_one_multiple(kept: torch.dtype) -> None:
+@every_format
+def test_the_smallest_mlp_has_the_width_of_one_multiple(weights: WeightFormat) -> None:
     options = Model(width=16, layers=1, heads=2, mlp_ratio=0.01)
     assert SwiGLU(options).out_proj.in_features == 32
     model = stirred(LanguageModel(options, 50)).eval()
-    model.quantize(kept)
+    model.quantize(weights)
     assert model(torch.tensor([[3]]))[0].isfinite().all()

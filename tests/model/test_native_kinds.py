@@ -8,12 +8,13 @@ from machine import needs_compiler
 from model.test_native_step import shaped
 
 from lmlong.attention.registry import CAUSAL
+from lmlong.attention.softmax.decode import KEY_VALUES
 from lmlong.attention.window.layer import WindowAttention, WindowDecode
 from lmlong.model import native_step
 from lmlong.model.fast_step import make_fast_step, why_no_fast_step
 from lmlong.model.native_step import NativeStep
 from lmlong.native.build import MORE_FLAGS
-from lmlong.native.decode.structures import ints, pointers, structure
+from lmlong.native.decode.structures import ints, structure
 from lmlong.native.spec import NativeSpec
 from lmlong.recipe import Attention
 
@@ -25,7 +26,7 @@ HEADER = WindowDecode.header.read_text().replace("WindowAttention", "OwnWindow")
 class OwnDecode(WindowDecode):
     name = "OwnWindow"
     weights = structure("OwnWindow::Weights", *ints("window"))
-    state = structure("OwnWindow::State", *pointers("k", "v", "current"))
+    state = structure("OwnWindow::State", *KEY_VALUES)
 
 
 class OwnWindow(WindowAttention):

@@ -17,6 +17,7 @@ from torch.testing import assert_close
 from lmlong.attention.base import state_tensors
 from lmlong.attention.registry import CAUSAL
 from lmlong.attention.softmax import state as softmax
+from lmlong.attention.window.layer import WindowState
 from lmlong.model import native_step as step
 from lmlong.model.fast_step import make_fast_step, why_no_fast_step
 from lmlong.model.language_model import LanguageModel
@@ -63,14 +64,14 @@ SHAPES: list[dict[str, Any]] = [
     {"layers": 3, "downsample": Downsample(factor=2), "ngram_embedding": NgramEmbedding(orders=[4], rows=9, width=70)},
 ]
 every_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
-KEPT = pytest.mark.parametrize("kept", [torch.float32, torch.bfloat16, torch.int8], ids=str)
+KEPT = pytest.mark.parametrize("kept", ["32", "bf16", "int8", "int4"])
 
 
-def shaped(shape: dict[str, Any], kept: torch.dtype = torch.float32) -> LanguageModel:
+def shaped(shape: dict[str, Any], kept: str = "32") -> LanguageModel:
     model = stirred(
         LanguageModel(Model(**{"width": 16, "layers": 2, "heads": 2, "attention": LINEAR, **shape}), VOCABULARY), 0.5
     ).eval()
-    if kept != torch.float32:
+    if kept != "32":
         model.quantize(kept)
     return model
 
@@ -98,6 +99,12 @@ def assert_as_exact_as_torch(model: LanguageModel, tokens: Tensor) -> None:
     exact = written(copy.deepcopy(model).double(), tokens)
     by_torch, native = (float((written(which, tokens) - exact).norm()) for which in (model, compiled(model)))
     assert native <= 4 * by_torch and native < 1e-4 * float(exact.norm())
+
+
+def assert_near_torch(model: LanguageModel, tokens: Tensor) -> None:
+    """Compare a model whose activations are rounded to int8: float32's rounding moves a few to the next integer."""
+    exact = written(copy.deepcopy(model).double(), tokens)
+    assert float((written(compiled(model), tokens) - exact).norm()) < 0.02 * float(exact.norm())
 
 
 def assert_steps_like_torch(model: LanguageModel, state: Any, tokens: Tensor) -> None:
@@ -159,11 +166,12 @@ def test_it_is_as_exact_as_torch_in_every_shape(shape: dict[str, Any]) -> None:
 
 @KEPT
 @pytest.mark.parametrize("sums", [torch.float32, torch.float64], ids=str)
-def test_it_is_as_exact_as_torch_with_all_ways_to_keep_numbers(kept: torch.dtype, sums: torch.dtype) -> None:
+def test_it_is_as_exact_as_torch_with_all_ways_to_keep_numbers(kept: str, sums: torch.dtype) -> None:
     model = shaped({"width": 72, "heads": 3}, kept)  # vectors of bytes are filled, and something is left
     model.set_state_dtype(sums)
     tokens = text(time=40)[0]
-    assert_as_exact_as_torch(model, tokens)
+    check = assert_near_torch if kept in ("int8", "int4") else assert_as_exact_as_torch
+    check(model, tokens)
     with torch.inference_mode():
         _, state = compiled(model).step(tokens[:, 0], model.init_state(2))
     assert state.blocks[0].attention.S.dtype == sums
@@ -228,10 +236,13 @@ def test_a_document_that_just_began_knows_nothing_of_the_one_before(shape: dict[
 @thinned(every_shape, KEPT)
 @torch.inference_mode()
 def test_a_row_is_the_same_to_the_bit_among_others_and_with_any_number_of_threads(
-    shape: dict[str, Any], kept: torch.dtype
+    shape: dict[str, Any], kept: str
 ) -> None:
     """Rows that have read texts of different lengths, so that blocks end at different tokens."""
-    model = compiled(shaped(shape, kept))
+    assert_same_to_the_bit(compiled(shaped(shape, kept)))
+
+
+def assert_same_to_the_bit(model: LanguageModel) -> None:
     tokens = text(batch=4, time=9)[0]
     rows = [model(row[None, :length])[1] for row, length in zip(tokens, (1, 2, 5, 9), strict=True)]
     together = concat_states(rows)
@@ -251,16 +262,66 @@ def test_a_row_is_the_same_to_the_bit_among_others_and_with_any_number_of_thread
 
 @torch.inference_mode()
 def test_states_of_other_types_are_read_as_what_they_say() -> None:
-    """As they come from reading under autocast, or from a model in float64."""
+    """As they come from reading under autocast, or from a model in float64. A cache in bfloat16 stays one."""
     model = shaped({"attention": MIXED, "layers": 4, "downsample": Downsample(factor=2)})
     _, state = model(text(batch=2, time=9)[0])
     token = torch.tensor([3, 4])
     for dtype in (torch.bfloat16, torch.float64):
         kept = [x if x.dtype in (torch.bool, torch.long) else x.to(dtype) for x in state_tensors(state)]
-        whole = [x.float() if x.is_floating_point() else x for x in kept]
+        cached = {id(x) for block in rebuild_state(state, iter(kept)).blocks for x in keys_and_values(block.attention)}
+        whole = [x.float() if x.is_floating_point() and id(x) not in cached else x for x in kept]
         found, _ = compiled(model).step(token.int(), rebuild_state(state, iter(kept)))
         expected, _ = compiled(model).step(token, rebuild_state(state, iter(whole)))
         assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def keys_and_values(attention: Any) -> tuple[Tensor, ...]:
+    """Return the keys and values that the state of a layer caches."""
+    return attention[:2] if isinstance(attention, WindowState) else ()
+
+
+WIDTHS: list[dict[str, Any]] = [
+    {"heads": 9, "kv_heads": 3, "head_dim": 16, "attention": SOFTMAX},
+    {"heads": 8, "kv_heads": 1, "head_dim": 24, "value_dim": 37, "attention": SOFTMAX},
+    {"heads": 4, "kv_heads": 2, "head_dim": 10, "value_dim": 72, "attention": SOFTMAX, "convolution": 0},
+    {"heads": 1, "head_dim": 64, "attention": SOFTMAX},
+    {"heads": 4, "kv_heads": 2, "head_dim": 16, "attention": MIXED, "layers": 3},
+    {"heads": 2, "attention": BESIDE},
+]
+"""Caches whose vectors are filled or not, of one to eight query heads for each key."""
+
+
+@pytest.mark.parametrize("shape", WIDTHS, ids=str)
+def test_many_heads_and_widths_are_as_exact_as_by_torch(shape: dict[str, Any]) -> None:
+    assert_as_exact_as_torch(shaped(shape), text(batch=2, time=24)[0])
+
+
+@pytest.mark.parametrize("shape", WIDTHS, ids=str)
+@torch.inference_mode()
+def test_a_cache_in_bfloat16_is_read_as_exactly_as_by_torch(shape: dict[str, Any]) -> None:
+    """Rarely, a key that both compute is rounded up by one and down by the other: most steps have none."""
+    model, tokens = shaped(shape), text(batch=2, time=300)[0]
+    model.set_cache_dtype(torch.bfloat16)
+    step = compiled(model).fast_step
+    assert step is not None
+    _, state = model(tokens[:, :270])
+    errors = []
+    for token in tokens.mT[270:]:
+        *expected, after = model.decode_step(token, state, None)
+        *outputs, state = step(token, state, None)
+        assert [x.dtype for x in state_tensors(state)] == [x.dtype for x in state_tensors(after)]
+        pairs = zip((*outputs, *state_tensors(state)), (*expected, *state_tensors(after)), strict=True)
+        errors.append(max(float((x.float() - y.float()).abs().max() / y.float().abs().max()) for x, y in pairs))
+    assert torch.bfloat16 in {x.dtype for x in state_tensors(state)}
+    assert sorted(errors)[len(errors) // 2] < 1e-5 and max(errors) < 2**-6
+
+
+@thinned(pytest.mark.parametrize("shape", WIDTHS, ids=str))
+@torch.inference_mode()
+def test_no_bit_of_a_cache_in_bfloat16_depends_on_threads_or_other_rows(shape: dict[str, Any]) -> None:
+    model = shaped(shape)
+    model.set_cache_dtype(torch.bfloat16)
+    assert_same_to_the_bit(compiled(model))
 
 
 @torch.inference_mode()
@@ -307,6 +368,7 @@ def test_processors_with_fewer_lanes(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setattr(build_of_library, "FLAGS", (*others, *flags))
     library = step.library.__wrapped__()
     monkeypatch.setattr(step, "library", lambda: library)
-    for kept in (torch.float32, torch.bfloat16, torch.int8):
-        assert_as_exact_as_torch(shaped({"attention": MIXED, "width": 40, "heads": 2}, kept), text(time=20)[0])
+    for kept in ("32", "bf16", "int8", "int4"):
+        check = assert_near_torch if kept in ("int8", "int4") else assert_as_exact_as_torch
+        check(shaped({"attention": MIXED, "width": 40, "heads": 2}, kept), text(time=20)[0])
     assert len(list(tmp_path.glob("native/*/code.so"))) == 1

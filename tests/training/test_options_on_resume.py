@@ -28,6 +28,7 @@ LEARNING = {
     "clip": ["clip=1e-3"],
     "precision": ["precision=bf16"],
     "learn": ["learn=1.0"],
+    "quantize": ["quantize=int4"],
 }
 """What changes the losses; beside another option where it has no effect alone."""
 

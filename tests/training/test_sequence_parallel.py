@@ -59,7 +59,7 @@ def assert_near(some: Path, other: Path) -> None:
         assert float((mine[name] - truth).norm()) < 2e-3 * float(truth.norm()) + 1e-4, name
 
 
-def assert_same(some: Path, other: Path, rel: float = 1e-5) -> None:
+def assert_same(some: Path, other: Path, rel: float = 3e-5) -> None:
     for got, expected in zip(figures(some), figures(other), strict=True):
         assert got == pytest.approx(expected, rel=rel)
 

@@ -42,6 +42,7 @@ STEPS = {
     "adamw": [ADAMW, "training.precision=bf16", "text.rows=documents"],
     "passed states": ["training.state_passing=0.5"],
     "learning while reading": ["training.learn=0.5"],
+    "rounded weights": ["training.quantize=int4"],
     "carried states": [
         "training.carry_state=true",
         "model.attention.kind=[delta, window]",

@@ -19,7 +19,7 @@ struct SoftmaxAttention {
 
     SoftmaxAttention(const DecodeJob& job, const Layer& layer, const Weights&, Scratch& scratch)
         : kv_heads(layer.kv_heads), sharing(job.model->heads / layer.kv_heads),
-          mean(job, layer, most_tokens(job, layer), scratch) {}
+          mean(job, layer, most_tokens(job, layer), sharing, scratch) {}
 
     static Int most_tokens(const DecodeJob& job, const Layer& layer) {
         Int most = 0;
@@ -34,7 +34,7 @@ struct SoftmaxAttention {
         const Int batch_head = input.row * kv_heads + input.kv_head;
         const PastTokens recent{before.recent, batch_head, before.recent_size};
         mean(input, {before.settled, batch_head, before.settled_size}, recent, y);
-        if (input.head % sharing) return;  // the first query head of a group appends the shared key and value
+        if (input.head % sharing) return;  // another thread has the first head of the group, which appends
         mean.append(input, recent, 0, after.recent);
         if (input.token.starts_document && !input.head)
             std::fill_n(after.settled.current + input.row * before.settled_size, before.settled_size, false);

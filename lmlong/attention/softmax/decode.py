@@ -5,14 +5,28 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from lmlong.attention.softmax.state import KeyValues, KVCache, with_room
 from lmlong.native.decode.kind import DecodeKind, Packer, native
+from lmlong.native.decode.packer import DTYPES
 from lmlong.native.decode.structures import ints, pointers, structure
 
-KEY_VALUES = structure("KeyValues", *pointers(*KeyValues._fields))
+KEY_VALUES = (*pointers(*KeyValues._fields), *ints("dtype"))
+"""The fields of the C++ KeyValues: tensors of past tokens, and the dtype of keys and values."""
+
+
+def key_value_fields(k: Tensor, v: Tensor, current: Tensor) -> list[int]:
+    return [k.data_ptr(), v.data_ptr(), current.data_ptr(), DTYPES[k.dtype]]
+
+
+def cached(*tensors: Tensor) -> list[Tensor]:
+    """Return keys and values in one dtype that native code reads: bfloat16 if all are, else float32."""
+    if all(x.dtype is torch.bfloat16 for x in tensors):
+        return [x.contiguous() for x in tensors]
+    return list(map(native, tensors))
 
 
 class SoftmaxDecode(DecodeKind[KVCache]):
@@ -21,9 +35,10 @@ class SoftmaxDecode(DecodeKind[KVCache]):
     weights = structure("SoftmaxAttention::Weights")
     state = structure(
         "SoftmaxAttention::State",
-        *((name, KEY_VALUES) for name in KVCache._fields),
+        *((name, structure("KeyValues", *KEY_VALUES)) for name in KVCache._fields),
         *ints("settled_size", "recent_size"),
     )
+    takes_groups = True
     grows = True
 
     def pack(self, packer: Packer, attention: Any, gates: Mapping[str, nn.Module]) -> ctypes.Structure:
@@ -31,11 +46,13 @@ class SoftmaxDecode(DecodeKind[KVCache]):
         return self.weights()
 
     def fields(self, state: KVCache) -> list[int]:
-        addresses = [x.data_ptr() for part in state for x in part]
-        return [*addresses, state.settled.k.shape[2], state.recent.k.shape[2]]
+        sizes = (part.k.shape[2] for part in state)
+        return [*key_value_fields(*state.settled), *key_value_fields(*state.recent), *sizes]
 
     def as_native(self, state: KVCache) -> KVCache:
-        return self.each_written(native, state)
+        (k, v, current), (recent_k, recent_v, recent_current) = state
+        k, v, recent_k, recent_v = cached(k, v, recent_k, recent_v)
+        return KVCache(KeyValues(k, v, native(current)), KeyValues(recent_k, recent_v, native(recent_current)))
 
     def each_written(self, change: Callable[[Tensor], Tensor], state: KVCache) -> KVCache:
         return KVCache(*(KeyValues(*map(change, part)) for part in state))

@@ -55,7 +55,7 @@ class SoftmaxAttention(CausalAttention[KVCache]):
 
     def init_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> KVCache:
         k, v = (
-            torch.zeros(batch, self.kv_heads, 0, size, device=device, dtype=dtype)
+            torch.zeros(batch, self.kv_heads, 0, size, device=device, dtype=self.cache_dtype or dtype)
             for size in (self.head_dim, self.value_dim)
         )
         nothing = KeyValues(k, v, torch.zeros(batch, 0, device=device, dtype=torch.bool))
@@ -74,12 +74,13 @@ class SoftmaxAttention(CausalAttention[KVCache]):
             return v.new_zeros(*q.shape[:3], self.value_dim), state
         if k.shape[2] == 1 and document_starts is None:
             return self._decode(q, k, v, state)
-        policy, cache = self.policy_for(q), concat(state.settled, state.recent)
+        policy, past = self.policy_for(q), concat(state.settled, state.recent)
         effect = self.effect(k, v, document_starts)
         after = self.after_effect(state, effect)
-        if cache.k.shape[2] == 0 and document_starts is None:
-            return self._causal(q, k, v, policy), after
-        seen, visible = concat(cache, effect.tokens), visible_keys(cache.current, document_starts, k.shape[2])
+        seen = concat(past, effect.tokens).to(q.dtype)  # as they are cached
+        if past.k.shape[2] == 0 and document_starts is None:
+            return self._causal(q, seen.k, seen.v, policy), after
+        visible = visible_keys(past.current, document_starts, k.shape[2])
         if policy.block_sparse and k.shape[2] > 1:
             y = attend(q, seen.k, seen.v, visible)
         else:
@@ -103,14 +104,15 @@ class SoftmaxAttention(CausalAttention[KVCache]):
 
     def _decode(self, q: Tensor, k: Tensor, v: Tensor, state: KVCache) -> tuple[Tensor, KVCache]:
         """Return the output of one token and the state after it; the settled tokens are not copied."""
-        settled, recent = state.settled, concat(state.recent, KeyValues(k, v, _ones(k)))
+        after = KVCache(state.settled, concat(state.recent, KeyValues(k, v, _ones(k))))
+        settled, recent = (part.to(q.dtype) for part in after)
         q = q.unflatten(1, (self.kv_heads, -1)).flatten(2, 3)  # (B, G, H / G, K)
-        logits = torch.cat([q @ settled.k.to(q.dtype).mT, q @ recent.k.mT], dim=-1) * self.head_dim**-0.5
+        logits = torch.cat([q @ settled.k.mT, q @ recent.k.mT], dim=-1) * self.head_dim**-0.5
         current = torch.cat([settled.current, recent.current], dim=1)
         weights = logits.masked_fill(~current[:, None, None], -torch.inf).softmax(-1)
         first, second = weights.split([settled.k.shape[2], recent.k.shape[2]], dim=-1)
-        y = first @ settled.v.to(v.dtype) + second @ recent.v
-        return y.flatten(1, 2)[:, :, None], with_room(KVCache(settled, recent))
+        y = first @ settled.v + second @ recent.v
+        return y.flatten(1, 2)[:, :, None], with_room(after)
 
     def reference(
         self, q: Tensor, k: Tensor, v: Tensor, document_starts: Tensor | None = None, inputs: Inputs = NOTHING

@@ -22,6 +22,9 @@ class KeyValues(NamedTuple):
     v: Tensor  # (B, G, P, V)
     current: Tensor  # (B, P) bool, true for tokens of the row's current document
 
+    def to(self, dtype: torch.dtype) -> "KeyValues":
+        return KeyValues(self.k.to(dtype), self.v.to(dtype), self.current)
+
     def validate(self) -> None:
         keys, values, marks = self.k.shape[2], self.v.shape[2], self.current.shape[1]
         if not keys == values == marks:
@@ -46,15 +49,19 @@ def with_room(state: KVCache) -> KVCache:
     return state if state.recent.k.shape[2] < BLOCK else settle(KVCache(*map(without_unused, state)))
 
 
+def cache_dtype(cache: Tensor, new: Tensor) -> torch.dtype:
+    """Return the dtype in which new keys or values are cached: that of the cache, or their own if it is no wider."""
+    return cache.dtype if cache.dtype.itemsize < new.dtype.itemsize else new.dtype
+
+
 def concat(first: KeyValues, second: KeyValues) -> KeyValues:
-    """Concatenate the keys and values of two runs of tokens, in the dtype of the second."""
+    """Concatenate the keys and values of two runs of tokens, in the dtype of a cache of the first."""
+    dtype = cache_dtype(first.k, second.k)
+    first, second = first.to(dtype), second.to(dtype)
     if first.k.shape[2] == 0:
         return second
-    return KeyValues(
-        torch.cat([first.k.to(second.k.dtype), second.k], dim=2),
-        torch.cat([first.v.to(second.v.dtype), second.v], dim=2),
-        torch.cat([first.current, second.current], dim=1),
-    )
+    pairs = zip(first, second, (2, 2, 1), strict=True)
+    return KeyValues(*(torch.cat([past, new], dim=dim) for past, new, dim in pairs))
 
 
 def append(state: KVCache, new: KeyValues) -> KVCache:

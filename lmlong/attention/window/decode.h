@@ -17,11 +17,11 @@ struct WindowAttention {
     const SoftmaxMean mean;
 
     WindowAttention(const DecodeJob& job, const Layer& layer, const Weights& weights, Scratch& scratch)
-        : heads(job.model->heads), past(weights.window - 1), mean(job, layer, weights.window, scratch) {}
+        : heads(job.model->heads), past(weights.window - 1), mean(job, layer, weights.window, 1, scratch) {}
 
     void step(const HeadInput& input, const State& before, const State& after, float* y) const {
         const PastTokens cached{before, input.row * heads + input.head, past};
-        mean(input, cached, {}, y);
+        mean(input, {}, cached, y);
         if (past) mean.append(input, cached, 1, after);
     }
 };

@@ -4,7 +4,7 @@ B batch, H heads, T new tokens, W window, N blocks, C tokens in a block, K key d
 """
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,10 +17,12 @@ from lmlong.attention.base import CausalAttention, causal_mask
 from lmlong.attention.block_sparse import attend
 from lmlong.attention.inputs import NOTHING, Inputs
 from lmlong.attention.key_blocks import VisibleKeys, visible_keys
+from lmlong.attention.softmax.decode import KEY_VALUES, cached, key_value_fields
 from lmlong.attention.softmax.layer import last_document, softmax_graph, softmax_reference
+from lmlong.attention.softmax.state import cache_dtype
 from lmlong.attention.tail import Tail, after_tail, tail_of
-from lmlong.native.decode.kind import DecodeKind, Packer
-from lmlong.native.decode.structures import ints, pointers, structure
+from lmlong.native.decode.kind import DecodeKind, Packer, native
+from lmlong.native.decode.structures import ints, structure
 from lmlong.native.onnx.graph import Value
 from lmlong.native.onnx.layer import GraphReader, LayerInputs
 from lmlong.native.spec import NativeSpec
@@ -46,10 +48,17 @@ class WindowDecode(DecodeKind[WindowState]):
     name = "WindowAttention"
     header = Path(__file__).with_name("decode.h")
     weights = structure("WindowAttention::Weights", *ints("window"))
-    state = structure("WindowAttention::State", *pointers(*WindowState._fields))
+    state = structure("WindowAttention::State", *KEY_VALUES)
 
     def pack(self, packer: Packer, attention: Any, gates: Mapping[str, nn.Module]) -> ctypes.Structure:
         return self.weights(packer.open(attention, "window").options["window"])
+
+    def fields(self, state: WindowState) -> Sequence[int]:
+        return key_value_fields(*state)
+
+    def as_native(self, state: WindowState) -> WindowState:
+        k, v = cached(state.k, state.v)
+        return WindowState(k, v, native(state.current))
 
 
 class WindowAttention(CausalAttention[WindowState]):
@@ -69,7 +78,7 @@ class WindowAttention(CausalAttention[WindowState]):
 
     def init_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> WindowState:
         k, v = (
-            torch.zeros(batch, self.heads, self.window - 1, size, device=device, dtype=dtype)
+            torch.zeros(batch, self.heads, self.window - 1, size, device=device, dtype=self.cache_dtype or dtype)
             for size in (self.head_dim, self.value_dim)
         )
         return WindowState(k, v, torch.zeros(batch, self.window - 1, device=device, dtype=torch.bool))
@@ -86,12 +95,14 @@ class WindowAttention(CausalAttention[WindowState]):
         time = k.shape[2]
         if not time or not len(v):
             return v, state
-        keys, values = torch.cat([state.k.to(k.dtype), k], dim=2), torch.cat([state.v.to(v.dtype), v], dim=2)
+        cached_keys, cached_values = _appended(state.k, k), _appended(state.v, v)
+        keys, values = cached_keys.to(k.dtype), cached_values.to(v.dtype)
         visible = visible_keys(state.current, document_starts, time, self.window)
         by_lists = self.policy_for(q).block_sparse and time > 1
         y = attend(q, keys, values, visible) if by_lists else self._attend(q, keys, values, visible)
         # cloned: a view would keep all keys and values alive
-        return y, WindowState(keys[:, :, time:].clone(), values[:, :, time:].clone(), visible.of_last_query(time))
+        k, v = (x[:, :, time:].clone() for x in (cached_keys, cached_values))
+        return y, WindowState(k, v, visible.of_last_query(time))
 
     def _attend(self, q: Tensor, keys: Tensor, values: Tensor, visible: VisibleKeys) -> Tensor:
         """Return the outputs. Each block of up to W queries attends to its own keys and the W - 1 before it."""
@@ -118,11 +129,11 @@ class WindowAttention(CausalAttention[WindowState]):
 
     def after_effect(self, state: WindowState, effect: WindowEffect) -> WindowState:
         current = state.current & ~effect.begun[:, None]
-        return WindowState(
-            after_tail(state.k, effect.k, dim=2),
-            after_tail(state.v, effect.v, dim=2),
-            after_tail(current, effect.current),
+        k, v = (
+            after_tail(past, new, dim=2).to(cache_dtype(past, new.tokens))
+            for past, new in ((state.k, effect.k), (state.v, effect.v))
         )
+        return WindowState(k, v, after_tail(current, effect.current))
 
     def native_spec(self) -> NativeSpec:
         return NativeSpec("window", {"window": self.window})
@@ -137,3 +148,9 @@ class WindowAttention(CausalAttention[WindowState]):
         first = pad(visible.first, (0, missing), value=keys).unflatten(1, (-1, block))[..., None]  # (B, N, C, 1)
         in_use = pad(visible.in_use, (0, missing), value=True).unfold(1, past + block, block)[:, :, None]
         return ((first <= key) & (key <= key[..., past:].mT) & in_use).flatten(0, 1)
+
+
+def _appended(past: Tensor, new: Tensor) -> Tensor:
+    """Return the keys or values of past tokens and new ones, as they are cached."""
+    dtype = cache_dtype(past, new)
+    return torch.cat([past.to(dtype), new.to(dtype)], dim=2)

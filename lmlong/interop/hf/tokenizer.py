@@ -22,7 +22,7 @@ NEVER = -1e4
 def tokenizer_files(tokenizer: Tokenizer, longest: int) -> dict[str, str]:
     """Return the files by name. Encoding prepends the token that begins a document unless `add_special_tokens=False`.
     The name of a special token in a text is plain text."""
-    spec = _of_characters(tokenizer) if isinstance(tokenizer, CharacterTokenizer) else lossless(_spec(tokenizer))
+    spec = specification(tokenizer)
     names = {token["id"]: token["content"] for token in spec["added_tokens"]}
     bos, eos = names[tokenizer.bos], names[tokenizer.eos]
     begin = {"SpecialToken": {"id": bos, "type_id": 0}}
@@ -48,6 +48,11 @@ def tokenizer_files(tokenizer: Tokenizer, longest: int) -> dict[str, str]:
         "tokenizer.json": json.dumps(spec, ensure_ascii=False),
         "tokenizer_config.json": json.dumps(config, ensure_ascii=False, indent=2),
     }
+
+
+def specification(tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return a tokenizer.json that encodes as a tokenizer does."""
+    return _of_characters(tokenizer) if isinstance(tokenizer, CharacterTokenizer) else lossless(_spec(tokenizer))
 
 
 def _spec(tokenizer: Tokenizer) -> dict[str, Any]:

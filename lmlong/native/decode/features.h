@@ -26,8 +26,12 @@ void exp_(float* x, Int size, float shift) {
 }
 
 float max_of(const float* x, Int size) {
+    FloatVec most = FloatVec{} + x[0];
+    Int i = 0;
+    for (; i + LANES <= size; i += LANES) most = lanes(x + i) > most ? lanes(x + i) : most;
     float max = x[0];
-    for (Int i = 1; i < size; i++) max = x[i] > max ? x[i] : max;
+    UNROLL(j, LANES) max = most[j] > max ? most[j] : max;
+    for (; i < size; i++) max = x[i] > max ? x[i] : max;
     return max;
 }
 
@@ -42,7 +46,7 @@ float sum_of(const float* x, Int size) {
 
 // y (rows) = weight[head] x, for weight (heads, rows, width)
 void project(const float* weight, Int rows, Int head, const float* x, Int width, float* y) {
-    matmul({weight + head * rows * width, nullptr, FLOAT32, rows, width}, {0, rows}, {x, 0}, 1, y, 0, nullptr);
+    matmul({weight + head * rows * width, FLOAT32, rows, width}, {0, rows}, {x, 0}, 1, y, 0, nullptr);
 }
 
 // x = x / |x|

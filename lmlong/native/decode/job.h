@@ -9,8 +9,7 @@
 namespace {
 
 struct Matrix {  // (outputs, inputs)
-    const void* data;
-    const float* scales;  // (outputs), of int8
+    const void* data;  // int8 and int4: panels of grouped.h
     Int dtype, outputs, inputs;
 };
 
@@ -38,6 +37,7 @@ struct Layer {
     Int kv_heads, head_dim;  // heads of keys and values; the size of queries and keys, 0 without them
     Int uses_rope, rotates;  // whether rope rotates all queries and keys; whether any part of the attention rotates them
     Int gated;               // whether a gate multiplies the output
+    Int grouped;             // whether its attention takes the heads of queries that share keys and values together
     const float *norm, *conv_weight, *head_norm, *mlp_norm;  // conv_weight (conv width, channels); null without them
     Matrix in_proj, out_proj, mlp_in_proj, mlp_out_proj;
 };
@@ -83,6 +83,7 @@ struct DecodeJob {
     Int *last_tokens_before, *last_tokens_after;  // (rows, past_tokens)
     float *logits, *hidden, *scratch;  // hidden: (rows, width), normalized
     Int rows, separate;  // separate: whether each row has a state of its own, elsewhere in memory
+    Int consecutive;     // whether the rows are tokens of one text: each reads the state that the row before writes
     void (*barrier)();                      // OpenMP's functions; null with one thread
     int (*thread_num)(), (*num_threads)();
     mutable Int full;     // set if a state has no room for another token

@@ -1,15 +1,17 @@
-// Softmax attention of one query over cached keys and values.
+// Softmax attention of the query heads that share keys and values, over cached keys and values.
 
 #pragma once
 
+#include "cache_products.h"
 #include "mixer.h"
 
 namespace {
 
 struct KeyValues {  // of past tokens, as in softmax/state.py
     // (batch_heads, size, head_dim) and (batch_heads, size, value_dim); a batch head is one head of one row
-    float *k, *v;
+    void *k, *v;
     bool* current;  // (rows, size) whether they belong to the current document
+    Int dtype;      // FLOAT32 or BFLOAT16
 };
 
 struct PastTokens {
@@ -18,56 +20,37 @@ struct PastTokens {
 };
 
 struct SoftmaxMean {
-    const Int head_dim, value_dim;
-    float *weights, *numerators;
+    static constexpr Int CHUNK = 256, STRIP = 64;  // tokens, see `add_weighted`; a strip of values fits in the L1 cache
 
-    // For a query that attends to at most `max_tokens` tokens
-    SoftmaxMean(const DecodeJob& job, const Layer& layer, Int max_tokens, Scratch& scratch)
-        : head_dim(layer.head_dim), value_dim(job.model->value_dim), weights(scratch.take(max_tokens)),
-          numerators(scratch.take(value_dim)) {}
+    const Int head_dim, value_dim, q_stride, y_stride, weight_stride;
+    float *queries, *weights, *numerators, *totals, *new_k, *new_v;
 
-    // y = the softmax-weighted mean of the document's values so far. Tokens of other documents are skipped instead of
-    // masked, so that no bit depends on their number. Scales the query in place
+    // For queries that attend to at most `max_tokens` tokens, of which up to `heads` share keys and values
+    SoftmaxMean(const DecodeJob& job, const Layer& layer, Int max_tokens, Int heads, Scratch& scratch)
+        : head_dim(layer.head_dim), value_dim(job.model->value_dim), q_stride(padded(head_dim)),
+          y_stride(padded(value_dim)), weight_stride(padded(max_tokens)), queries(scratch.take(heads * q_stride)),
+          weights(scratch.take(heads * weight_stride)), numerators(scratch.take(heads * y_stride)),
+          totals(scratch.take(heads * y_stride)), new_k(scratch.take(head_dim)), new_v(scratch.take(value_dim)) {}
+
+    // y of each head = the softmax-weighted mean of the document's values so far. Tokens of other documents are skipped
+    // instead of masked, so that no bit depends on their number. The new key and value are first rounded to the format
+    // of the cache, as later tokens will read them
     void operator()(const HeadInput& input, const PastTokens& older, const PastTokens& newer, float* y) const {
-        const float scale = 1 / std::sqrt(float(head_dim));
-        for (Int i = 0; i < head_dim; i++) input.q[i] *= scale;
-        auto each_run = [&](auto call) {  // of tokens of the document
-            if (input.token.starts_document) return;
-            for (const PastTokens* past : {&older, &newer}) {
-                const bool* current = past->cached.current + input.row * past->size;
-                for (Int begin = 0, end; begin < past->size; begin = end + 1) {
-                    for (end = begin; end < past->size && current[end];) end++;
-                    if (begin < end) call(past->cached, past->batch_head * past->size + begin, end - begin);
-                }
-            }
-        };
-        Int count = 0;
-        each_run([&](const KeyValues& cached, Int first, Int size) {
-            const Matrix keys{cached.k + first * head_dim, nullptr, FLOAT32, size, head_dim};
-            matmul(keys, {0, size}, {input.q, 0}, 1, weights + count, 0, nullptr);
-            count += size;
-        });
-        matvec<Float32, 1>(input.k, head_dim, input.q, weights + count);
-        exp_(weights, count + 1, max_of(weights, count + 1));
-        std::fill_n(y, value_dim, 0.0f), std::fill_n(numerators, value_dim, 0.0f);
-        Int added = 0;
-        each_run([&](const KeyValues& cached, Int first, Int size) {
-            add_values(cached.v + first * value_dim, size, weights + added, added, y);
-            added += size;
-        });
-        const float inverse = 1 / sum_of(weights, count + 1);
-        for (Int i = 0; i < value_dim; i++) y[i] = (y[i] + numerators[i] + weights[count] * input.v[i]) * inverse;
+        with_format(newer.cached.dtype, [&](auto format) { mean<decltype(format)>(input, older, newer, y); });
     }
 
-    // Write the past tokens, without the `dropped` oldest, and the new token to the state `after`
+    // Write the past tokens, without the `dropped` oldest, and the token of the last mean to the state `after`
     void append(const HeadInput& input, const PastTokens& past, Int dropped, const KeyValues& after) const {
-        const Int kept = past.size - dropped;
-        auto copy = [&](const float* from, const float* x, Int width, float* into) {
-            from += (past.batch_head * past.size + dropped) * width, into += past.batch_head * (kept + 1) * width;
-            std::copy_n(from, kept * width, into), std::copy_n(x, width, into + kept * width);
+        const Int kept = past.size - dropped, element = after.dtype == BFLOAT16 ? sizeof(uint16_t) : sizeof(float);
+        auto copy = [&](const void* cached, const float* token, Int width, void* all_after) {
+            const Int bytes = width * element;
+            const char* from = static_cast<const char*>(cached) + (past.batch_head * past.size + dropped) * bytes;
+            char* into = static_cast<char*>(all_after) + past.batch_head * (kept + 1) * bytes;
+            std::copy_n(from, kept * bytes, into);
+            std::copy_n(reinterpret_cast<const char*>(token), bytes, into + kept * bytes);
         };
-        copy(past.cached.k, input.k, head_dim, after.k);
-        copy(past.cached.v, input.v, value_dim, after.v);
+        copy(past.cached.k, new_k, head_dim, after.k);
+        copy(past.cached.v, new_v, value_dim, after.v);
         if (input.head) return;
         const bool* current = past.cached.current + input.row * past.size + dropped;
         bool* current_after = after.current + input.row * (kept + 1);
@@ -75,30 +58,86 @@ struct SoftmaxMean {
         current_after[kept] = true;
     }
 
-    // Add weighted values to the numerators, to which `added` values were added before. After every CHUNK values the
-    // numerators move to y, since a small term would lose digits beside a large sum
-    void add_values(const float* values, Int size, const float* weight, Int added, float* y) const {
-        constexpr Int CHUNK = 256;
-        for (Int t = 0, count; t < size; t += count) {
-            count = std::min(CHUNK - (added + t) % CHUNK, size - t);
-            const float* from = values + t * value_dim;
-            Int i = 0;
-            for (; i + 4 * LANES <= value_dim; i += 4 * LANES) add_channels<4>(from + i, count, weight + t, numerators + i);
-            for (; i + LANES <= value_dim; i += LANES) add_channels<1>(from + i, count, weight + t, numerators + i);
-            for (; i < value_dim; i++)
-                for (Int j = 0; j < count; j++) numerators[i] += weight[t + j] * from[j * value_dim + i];
-            if ((added + t + count) % CHUNK) continue;
-            for (i = 0; i < value_dim; i++) y[i] += numerators[i], numerators[i] = 0;
+    template <typename Format>
+    void mean(const HeadInput& input, const PastTokens& older, const PastTokens& newer, float* y) const {
+        using Element = typename Format::Element;
+        round<Format>(input.k, head_dim, new_k), round<Format>(input.v, value_dim, new_v);
+        const float scale = 1 / std::sqrt(float(head_dim));
+        for (Int head = 0; head < input.heads; head++)
+            for (Int i = 0; i < q_stride; i++)  // with its padding
+                queries[head * q_stride + position_of<Format>(i, head_dim)] = input.q[head * q_stride + i] * scale;
+        auto each_run = [&](auto call) {  // of tokens of the document, the new one last
+            for (const PastTokens* past : {&older, &newer}) {
+                if (input.token.starts_document) break;
+                const bool* current = past->cached.current + input.row * past->size;
+                for (Int begin = 0, end; begin < past->size; begin = end + 1) {
+                    for (end = begin; end < past->size && current[end];) end++;
+                    const Int first = past->batch_head * past->size + begin;
+                    if (begin < end)
+                        call(static_cast<const Element*>(past->cached.k) + first * head_dim,
+                             static_cast<const Element*>(past->cached.v) + first * value_dim, end - begin);
+                }
+            }
+            call(reinterpret_cast<const Element*>(new_k), reinterpret_cast<const Element*>(new_v), 1);
+        };
+        Int count = 0;
+        each_run([&](const Element* keys, const Element*, Int size) {
+            add_logits<Format>(input.heads, keys, size, count);
+            count += size;
+        });
+        for (Int head = 0; head < input.heads; head++)
+            exp_(weights + head * weight_stride, count, max_of(weights + head * weight_stride, count));
+        std::fill_n(numerators, input.heads * y_stride, 0.0f), std::fill_n(totals, input.heads * y_stride, 0.0f);
+        Int added = 0;
+        each_run([&](const Element*, const Element* values, Int size) {
+            add_weighted<Format>(input.heads, values, size, added);
+            added += size;
+        });
+        for (Int head = 0; head < input.heads; head++) {
+            const float inverse = 1 / sum_of(weights + head * weight_stride, count);
+            for (Int i = 0; i < value_dim; i++) {
+                const Int sum = head * y_stride + position_of<Format>(i, value_dim);
+                y[head * y_stride + i] = (totals[sum] + numerators[sum]) * inverse;
+            }
         }
     }
 
-    template <Int VECTORS>
-    void add_channels(const float* values, Int count, const float* weight, float* into) const {
-        FloatVec sums[VECTORS];
-        UNROLL(j, VECTORS) sums[j] = lanes(into + j * LANES);
-        for (Int t = 0; t < count; t++)
-            UNROLL(j, VECTORS) sums[j] += weight[t] * lanes(values + t * value_dim + j * LANES);
-        UNROLL(j, VECTORS) lanes(into + j * LANES) = sums[j];
+    template <typename Format>
+    void round(const float* x, Int size, float* into) const {
+        auto* elements = reinterpret_cast<typename Format::Element*>(into);
+        for (Int i = 0; i < size; i++) elements[i] = Format::from_float(x[i]);
+    }
+
+    // The logits of a run of keys, whose first is token `begin`
+    template <typename Format>
+    void add_logits(Int heads, const typename Format::Element* keys, Int size, Int begin) const {
+        for (Int t = 0, count; t < size; t += count) {
+            count = size - t < KEYS_TOGETHER ? 1 : KEYS_TOGETHER;
+            each_group(heads, [&](Int head, auto group) {
+                const Factors factors{queries + head * q_stride, q_stride};
+                const Sums logits{weights + head * weight_stride + begin + t, weight_stride};
+                if (count == 1)
+                    multiply_keys<Format, group, 1>(keys + t * head_dim, head_dim, factors, logits);
+                else
+                    multiply_keys<Format, group, KEYS_TOGETHER>(keys + t * head_dim, head_dim, factors, logits);
+            });
+        }
+    }
+
+    // Add weighted values to the numerators, to which `added` values were added before. After every CHUNK values the
+    // numerators move to the totals, since a small term would lose digits beside a large sum
+    template <typename Format>
+    void add_weighted(Int heads, const typename Format::Element* values, Int size, Int added) const {
+        for (Int t = 0, count; t < size; t += count, added += count) {
+            count = std::min(STRIP - added % STRIP, size - t);
+            each_group(heads, [&](Int head, auto group) {
+                const Factors factors{weights + head * weight_stride + added, weight_stride};
+                const Sums sums{numerators + head * y_stride, y_stride};
+                add_values<Format, group>(values + t * value_dim, count, value_dim, factors, sums);
+            });
+            if ((added + count) % CHUNK) continue;
+            for (Int i = 0; i < heads * y_stride; i++) totals[i] += numerators[i], numerators[i] = 0;
+        }
     }
 };
 

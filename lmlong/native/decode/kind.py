@@ -38,6 +38,9 @@ class DecodeKind(ABC, Generic[State]):
     """Whether it computes in float64 if its state is in float64. The last field of State is then an Int: 1 for float64,
     else 0."""
 
+    takes_groups = False
+    """Whether a step takes the query heads that share keys and values together."""
+
     grows = False
     """Whether the state grows with each token."""
 

@@ -3,6 +3,7 @@
 
 #pragma once
 
+#include "grouped.h"
 #include "job.h"
 
 namespace {
@@ -34,16 +35,6 @@ struct BFloat16 {
         const IntVec pairs = *reinterpret_cast<const UnalignedIntVec*>(data);
         sum += (FloatVec)(pairs << 16) * lanes(x);
         sum += (FloatVec)(pairs & int32_t(0xffff0000)) * lanes(x + LANES);
-    }
-};
-
-struct Int8 {
-    using Element = int8_t;
-    static constexpr Int PER_LANE = 4, ROWS_TOGETHER = 4;
-    static float to_float(int8_t element) { return element; }
-    static void add_products(FloatVec& sum, const int8_t* data, const float* x) {
-        const IntVec fours = *reinterpret_cast<const UnalignedIntVec*>(data);
-        UNROLL(i, 4) sum += __builtin_convertvector((fours << (24 - 8 * i)) >> 24, FloatVec) * lanes(x + i * LANES);
     }
 };
 
@@ -79,49 +70,70 @@ float sum_of_lanes(const FloatVec& x) {
     return sums[0];
 }
 
-// The products of some rows with x, lane by lane. Memory is fastest when it is read in one stream. If converting to float
-// takes longer than fetching, several rows share each load of x.
-template <typename Dtype, Int TOGETHER>
-void matvec_lanes(const typename Dtype::Element* rows, Int inputs, const float* x, FloatVec* sums) {
-    constexpr Int unit = Dtype::PER_LANE * LANES, CHAINS = 4 / TOGETHER;  // independent sums, which hide add latency
-    const Int ahead = std::max(TOGETHER * inputs * Int(sizeof *rows), PREFETCH_BYTES);
-    const char* prefetched = reinterpret_cast<const char*>(rows) + ahead;
-    FloatVec sum[TOGETHER][CHAINS] = {};
-    Int i = 0;
-    for (; i + CHAINS * unit <= inputs; i += CHAINS * unit) UNROLL(r, TOGETHER) UNROLL(c, CHAINS) {
-        if (TOGETHER > 1) __builtin_prefetch(prefetched), prefetched += sizeof(FloatVec);
-        Dtype::add_products(sum[r][c], rows + r * inputs + i + c * unit, x + i + c * unit);
-    }
-    UNROLL(r, TOGETHER) {
-        for (Int j = i; j + unit <= inputs; j += unit) Dtype::add_products(sum[r][0], rows + r * inputs + j, x + j);
-        for (Int j = inputs / unit * unit; j < inputs; j++)
-            sum[r][0][j % LANES] += Dtype::to_float(rows[r * inputs + j]) * x[j];
-        UNROLL(c, CHAINS - 1) sum[r][0] += sum[r][c + 1];
-        sums[r] = sum[r][0];
-    }
-}
-
-// y (R) = rows (R, inputs) x. In float32 bit-identical for any R
-template <typename Dtype, Int R>
-void matvec(const typename Dtype::Element* rows, Int inputs, const float* x, float* y) {
-    constexpr Int together = R == 1 ? 1 : Dtype::ROWS_TOGETHER;
-    FloatVec sums[R];
-    for (Int r = 0; r < R; r += together) matvec_lanes<Dtype, together>(rows + r * inputs, inputs, x, sums + r);
-    if constexpr (R == 1) {
-        y[0] = sum_of_lanes(sums[0]);
-        return;
-    }
-    sum_lanes<R>(sums);
-    UNROLL(r, R) {
-        y[r] = 0;
-        for (Int j = r; j < LANES; j += R) y[r] += sums[0][j];
-    }
-}
-
 struct Vectors {  // of each row of a batch
     const float* data;
     Int stride;
 };
+
+// The sum with the products of the last elements of a row. Not inlined: compilers fuse multiplications with additions as
+// they like, so that rounding would depend on the caller
+template <typename Dtype>
+[[gnu::noinline]] FloatVec add_rest(FloatVec sum, const typename Dtype::Element* row, Int size, const float* x) {
+    constexpr Int unit = Dtype::PER_LANE * LANES;
+    Int i = 0;
+    for (; i + unit <= size; i += unit) Dtype::add_products(sum, row + i, x + i);
+    for (Int j = i; j < size; j++) sum[(j - i) % LANES] += Dtype::to_float(row[j]) * x[j];
+    return sum;
+}
+
+// The products of some rows with each of some vectors, lane by lane. Memory is fastest when it is read in one stream. If
+// converting to float takes longer than fetching, several rows share each load of x. `sums` has `stride` for each vector
+template <typename Dtype, Int TOGETHER, Int BATCH>
+void matvec_lanes(const typename Dtype::Element* rows, Int inputs, Vectors x, FloatVec* sums, Int stride) {
+    constexpr Int unit = Dtype::PER_LANE * LANES, CHAINS = 4 / TOGETHER;  // independent sums, which hide add latency
+    const Int ahead = std::max(TOGETHER * inputs * Int(sizeof *rows), PREFETCH_BYTES);
+    const char* prefetched = reinterpret_cast<const char*>(rows) + ahead;
+    FloatVec sum[BATCH][TOGETHER][CHAINS] = {};
+    Int i = 0;
+    for (; i + CHAINS * unit <= inputs; i += CHAINS * unit) UNROLL(r, TOGETHER) UNROLL(c, CHAINS) {
+        if (TOGETHER > 1) __builtin_prefetch(prefetched), prefetched += sizeof(FloatVec);
+        const Int at = i + c * unit;
+        UNROLL(b, BATCH) Dtype::add_products(sum[b][r][c], rows + r * inputs + at, x.data + b * x.stride + at);
+    }
+    UNROLL(b, BATCH) UNROLL(r, TOGETHER) {
+        FloatVec(&chains)[CHAINS] = sum[b][r];
+        if (i < inputs) chains[0] = add_rest<Dtype>(chains[0], rows + r * inputs + i, inputs - i, x.data + b * x.stride + i);
+        UNROLL(c, CHAINS - 1) chains[0] += chains[c + 1];
+        sums[b * stride + r] = chains[0];
+    }
+}
+
+// y (BATCH, R) = x (BATCH, inputs) times rows (R, inputs) transposed. Bit-identical for any BATCH, in float32 for any R
+template <typename Dtype, Int R, Int BATCH>
+void matvecs(const typename Dtype::Element* rows, Int inputs, Vectors x, float* y, Int y_stride) {
+    constexpr Int together = R == 1 ? 1 : Dtype::ROWS_TOGETHER;
+    FloatVec sums[BATCH][R];
+    for (Int r = 0; r < R; r += together)
+        matvec_lanes<Dtype, together, BATCH>(rows + r * inputs, inputs, x, sums[0] + r, R);
+    UNROLL(b, BATCH) {
+        float* into = y + b * y_stride;
+        if constexpr (R == 1) {
+            into[0] = sum_of_lanes(sums[b][0]);
+        } else {
+            sum_lanes<R>(sums[b]);
+            UNROLL(r, R) {
+                into[r] = 0;
+                for (Int j = r; j < LANES; j += R) into[r] += sums[b][0][j];
+            }
+        }
+    }
+}
+
+// y (R) = rows (R, inputs) x
+template <typename Dtype, Int R>
+void matvec(const typename Dtype::Element* rows, Int inputs, const float* x, float* y) {
+    matvecs<Dtype, R, 1>(rows, inputs, {x, 0}, y, 0);
+}
 
 template <typename Dtype>
 void matmul_as(const Matrix& matrix, Range outputs, Vectors x, Int batch, float* y, Int y_stride, float* reordered) {
@@ -131,24 +143,35 @@ void matmul_as(const Matrix& matrix, Range outputs, Vectors x, Int batch, float*
         for (Int b = 0; b < batch; b++) reorder<Dtype::PER_LANE>(x.data + b * x.stride, inputs, reordered + b * inputs);
         x = {reordered, inputs};
     }
+    constexpr Int PAIR = 2;  // vectors that share each load of the matrix
     Int r = outputs.begin;
-    for (; r + ROWS <= outputs.end; r += ROWS)
-        for (Int b = 0; b < batch; b++)
-            matvec<Dtype, ROWS>(data + r * inputs, inputs, x.data + b * x.stride, y + b * y_stride + r);
+    for (; r + ROWS <= outputs.end; r += ROWS) {
+        Int b = 0;
+        for (; b + PAIR <= batch; b += PAIR)
+            matvecs<Dtype, ROWS, PAIR>(
+                data + r * inputs, inputs, {x.data + b * x.stride, x.stride}, y + b * y_stride + r, y_stride);
+        if (b < batch) matvec<Dtype, ROWS>(data + r * inputs, inputs, x.data + b * x.stride, y + b * y_stride + r);
+    }
     for (; r < outputs.end; r++)
         for (Int b = 0; b < batch; b++)
             matvec<Dtype, 1>(data + r * inputs, inputs, x.data + b * x.stride, y + b * y_stride + r);
-    if (matrix.scales)
-        for (Int b = 0; b < batch; b++)
-            for (r = outputs.begin; r < outputs.end; r++) y[b * y_stride + r] *= matrix.scales[r];
+}
+
+template <typename Format>
+void matmul_groups(const Matrix& matrix, Range outputs, Vectors x, Int batch, float* y, Int y_stride, float* rounded) {
+    auto* activations = reinterpret_cast<Activations*>(rounded);
+    const Int groups = groups_of(matrix.inputs);
+    for (Int b = 0; b < batch; b++) round_activations(x.data + b * x.stride, matrix.inputs, activations + b * groups);
+    multiply_groups<Format>(matrix.data, outputs, groups, activations, batch, y, y_stride);
 }
 
 // A range of the outputs of y (batch, outputs) = x (batch, inputs) times the transposed matrix. `reordered` is scratch
-// memory for a copy of x
+// memory for a copy of x of padded(inputs) floats for each row
 void matmul(const Matrix& matrix, Range outputs, Vectors x, Int batch, float* y, Int y_stride, float* reordered) {
     if (matrix.dtype == FLOAT32) matmul_as<Float32>(matrix, outputs, x, batch, y, y_stride, reordered);
     if (matrix.dtype == BFLOAT16) matmul_as<BFloat16>(matrix, outputs, x, batch, y, y_stride, reordered);
-    if (matrix.dtype == INT8) matmul_as<Int8>(matrix, outputs, x, batch, y, y_stride, reordered);
+    if (matrix.dtype == INT8) matmul_groups<Int8Groups>(matrix, outputs, x, batch, y, y_stride, reordered);
+    if (matrix.dtype == INT4) matmul_groups<Int4Groups>(matrix, outputs, x, batch, y, y_stride, reordered);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The mixer of one layer, for one head of one row: short convolution, rope, attention, norm and output gate.
+// The mixer of one layer, for some heads of one row: short convolution, rope, attention, norm and output gate.
 
 #pragma once
 
@@ -11,12 +11,12 @@ struct Token {
     bool starts_document;  // ignores the state before it
 };
 
-// The input of an attention for one head at a token
+// The input of an attention at a token, for one query head, or for several that share a head of keys and values
 struct HeadInput {
     const Token& token;
-    Int row, head, kv_head;    // row: index in the state's tensors
-    const float *x, *cos_sin;  // the vector from which q, k and v are projected; cosines and sines of rope
-    float *q, *k;              // padded with zeros; an attention may change them
+    Int row, head, heads, kv_head;  // row: index in the state's tensors; head: the first of `heads` query heads
+    const float *x, *cos_sin;       // the vector from which q, k and v are projected; cosines and sines of rope
+    float *q, *k;                   // q of each head, and k, padded with zeros; an attention may change them
     const float* v;
 };
 
@@ -41,7 +41,7 @@ const State& attention_state(const LayerState& state) {
 }
 
 // An Attention is a kind's struct in its decode.h. It has structs Weights and State, a constructor of (job, layer,
-// weights, scratch), and step(input, state before, state after, y), which writes y (value_dim, padded)
+// weights, scratch), and step(input, state before, state after, y), which writes y of each head (value_dim, padded)
 template <typename Attention>
 struct Mixer {
     const DecodeJob& job;
@@ -51,19 +51,21 @@ struct Mixer {
     const Int gates = layer.gated ? model.heads * value_dim : 0;
     const Int channels = layer.in_proj.outputs - gates;   // of queries, keys and values, or only of values
     const Int sharing = model.heads / layer.kv_heads;     // heads of queries that share a head of keys and values
+    const Int together = layer.grouped ? sharing : 1;     // most heads in an input of the attention
     float *q, *k, *v, *y;
     Attention attention;
 
     Mixer(const DecodeJob& job, const Layer& layer, Scratch& scratch)
-        : job(job), layer(layer), q(scratch.take(head_dim)), k(scratch.take(head_dim)), v(scratch.take(value_dim)),
-          y(scratch.take(value_dim)),
+        : job(job), layer(layer), q(scratch.take(together * padded(head_dim))), k(scratch.take(head_dim)), v(scratch.take(value_dim)),
+          y(scratch.take(together * padded(value_dim))),
           attention(job, layer, *static_cast<const typename Attention::Weights*>(layer.attention), scratch) {}
 
-    // Write this head's part of `mixed`. `qkv_gate` holds the queries, keys, values and gates of all heads, projected
-    // from `normed`
+    // Write the part of `mixed` of `heads` heads from `first` on, which share a head of keys and values. `qkv_gate` holds
+    // the queries, keys, values and gates of all heads, projected from `normed`
     void forward(
-        const Token& token, Int head, const float* qkv_gate, const float* normed, const float* cos_sin, float* mixed) {
-        const Int channel = head * value_dim, kv_head = head / sharing;
+        const Token& token, Int first, Int heads, const float* qkv_gate, const float* normed, const float* cos_sin,
+        float* mixed) {
+        const Int kv_head = first / sharing, q_stride = padded(head_dim), y_stride = padded(value_dim);
         const Int keys = model.heads * head_dim;  // offset of the keys, after all queries
         const Int values = keys + layer.kv_heads * head_dim;
         const LayerState& before = layer_state(job, job.states_before, token.row, layer);
@@ -72,16 +74,24 @@ struct Mixer {
         auto convolved = [&](Int channel, Int size, float* into) {
             short_conv(token, before.tail, after.tail, row, channel, size, qkv_gate, into);
         };
-        convolved(head * head_dim, head_dim, q);
+        for (Int i = 0; i < heads; i++) convolved((first + i) * head_dim, head_dim, q + i * q_stride);
         convolved(keys + kv_head * head_dim, head_dim, k);  // heads that share a key write the same state
         convolved(values + kv_head * value_dim, value_dim, v);
-        if (layer.uses_rope) rope(q, head_dim, cos_sin), rope(k, head_dim, cos_sin);
+        if (layer.uses_rope) {
+            for (Int i = 0; i < heads; i++) rope(q + i * q_stride, head_dim, cos_sin);
+            rope(k, head_dim, cos_sin);
+        }
         using State = typename Attention::State;
         attention.step(
-            HeadInput{token, row, head, kv_head, normed, cos_sin, q, k, v},
+            HeadInput{token, row, first, heads, kv_head, normed, cos_sin, q, k, v},
             attention_state<State>(before),
             attention_state<State>(after),
             y);
+        for (Int i = 0; i < heads; i++) norm_and_gate(first + i, y + i * y_stride, qkv_gate, mixed);
+    }
+
+    void norm_and_gate(Int head, float* y, const float* qkv_gate, float* mixed) const {
+        const Int channel = head * value_dim;
         if (layer.head_norm) {
             const float factor = rms_norm_scale(y, value_dim, model.norm_epsilon);
             for (Int i = 0; i < value_dim; i++) y[i] *= factor * layer.head_norm[channel + i];

@@ -123,6 +123,7 @@ class PackedModel(Packer):
             layer.rotates = whole.any_rope = True
             whole.frequencies = self.address(spec.options["frequencies"])
         kind = self._attention(spec, layer)
+        layer.grouped = kind.takes_groups
         layer.state = whole.state_size
         whole.state_size += ctypes.sizeof(structures.LayerState) + ctypes.sizeof(kind.state)
 

@@ -12,7 +12,7 @@ from lmlong.native.decode.structures import Dtype
 from lmlong.native.feature_maps import FeatureMap
 from lmlong.native.spec import ModelReader, NoNativeForm
 
-DTYPES = {torch.float32: Dtype.FLOAT32, torch.bfloat16: Dtype.BFLOAT16, torch.int8: Dtype.INT8}
+DTYPES = {torch.float32: Dtype.FLOAT32, torch.bfloat16: Dtype.BFLOAT16}
 
 
 class Packer(ModelReader):
@@ -73,13 +73,15 @@ class Packer(ModelReader):
 
     def matrix(self, module: Any) -> structures.Matrix:
         spec = self.open(module, "matrix")
-        weight, scales = spec.weights["weight"], spec.weights.get("scales")
+        weight, group_format = spec.weights["weight"], spec.options.get("format")
         assert isinstance(weight, Tensor)
+        self.matrices.append(weight)
+        if group_format is not None:
+            shape = spec.options["outputs"], spec.options["inputs"]
+            return structures.Matrix(self.address(weight), Dtype[group_format.upper()], *shape)
         if weight.dtype not in DTYPES:
             raise NoNativeForm(module, f"its weight is in {weight.dtype}, which native code does not support")
-        self.matrices.append(weight)
-        packed_scales = None if scales is None else self.floats(module, scales)
-        return structures.Matrix(self.address(weight), packed_scales, DTYPES[weight.dtype], *weight.shape)
+        return structures.Matrix(self.address(weight), DTYPES[weight.dtype], *weight.shape)
 
     def floats(self, module: nn.Module, x: Tensor | None, transposed: bool = False) -> int:
         assert x is not None

@@ -38,7 +38,7 @@ struct Step {
         mlp_hidden = scratch.take(job.rows * 2 * mlp_width);
         pool_blocks = scratch.take(job.rows * model.hourglass.factor * width);
         scratch.used += team.thread_num * thread_scratch_size();
-        normed = scratch.take(job.rows * width), reordered = scratch.take(job.rows * max_inputs());
+        normed = scratch.take(job.rows * width), reordered = scratch.take(job.rows * padded(max_inputs()));
     }
 
     Int most_projected() const {
@@ -52,7 +52,7 @@ struct Step {
     }
 
     Int thread_scratch_size() const {
-        return padded(job.rows * width) + padded(job.rows * max_inputs()) + head_scratch_size();
+        return padded(job.rows * width) + job.rows * padded(max_inputs()) + head_scratch_size();
     }
 
     Int head_scratch_size() const {
@@ -164,8 +164,8 @@ struct Step {
 
     // This thread's share of the outputs of a matrix
     Range share_of(Int outputs) const {
-        const Range groups = team.share((outputs + ROWS - 1) / ROWS);
-        return {groups.begin * ROWS, std::min(groups.end * ROWS, outputs)};
+        const Range groups = team.share((outputs + PANEL - 1) / PANEL);
+        return {groups.begin * PANEL, std::min(groups.end * PANEL, outputs)};
     }
 
     void linear(const Matrix& matrix, const float* x, Int x_stride, Int batch, float* y) {
@@ -189,12 +189,17 @@ struct Step {
         Scratch of_heads = scratch;  // a copy: the next layer reuses the memory
         Mixer<Attention> mixer(job, layer, of_heads);
         const Int outputs = layer.in_proj.outputs;
-        const Range heads = team.share(batch.count * model.heads);  // of all tokens
-        for (Int i = heads.begin; i < heads.end; i++) {
-            const Int t = i / model.heads;
-            const float* cos_sin = batch.cos_sin + t * model.head_dim;
-            const float *qkv_gate_t = qkv_gate + t * outputs, *normed_t = normed + t * width;
-            mixer.forward(batch.tokens[t], i % model.heads, qkv_gate_t, normed_t, cos_sin, mixed + t * values);
+        const Int together = job.consecutive ? 1 : batch.count;  // tokens that do not read each other's states
+        for (Int first = 0; first < batch.count; first += together) {
+            if (first) team.wait();
+            const Range heads = team.share(together * model.heads);  // of these tokens
+            for (Int i = heads.begin, count; i < heads.end; i += count) {
+                const Int t = first + i / model.heads, head = i % model.heads;
+                count = std::min(mixer.together - head % mixer.together, heads.end - i);
+                const float* cos_sin = batch.cos_sin + t * model.head_dim;
+                const float *qkv_gate_t = qkv_gate + t * outputs, *normed_t = normed + t * width;
+                mixer.forward(batch.tokens[t], head, count, qkv_gate_t, normed_t, cos_sin, mixed + t * values);
+            }
         }
     }
 

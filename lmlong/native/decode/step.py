@@ -90,10 +90,12 @@ def decode(
     after: States,
     workers: int,
     separate: bool = False,
+    consecutive: bool = False,
 ) -> tuple[Tensor, Tensor, bool]:
     """Return the logits (B, V) and the last hidden states (B, width) after `tokens` (B,) at `positions` (B,) in their
     documents, and whether a state has no room for another token. Fill the states `after`, on `workers` threads.
-    `separate`: each row has its own state."""
+    `separate`: each row has its own state. `consecutive`: each of these is the state `after` of the row before, so that
+    the rows are the tokens of one text."""
     rows, vocabulary = len(tokens), packed.model.output.outputs
     size = packed.model.state_size * (rows if separate else 1)
     assert len(before.layers) * before.layers.itemsize == len(after.layers) * after.layers.itemsize == size
@@ -109,7 +111,7 @@ def decode(
         job.last_tokens_before, job.last_tokens_after = before.last_tokens.data_ptr(), after.last_tokens.data_ptr()
     job.tokens, job.positions = tokens.data_ptr(), positions.data_ptr()
     job.logits, job.hidden = logits.data_ptr(), hidden.data_ptr()
-    job.rows, job.separate = rows, separate
+    job.rows, job.separate, job.consecutive = rows, separate, consecutive
     give_barrier(job, workers)
     size = functions.scratch_size(ctypes.byref(job), workers)
     scratch = torch.empty(size, dtype=torch.float32, device="cpu")

@@ -9,6 +9,7 @@ class Dtype(IntEnum):
     FLOAT32 = 0
     BFLOAT16 = 1
     INT8 = 2
+    INT4 = 3
 
 
 class Pooling(IntEnum):
@@ -32,7 +33,7 @@ def structure(name: str, *fields: tuple[str, Any]) -> type[ctypes.Structure]:
 
 
 class Matrix(ctypes.Structure):
-    _fields_ = (*pointers("data", "scales"), *ints("dtype", "outputs", "inputs"))
+    _fields_ = (*pointers("data"), *ints("dtype", "outputs", "inputs"))
 
 
 class FeatureMapWeights(ctypes.Structure):
@@ -51,7 +52,7 @@ class Layer(ctypes.Structure):
     _fields_ = (
         *ints("kind"),
         *pointers("attention"),
-        *ints("state", "kv_heads", "head_dim", "uses_rope", "rotates", "gated"),
+        *ints("state", "kv_heads", "head_dim", "uses_rope", "rotates", "gated", "grouped"),
         *pointers("norm", "conv_weight", "head_norm", "mlp_norm"),
         *((name, Matrix) for name in ("in_proj", "out_proj", "mlp_in_proj", "mlp_out_proj")),
     )
@@ -92,7 +93,7 @@ class DecodeJob(ctypes.Structure):
         *pointers("model", "states_before", "states_after"),
         *pointers("tail_before", "tail_after", "upsampled_before", "upsampled_after"),
         *pointers("tokens", "positions", "last_tokens_before", "last_tokens_after", "logits", "hidden", "scratch"),
-        *ints("rows", "separate"),
+        *ints("rows", "separate", "consecutive"),
         *pointers("barrier", "thread_num", "num_threads"),
         *ints("full", "invalid"),
     )

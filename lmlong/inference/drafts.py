@@ -1,0 +1,237 @@
+"""Drafts: likely next tokens, read together with the last token in one pass over the model's weights.
+
+A draft is what followed the last tokens earlier in the text. It takes no part in sampling: each token is drawn from the
+logits after the token before it, with the same random number as without drafts. If it is the drafted token, the step at
+it is computed already. Otherwise the steps at the draft are discarded, with their states. So a text, its state and its
+log-probabilities do not depend on drafts, to the bit; only its time does. A drafted token of probability p is accepted
+with probability p, as in speculative sampling (Leviathan et al. 2023) from a draft that is certain.
+
+The length of a draft depends on how often drafts were right so far, and on the measured time of passes. In a text in
+which they seldom are right, each token takes a step of its own.
+"""
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count, pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lmlong.inference.session import NO_TOKEN, Session
+from lmlong.model.block import BlockState
+from lmlong.model.language_model import LanguageModel, ModelState
+from lmlong.model.native_step import NativeStep
+
+MAX_DRAFT = 8
+"""Maximum number of tokens in a draft."""
+
+LONGEST_MATCH = 16
+"""Longer matches count as matches of this many tokens."""
+
+MEMORY = 1 << 16
+"""Minimum number of last tokens that are looked up in."""
+
+MIN_GAIN = 1.1
+"""Minimum expected speed of a pass with a draft, relative to single steps."""
+
+FIRST_SINGLE_STEPS, MAX_PASSES = 3, 64
+"""Single steps that are timed first; passes with a draft after which a single step is timed again."""
+
+
+@dataclass
+class DraftCounts:
+    """What drafts did during a generation."""
+
+    passes: int  # with a draft
+    drafted: int  # tokens
+    accepted: int
+
+    def __add__(self, other: "DraftCounts") -> "DraftCounts":
+        return DraftCounts(self.passes + other.passes, self.drafted + other.drafted, self.accepted + other.accepted)
+
+    def __str__(self) -> str:
+        share = self.accepted / max(self.drafted, 1)
+        return f"drafts {self.accepted:,} of {self.drafted:,} tokens accepted ({share:.0%}) in {self.passes:,} passes"
+
+
+class Lookup:
+    """What followed the last tokens of a text earlier in it: the last four, or else the last two."""
+
+    def __init__(self, tokens: Sequence[int] = ()):
+        self._begin(tokens)
+
+    def _begin(self, tokens: Sequence[int]) -> None:
+        self._tokens = list(tokens[:-1])
+        pairs = [first << 32 | second for first, second in pairwise(self._tokens)]
+        fours = [first << 64 | second for first, second in zip(pairs, pairs[2:], strict=False)]
+        # Indices of the tokens that followed each n-gram last. Tuples as keys would be tracked by the garbage collector
+        self._after_four, self._after_pair = dict(zip(fours, count(4))), dict(zip(pairs, count(2)))
+        self._next: int | None = None  # index of the token that is expected next
+        self.matched = 0  # number of last tokens that precede it too
+        for token in tokens[-1:]:
+            self.append(token)
+
+    def append(self, token: int) -> None:
+        """Append a token to the text."""
+        tokens = self._tokens
+        if self._next is not None and tokens[self._next] == token:
+            self._next, self.matched = self._next + 1, self.matched + 1
+        else:
+            self._next, self.matched = None, 0
+        tokens.append(token)
+        if len(tokens) == 2 * MEMORY:
+            self._begin(tokens[MEMORY:])
+            return
+        end = len(tokens)
+        if end >= 2:
+            pair = tokens[-2] << 32 | token
+            if end >= 4:
+                self._index(self._after_four, (tokens[-4] << 32 | tokens[-3]) << 64 | pair, 4)
+            self._index(self._after_pair, pair, 2)
+
+    def _index(self, after: dict[int, int], ngram: int, size: int) -> None:
+        """Note what follows the last `size` tokens; expect what followed them before, if nothing is expected yet."""
+        if self._next is None and ngram in after:
+            self._next, self.matched = after[ngram], size
+        after[ngram] = len(self._tokens)
+
+    @property
+    def expected(self) -> int | None:
+        """The token that followed the last tokens earlier; None if they are new."""
+        return None if self._next is None else self._tokens[self._next]
+
+    def draft(self, size: int) -> list[int]:
+        """Return the next `size` tokens as they followed earlier. A repetition that reaches the end continues."""
+        if self._next is None:
+            return []
+        draft = self._tokens[self._next : self._next + size]
+        while len(draft) < size:
+            draft += draft[: size - len(draft)]
+        return draft
+
+
+class Average:
+    """A running average of the last values."""
+
+    LAST = 32
+    """About how many values count."""
+
+    def __init__(self, value: float = 0.0, count: int = 0):
+        self.value, self.count = value, count
+
+    def add(self, value: float) -> None:
+        self.count = min(self.count + 1, self.LAST)
+        self.value += (value - self.value) / self.count
+
+
+class Pace:
+    """How many tokens of a draft are worth reading, by how often drafts were right and by the times of passes."""
+
+    def __init__(self) -> None:
+        self._right = [Average(matched / (matched + 4), 2) for matched in range(LONGEST_MATCH + 1)]
+        self._single = Average()  # seconds of a step of one token
+        self._additional = Average(0.4, 2)  # time of each additional token, relative to that
+        self._passes = 0  # with a draft since the last single step
+
+    def add_token(self, matched: int, right: bool) -> None:
+        """Add whether a token that was expected after `matched` known tokens came."""
+        self._right[min(matched, LONGEST_MATCH)].add(right)
+
+    def add_pass(self, tokens: int, seconds: float) -> None:
+        """Add the time of a pass over a number of tokens. An interruption counts as little."""
+        single, self._passes = self._single, 0 if tokens == 1 else self._passes + 1
+        if tokens == 1:
+            single.add(min(seconds, 2 * single.value) if single.count else seconds)
+        else:
+            self._additional.add(min(max(0.0, (seconds / single.value - 1) / (tokens - 1)), 1.5))
+
+    def draft_size(self, matched: int) -> int:
+        """Return how many tokens to draft after `matched` known tokens; 0 if single steps are faster."""
+        if self._single.count < FIRST_SINGLE_STEPS or self._passes == MAX_PASSES:
+            return 0
+        gain, size, all_right, tokens = 1.0, 0, 1.0, 1.0
+        for drafted in range(1, MAX_DRAFT + 1):
+            all_right *= self._right[min(matched + drafted - 1, LONGEST_MATCH)].value
+            if all_right <= gain * self._additional.value:  # then no longer draft gains more
+                break
+            tokens += all_right
+            gain, size = tokens / (1 + self._additional.value * drafted), drafted
+        return size if gain > MIN_GAIN else 0
+
+
+StepOutput = tuple[Tensor, Tensor, ModelState]
+"""Logits (1, V), the last hidden state (1, width), and the state after."""
+
+
+class Step(NamedTuple):
+    """A step that may be computed before its token is drawn."""
+
+    token: int
+    before: tuple[BlockState, ...]  # identifies the state that it starts from
+    output: StepOutput
+
+
+class Drafts:
+    """The steps of one text, some of them ahead of the text."""
+
+    def __init__(self, model: LanguageModel, pace: Pace | None = None):
+        assert isinstance(model.fast_step, NativeStep) and model.hourglass is None
+        self._model, self._step = model, model.fast_step
+        self._lookup, self._pace, self._total = Lookup(), pace or Pace(), -1
+        self._ahead: deque[Step] = deque()
+        self.counts = DraftCounts(0, 0, 0)
+
+    @torch.inference_mode()
+    def next_logits(self, session: Session) -> tuple[Tensor, ModelState]:
+        """Return the logits (1, V) of the next token, and the state after the last, as `session.next_logits` does."""
+        token, state = int(session.last), session.state
+        self._look_up(session, token)
+        ahead = self._ahead
+        if ahead and ahead[0].token == token and ahead[0].before is state.blocks:
+            self.counts.accepted += 1
+            logits, hidden, after = ahead.popleft().output
+        else:
+            ahead.clear()
+            logits, hidden, after = self._read(session.last, state)
+        if state.learned is None:
+            return logits, after
+        logits, learned = self._model.step_learned(session.last, hidden, logits, state.position, state.learned)
+        return logits, after._replace(learned=learned)
+
+    def _look_up(self, session: Session, token: int) -> None:
+        """Move the lookup to the last token of a session."""
+        total, lookup = int(session.total), self._lookup
+        if total == self._total + 1:
+            if lookup.expected is not None:
+                self._pace.add_token(lookup.matched, lookup.expected == token)
+            lookup.append(token)
+        elif total != self._total:
+            self._lookup = Lookup([token for token in session.recent[0].tolist() if token != NO_TOKEN])
+        self._total = total
+
+    def _read(self, last: Tensor, state: ModelState) -> StepOutput:
+        """Step at the last token (1,), and at a draft of the tokens after it, ahead of the text."""
+        state = state if state.learned is None else state._replace(learned=None)
+        lookup, begun = self._lookup, time.perf_counter()
+        size = 0 if lookup.expected is None else self._pace.draft_size(lookup.matched)
+        if not size:
+            output = self._step(last, state, None)
+            self._pace.add_pass(1, time.perf_counter() - begun)
+            return output
+        draft = lookup.draft(size)
+        output, *more = self._step.steps([*last.tolist(), *draft], state)
+        self._pace.add_pass(1 + size, time.perf_counter() - begun)
+        self.counts.passes += 1
+        self.counts.drafted += len(more)
+        self._ahead.extend(map(Step, draft, [after.blocks for *_, after in (output, *more)], more))
+        return output
+
+
+def drafts_for(model: LanguageModel, session: Session) -> Drafts | None:
+    """Return the drafts of a generation, or None if a pass cannot read several of its tokens: it needs a single text
+    and native code, and no downsampled layers."""
+    possible = isinstance(model.fast_step, NativeStep) and model.hourglass is None and len(session.last) == 1
+    return Drafts(model) if possible else None

@@ -1,0 +1,164 @@
+"""Export a Llama as a GGUF file for llama.cpp, with the values of its matrices that lmlong decodes with.
+
+N outputs, G groups.
+"""
+
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lmlong.errors import UsageError, install_command
+from lmlong.interop.card import card
+from lmlong.interop.exporting import Exported, RunSource, open_export, write_folder
+from lmlong.interop.gguf_file import KEYS, NAMES
+from lmlong.interop.gguf_tokenizer import gguf_tokenizer
+from lmlong.interop.hf.config import is_llama, llama_config, llama_weights
+from lmlong.interop.hf.tokenizer import specification
+from lmlong.interop.llama import ARCHITECTURE, halves_to_neighbours
+from lmlong.model.quantization import GROUP, GroupedWeight, WeightFormat, output_format, quantized
+
+FILE = "model.gguf"
+
+Weights = Literal["32", WeightFormat]
+
+TYPES: dict[Weights, str] = {"32": "F32", "bf16": "BF16", "int8": "Q8_0", "int4": "Q4_1"}
+"""GGUF's types of matrices, by lmlong's formats of weights."""
+
+FILE_TYPES = {"F32": "ALL_F32", "BF16": "MOSTLY_BF16", "Q8_0": "MOSTLY_Q8_0", "Q4_1": "MOSTLY_Q4_1"}
+
+EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
+
+USE = """## Use
+
+The matrices in `{file}` are of type {kind}.
+
+```bash
+llama-cli -m {folder}/{file} -p "Once upon a time"
+```
+"""
+
+
+def export_gguf(run: str, folder: Path, weights: Weights = "32", evaluation: dict[str, Any] | None = None) -> Exported:
+    """Write a run as a folder with a GGUF file, atomically. `weights` is the format of its matrices; `evaluation` a
+    result of `lmlong eval` for its card."""
+    try:
+        gguf = import_module("gguf")
+    except ImportError:
+        raise UsageError(f"--to gguf: gguf is not installed. Run {install_command('import')}.") from None
+    source, kind = open_export(run, folder), TYPES[weights]
+    _check(source, weights)
+    tokenizer, vocabulary = source.tokenizer, source.weights["embedding.weight"].shape[0]
+    fields = gguf_tokenizer(specification(tokenizer), tokenizer.bos, tokenizer.eos, vocabulary, tokenizer.chat_template)
+    config = llama_config(source.recipe, vocabulary)
+
+    def write(into: Path) -> None:
+        writer = gguf.GGUFWriter(into / FILE, "llama")
+        writer.add_name(folder.name)
+        writer.add_file_type(gguf.LlamaFileType[FILE_TYPES[kind]])
+        writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+        for name, key in KEYS.items():
+            add = writer.add_float32 if isinstance(config[name], float) else writer.add_uint32
+            add(f"llama.{key}", config[name])
+        for key in ("key_length", "value_length"):
+            writer.add_uint32(f"llama.attention.{key}", config["head_dim"])
+        writer.add_vocab_size(vocabulary)
+        for key, value in fields.items():
+            _add_field(writer, key, value)
+        for name, tensor in _tensors(source, config, weights):
+            _add_tensor(writer, gguf, name, tensor)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+
+    use = USE.format(folder=folder.name, file=FILE, kind=kind)
+    write_folder(folder, {"README.md": card(folder.name, source, "llama.cpp", ["gguf"], [use], evaluation)}, write)
+    return Exported(folder, sum(weight.numel() for weight in source.weights.values()), f"{ARCHITECTURE}, {kind}")
+
+
+def _check(source: RunSource, weights: Weights) -> None:
+    """Raise UsageError unless GGUF can hold the model."""
+    model = source.recipe.model
+    if not is_llama(model):
+        raise UsageError(
+            "llama.cpp runs none of lmlong's own layers, only a Llama, as `lmlong import` creates. Use hf."
+        )
+    if model.rope.scaling:
+        raise UsageError("model.rope.scaling is not exported to GGUF. Use hf.")
+    if weights in ("int8", "int4"):
+        for name in ("width", "inner_width"):
+            if (size := getattr(model, name)) % GROUP:
+                raise UsageError(
+                    f"--weights {weights}: GGUF stores {GROUP} inputs together, of which {name} {size} is no multiple. "
+                    "Use bf16 or 32."
+                )
+
+
+def _tensors(
+    source: RunSource, config: dict[str, Any], weights: Weights
+) -> Iterator[tuple[str, Tensor | GroupedWeight]]:
+    """Iterate over the tensors by llama.cpp's names, as decoding by lmlong has them: vectors in float32, and an output
+    matrix of its own, if the embedding is tied too. The embedding, which is looked up and not multiplied, is in float16
+    unless all is in float32."""
+    named = llama_weights(source.weights, source.recipe.model)
+    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+    if weights != "32":
+        named.setdefault(OUTPUT, named[EMBEDDING])
+    for name, weight in named.items():
+        weight = halves_to_neighbours(weight, heads.get(name.split(".")[-2])).float()
+        if weight.dim() == 1 or weights == "32":
+            yield _name(name), weight
+        elif name == EMBEDDING:
+            yield _name(name), weight.half()
+        elif weights == "bf16":
+            yield _name(name), weight.bfloat16()
+        else:
+            yield _name(name), quantized(weight, output_format(weights) if name == OUTPUT else weights)
+
+
+def _name(name: str) -> str:
+    """Return llama.cpp's name for transformers' name of a weight."""
+    ours = {theirs: short for short, theirs in NAMES.items()}
+    stem = name.removesuffix(".weight")
+    if not stem.startswith("model.layers."):
+        return f"{ours[stem]}.weight"
+    _, _, layer, part = stem.split(".", 3)
+    return f"blk.{layer}.{ours[part]}.weight"
+
+
+def _add_tensor(writer: Any, gguf: Any, name: str, tensor: Tensor | GroupedWeight) -> None:
+    types = gguf.GGMLQuantizationType
+    if isinstance(tensor, GroupedWeight):
+        writer.add_tensor(name, blocks(tensor), raw_dtype=types.Q8_0 if tensor.minimums is None else types.Q4_1)
+    elif tensor.dtype == torch.bfloat16:
+        writer.add_tensor(name, tensor.contiguous().view(torch.uint8).numpy(), raw_dtype=types.BF16)
+    else:
+        writer.add_tensor(name, tensor.contiguous().numpy())
+
+
+def blocks(weight: GroupedWeight) -> np.ndarray:
+    """Return a matrix as the bytes (N, bytes of a row) of blocks of Q4_1, with minimums, or Q8_0."""
+    parts = [
+        part[..., None].contiguous().view(torch.uint8) for part in (weight.scales, weight.minimums) if part is not None
+    ]
+    codes = weight.codes
+    if weight.minimums is not None:
+        first, second = codes.chunk(2, dim=-1)
+        codes = first | (second << 4)
+    return torch.cat([*parts, codes.view(torch.uint8)], dim=-1).flatten(1).numpy()
+
+
+def _add_field(writer: Any, key: str, value: Any) -> None:
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    else:
+        writer.add_array(key, value)

@@ -1,0 +1,1 @@
+"""Products with matrices in groups of integers."""

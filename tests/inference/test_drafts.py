@@ -1,0 +1,223 @@
+"""Drafts change no text, no log-probability and no state, only how many passes over the weights are made."""
+
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from interop.exported import FORMS, write_run
+from machine import needs_compiler
+
+from lmlong.attention.base import state_tensors
+from lmlong.data.tokenizers.base import ByteTokenizer
+from lmlong.inference import drafts
+from lmlong.inference.drafts import FIRST_SINGLE_STEPS, MAX_DRAFT, MAX_PASSES, Drafts, Lookup, Pace
+from lmlong.inference.generation import Generation
+from lmlong.inference.loading import load
+from lmlong.inference.sampling import Sampler, Sampling
+from lmlong.inference.session import Session, prefill
+from lmlong.model.fast_step import make_fast_step
+from lmlong.model.language_model import LanguageModel
+from lmlong.model.learning.levels import Level
+
+BYTES = ByteTokenizer()
+PROMPT = "def f(x): return x + 1\n" * 3
+
+
+class RandomPace(Pace):
+    """Drafts of any size, whether or not they pay, so that no test depends on the clock."""
+
+    def __init__(self, seed: int = 0):
+        super().__init__()
+        self._draw = Random(seed)
+
+    def draft_size(self, matched: int) -> int:
+        return self._draw.choice((0, 1, 3, MAX_DRAFT))
+
+    def add_pass(self, tokens: int, seconds: float) -> None:
+        pass
+
+
+def decoding(run: Path, form: str) -> LanguageModel:
+    model = write_run(run, **FORMS[form])
+    model.fast_step = make_fast_step(model, tried=False)
+    return model
+
+
+def read(model: LanguageModel, text: str = PROMPT, learn: Level | None = None) -> Session:
+    return prefill(model, [[BYTES.bos, *BYTES.encode(text)]], learn=learn)
+
+
+def assert_drafts_change_nothing(
+    model: LanguageModel,
+    session: Session,
+    sampling: Sampling,
+    max_tokens: int = 60,
+    stop: tuple[str, ...] = (),
+    eos: int = BYTES.eos,
+) -> Drafts:
+    """Generate without drafts and with them; return the drafts."""
+    tokenizer = ByteTokenizer()
+    tokenizer.eos = eos
+    ahead = Drafts(model, RandomPace())
+    plain, drafted = (
+        Generation(model, tokenizer, session, Sampler(sampling), max_tokens, stop, keep=True, drafts=each)
+        for each in (None, ahead)
+    )
+    assert list(plain) == list(drafted)
+    one, other = plain.rows[0], drafted.rows[0]
+    assert (one.tokens, one.end, one.log_probabilities) == (other.tokens, other.end, other.log_probabilities)
+    for ends in ((plain.session, drafted.session), (plain.finished(), drafted.finished())):
+        pairs = zip(*map(state_tensors, ends), strict=True)
+        assert all(x.dtype == y.dtype and torch.equal(x, y) for x, y in pairs)
+    return ahead
+
+
+SAMPLINGS = [
+    Sampling(temperature=0),
+    Sampling(temperature=0, repetition_penalty=1.3, loop_penalty=1.0),
+    Sampling(temperature=0.05, loop_penalty=0, seed=1),
+    Sampling(temperature=0.3, top_k=5, top_p=0.9, min_p=0.05, repetition_penalty=1.1, seed=2),
+    Sampling(temperature=0.8, seed=3),
+]
+
+
+@needs_compiler
+@pytest.mark.parametrize(("number", "form"), [*enumerate(FORMS)])
+def test_drafts_change_nothing(tmp_path: Path, number: int, form: str) -> None:
+    model = decoding(tmp_path / "run", form)
+    assert_drafts_change_nothing(model, read(model), SAMPLINGS[number % len(SAMPLINGS)])
+
+
+@needs_compiler
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+def test_drafts_change_nothing_with_any_sampling_options(tmp_path: Path, sampling: Sampling) -> None:
+    model = decoding(tmp_path / "run", "ngram")
+    counts = assert_drafts_change_nothing(model, read(model), sampling, max_tokens=150).counts
+    assert 0 < counts.accepted < counts.drafted, "some are right and some wrong"
+
+
+@needs_compiler
+@pytest.mark.parametrize("level", ["output", "bias"])
+@pytest.mark.parametrize("own_text", [False, True])
+def test_what_is_learned_does_not_change_either(tmp_path: Path, level: Level, own_text: bool) -> None:
+    model = decoding(tmp_path / "run", "tables")
+    model.learns_own_text = own_text
+    session = read(model, learn=level)
+    counts = assert_drafts_change_nothing(model, session, SAMPLINGS[0]).counts
+    assert counts.accepted
+
+
+@needs_compiler
+@pytest.mark.parametrize("end", ["max_tokens", "stop", "eos"])
+def test_a_text_may_end_within_a_draft(tmp_path: Path, end: str) -> None:
+    model = decoding(tmp_path / "run", "softmax")
+    whole = Generation(model, BYTES, read(model), Sampler(SAMPLINGS[0]), 60, keep=True)
+    list(whole)
+    written = whole.rows[0].tokens  # repeats parts of itself, and its beginning is part of the prompt below
+    session = prefill(model, [[BYTES.bos, *BYTES.encode(PROMPT), *written[:40]]])
+    within = False
+    for at, token in enumerate(written[40:]):
+        if end == "stop" and token >= 128:
+            continue
+        options = {"max_tokens": at, "stop": (chr(token),), "eos": token}
+        within |= bool(assert_drafts_change_nothing(model, session, SAMPLINGS[0], **{end: options[end]})._ahead)
+    assert within
+
+
+@needs_compiler
+def test_a_healed_prompt_continues_with_the_same_text(tmp_path: Path) -> None:
+    decoding(tmp_path / "run", "elu")
+    loaded = load(tmp_path / "run", "cpu")
+    loaded.use_fast_step()
+    session = loaded.read(PROMPT + "def f")
+    for seed in range(3):
+        texts = [loaded.stream("", state=session, seed=seed, temperature=0.2, drafts=on) for on in (False, True)]
+        assert "".join(texts[0]) == "".join(texts[1])
+
+
+def match_by_definition(tokens: list[int]) -> tuple[int | None, int]:
+    """Return the index of the token that followed the last tokens earlier, and how many of them preceded it: it stays
+    one match while the text follows it, else the last match of four tokens, else of two."""
+    index, matched = None, 0
+    for end in range(1, len(tokens) + 1):
+        if index is not None and tokens[index] == tokens[end - 1]:
+            index, matched = index + 1, matched + 1
+            continue
+        ends = ((size, at) for size in (4, 2) for at in range(end - 1, size - 1, -1))
+        matches = ((at, size) for size, at in ends if tokens[at - size : at] == tokens[end - size : end])
+        index, matched = next(matches, (None, 0))
+    return index, matched
+
+
+@given(st.lists(st.integers(0, 2), max_size=40), st.integers(1, 12))
+def test_a_draft_is_what_followed_the_last_tokens(tokens: list[int], size: int) -> None:
+    lookup = Lookup()
+    for token in tokens:
+        lookup.append(token)
+    index, matched = match_by_definition(tokens)
+    assert lookup.matched == matched and lookup.expected == (None if index is None else tokens[index])
+    text = list(tokens)
+    for _ in range(size if index is not None else 0):
+        text.append(text[len(text) - len(tokens) + (index or 0)])
+    assert lookup.draft(size) == text[len(tokens) :]
+
+
+@given(st.lists(st.integers(0, 2), max_size=40))
+def test_a_prompt_is_looked_up_in_at_once(tokens: list[int]) -> None:
+    lookup, (index, matched) = Lookup(tokens), (None, 0)
+    for size in (4, 2):
+        for at in range(size, len(tokens)):
+            if matched in (0, size) and tokens[at - size : at] == tokens[-size:]:
+                index, matched = at, size
+    assert lookup.matched == matched and lookup.expected == (None if index is None else tokens[index])
+
+
+def test_a_long_text_is_looked_up_in_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drafts, "MEMORY", 20)
+    lookup = Lookup(range(40))
+    lookup.append(20)
+    assert lookup.expected is None
+    for token in (30, 31, 32):
+        lookup.append(token)
+    assert lookup.draft(3) == [33, 34, 35] and lookup.matched == 3
+
+
+def paced(right: list[bool], additional: float) -> Pace:
+    """The pace after tokens that were right or wrong, if an additional token takes this share of a single step."""
+    pace = Pace()
+    for tokens in [1] * 10 + [MAX_DRAFT + 1] * 40 + [1]:
+        pace.add_pass(tokens, 1 + additional * (tokens - 1))
+    for each in right * 100:
+        for matched in range(20):
+            pace.add_token(matched, each)
+    return pace
+
+
+@pytest.mark.parametrize(
+    ("right", "additional", "sizes"),
+    [
+        ([True], 0.3, {MAX_DRAFT}),
+        ([True], 0.99, {0}),  # reading a draft takes as long as single steps
+        ([False], 0.01, {0}),
+        ([True, False], 0.1, {2, 3, 4}),  # the sum of the first powers of 1/2, over the time
+        ([True, False], 0.5, {0}),
+    ],
+)
+def test_drafts_are_as_long_as_they_pay(right: list[bool], additional: float, sizes: set[int]) -> None:
+    assert paced(right, additional).draft_size(3) in sizes
+
+
+def test_single_steps_are_timed_first_and_from_time_to_time() -> None:
+    pace = Pace()
+    for _ in range(FIRST_SINGLE_STEPS):
+        assert pace.draft_size(10) == 0
+        pace.add_pass(1, 1.0)
+    for _ in range(MAX_PASSES):
+        assert pace.draft_size(10) > 0
+        pace.add_pass(5, 1.1)
+    assert pace.draft_size(10) == 0
+    pace.add_pass(1, 1.0)
+    assert pace.draft_size(10) > 0

@@ -1,0 +1,107 @@
+"""Models that compute with rounded weights, as in training for quantized decoding."""
+
+import pytest
+import torch
+from models import stirred
+from torch import nn
+from torch.nn.functional import linear
+from torch.testing import assert_close
+
+from lmlong import recipe
+from lmlong.model.language_model import LanguageModel
+from lmlong.model.layers import Linear, rounded_weight
+from lmlong.model.quantization import GroupFormat, quantized
+from lmlong.native.spec import NoNativeForm, spec_of
+
+TOKENS = torch.randint(40, (2, 48), generator=torch.Generator().manual_seed(0))
+FORMATS: tuple[GroupFormat, ...] = ("int4", "int8")
+each_format = pytest.mark.parametrize("rounding", FORMATS)
+
+
+def build(**options: object) -> LanguageModel:
+    torch.manual_seed(0)
+    return stirred(LanguageModel(recipe.Model(width=48, layers=3, heads=4, **options), 40))  # type: ignore[arg-type]
+
+
+def rounded_by_hand(model: LanguageModel, rounding: GroupFormat) -> LanguageModel:
+    """A copy of a model with untied weights, whose matrices have the values of the grid."""
+    by_hand = LanguageModel(recipe.Model(width=48, layers=3, heads=4, tied_output=False), 40)
+    by_hand.load_state_dict(model.state_dict())
+    matrices = [module for module in by_hand.modules() if isinstance(module, nn.Linear)]
+    with torch.no_grad():
+        for module in matrices:
+            module.weight.copy_(quantized(module.weight, rounding).dequantized())
+        output = by_hand.lm_head.output.weight
+        output.copy_(quantized(output, "int8").dequantized())
+    return by_hand
+
+
+@each_format
+def test_products_and_gradients_are_those_of_the_rounded_matrix(rounding: GroupFormat) -> None:
+    torch.manual_seed(0)
+    layer, x, dy = Linear(70, 9), torch.randn(5, 70, requires_grad=True), torch.randn(5, 9)
+    layer.rounding = rounding
+    on_grid = quantized(layer.weight, rounding).dequantized()
+    assert not torch.equal(on_grid, layer.weight)
+    y = layer(x)
+    dx, dw = torch.autograd.grad(y, (x, layer.weight), dy)
+    assert torch.equal(y, linear(x, on_grid))
+    assert_close(dx, dy @ on_grid)
+    assert_close(dw, dy.mT @ x)
+
+
+@each_format
+def test_a_model_computes_as_one_whose_matrices_are_on_the_grid(rounding: GroupFormat) -> None:
+    """With the gradients of that model, the output layer's and the embedding's too."""
+    model = build(tied_output=False)
+    by_hand = rounded_by_hand(model, rounding)
+    plain = model.loss(TOKENS, TOKENS.roll(-1, 1))[0].item()
+    model.round_weights(rounding)
+    values, gradients = [], []
+    for each in (model, by_hand):
+        nats, _ = each.loss(TOKENS, TOKENS.roll(-1, 1))
+        values.append(nats.item())
+        gradients.append(torch.autograd.grad(nats, list(each.parameters())))
+    assert values[0] == values[1] != plain
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+    model.round_weights(None)
+    assert model.loss(TOKENS, TOKENS.roll(-1, 1))[0].item() == plain
+
+
+@each_format
+def test_a_tied_embedding_is_looked_up_as_it_is(rounding: GroupFormat) -> None:
+    model = build()
+    model.round_weights(rounding)
+    hidden, _ = model.hidden_states(TOKENS)
+    on_grid = quantized(model.embedding.weight, "int8").dequantized()
+    assert_close(model.logits(hidden), hidden @ on_grid.mT)
+    x, _ = model.embed(TOKENS, model.init_state(2), None)
+    assert torch.equal(x, model.embedding(TOKENS) * model.embedding_scale)
+
+
+@pytest.mark.parametrize("options", [{"activation_checkpointing": True}, {"segment": 16}], ids=str)
+def test_what_is_recomputed_has_the_same_gradient(options: dict[str, int]) -> None:
+    gradients = []
+    for given in ({}, options):
+        model = build()
+        model.activation_checkpointing = bool(given.get("activation_checkpointing"))
+        model.round_weights("int4")
+        nats, _ = model.loss(TOKENS, TOKENS.roll(-1, 1), segment=given.get("segment"))
+        gradients.append(torch.autograd.grad(nats, list(model.parameters())))
+    for plain, again in zip(*gradients, strict=True):
+        assert_close(again, plain, rtol=1e-3, atol=1e-4)
+
+
+@each_format
+def test_rounding_a_rounded_matrix_changes_nothing(rounding: GroupFormat) -> None:
+    torch.manual_seed(0)
+    once = rounded_weight(torch.randn(40, 100) * torch.logspace(-4, 2, 40)[:, None], rounding)
+    assert torch.equal(rounded_weight(once, rounding), once)
+
+
+def test_native_code_refuses_rounded_weights() -> None:
+    model = build()
+    model.round_weights("int4")
+    for module in (model.lm_head, model.blocks[0].mixer.in_proj, model.blocks[0].mixer.out_proj):
+        with pytest.raises(NoNativeForm, match="rounded to int"):
+            spec_of(module)
