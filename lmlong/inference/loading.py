@@ -40,7 +40,7 @@ from lmlong.model.kernel_trial import Work
 from lmlong.model.language_model import PIECE, LanguageModel
 from lmlong.model.learning.levels import LEVELS, Level, as_level
 from lmlong.model.precision import Precision, evaluation_precision
-from lmlong.model.quantization import WeightFormat
+from lmlong.model.quantization import Weights
 from lmlong.model.sampling_options import DEFAULTS, MAX_TOKENS, Sampling
 from lmlong.recipe import Recipe
 
@@ -265,9 +265,6 @@ def reading_work(precision: Precision) -> Work:
     """Return what a model computes at a time when it reads a text."""
     return Work(1, PIECE, precision, trains=False)
 
-
-Weights = Literal["32", WeightFormat]
-"""The format of the weight matrices of a model."""
 
 StateDtype = Literal["auto", "32", "64"]
 """The format of states. auto: keys and values in `CACHE_DTYPE`, recurrent sums in float32. 32: all in float32. 64:

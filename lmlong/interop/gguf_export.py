@@ -6,7 +6,7 @@ N outputs, G groups.
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,11 +20,9 @@ from lmlong.interop.gguf_tokenizer import gguf_tokenizer
 from lmlong.interop.hf.config import is_llama, llama_config, llama_weights
 from lmlong.interop.hf.tokenizer import specification
 from lmlong.interop.llama import ARCHITECTURE, halves_to_neighbours
-from lmlong.model.quantization import GROUP, GroupedWeight, WeightFormat, output_format, quantized
+from lmlong.model.quantization import GROUP, GroupedWeight, Weights, output_format, quantized
 
 FILE = "model.gguf"
-
-Weights = Literal["32", WeightFormat]
 
 TYPES: dict[Weights, str] = {"32": "F32", "bf16": "BF16", "int8": "Q8_0", "int4": "Q4_1"}
 """GGUF's types of matrices, by lmlong's formats of weights."""
@@ -94,8 +92,7 @@ def _check(source: RunSource, weights: Weights) -> None:
         for name in ("width", "inner_width"):
             if (size := getattr(model, name)) % GROUP:
                 raise UsageError(
-                    f"--weights {weights}: GGUF stores {GROUP} inputs together, of which {name} {size} is no multiple. "
-                    "Use bf16 or 32."
+                    f"--weights {weights}: {name} is {size}, but GGUF needs a multiple of {GROUP}. Use bf16 or 32."
                 )
 
 

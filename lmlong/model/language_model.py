@@ -17,17 +17,17 @@ from lmlong.attention.state_check import StateError, check_alike, check_range
 from lmlong.attention.tail import after_tail, tail_of
 from lmlong.errors import UsageError
 from lmlong.model.attention_layers import AttentionLayers
-from lmlong.model.base import LMHead, QuantizedLMHead, TextModel, compiled
+from lmlong.model.base import LMHead, compiled
 from lmlong.model.block import Block, BlockState, Positions, run_blocks
 from lmlong.model.hourglass import BlockPhase, Hourglass, HourglassState, any_phase, block_phase
-from lmlong.model.layers import Linear, RMSNorm, quantized_linear
+from lmlong.model.layers import RMSNorm
 from lmlong.model.learning.levels import Level
 from lmlong.model.learning.loss import Learning
 from lmlong.model.learning.read import Learner, Text
 from lmlong.model.learning.state import DEFAULT_RATES, Learned, init_learned, will_learn_token
 from lmlong.model.loss import IGNORED, TeacherOutput
 from lmlong.model.ngram_embedding import NgramEmbedding
-from lmlong.model.quantization import GroupFormat, WeightFormat, output_format
+from lmlong.model.quantized_model import QuantizableModel
 from lmlong.model.rope import document_positions
 from lmlong.model.segments import Segment, checkpointed_loss, segmented_loss
 from lmlong.model.sequence_group import SequenceGroup, SequencePart
@@ -62,7 +62,7 @@ DecodeStep = Callable[[Tensor, ModelState, BlockPhase | None], tuple[Tensor, Ten
 """(token (B,), state, block phase) -> logits (B, V), the last hidden state (B, width), and the state after."""
 
 
-class LanguageModel(AttentionLayers, TextModel):
+class LanguageModel(AttentionLayers, QuantizableModel):
     """A model that predicts the next token from its state. The mask of a batch is its document starts."""
 
     def __init__(self, options: recipe.Model, vocabulary: int, activation_checkpointing: bool = False):
@@ -390,20 +390,3 @@ class LanguageModel(AttentionLayers, TextModel):
             "lm_head": self.lm_head,
         }
         return NativeSpec("language_model", options, parts=parts)
-
-    def round_weights(self, rounding: GroupFormat | None) -> None:
-        """Compute with the values that the matrices have once `quantize` has stored them in a format, or with the
-        weights as they are. Gradients pass to the weights unchanged."""
-        for module in self.modules():
-            if isinstance(module, Linear):
-                module.rounding = rounding
-        self.lm_head.rounding = rounding and output_format(rounding)
-
-    def quantize(self, weight_format: WeightFormat) -> None:
-        """Quantize all weight matrices, so that each token reads less memory. With `int8` and `int4`, products round
-        their inputs to int8; with `int4`, the output matrix is in int8."""
-        for module in list(self.modules()):
-            for name, child in list(module.named_children()):
-                if isinstance(child, nn.Linear):
-                    setattr(module, name, quantized_linear(child.weight, weight_format))
-        self.lm_head = QuantizedLMHead(self.lm_head, output_format(weight_format))

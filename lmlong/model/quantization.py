@@ -18,6 +18,8 @@ GROUP = 32
 GroupFormat = Literal["int4", "int8"]
 WeightFormat = Literal["bf16", "int8", "int4"]
 """The formats of weight matrices for inference, beside float32."""
+Weights = Literal["32", WeightFormat]
+"""The same, and float32."""
 
 Format = TypeVar("Format", WeightFormat, GroupFormat)
 

@@ -11,11 +11,12 @@ from torch.testing import assert_close
 
 from lmlong.cli.generate import generate
 from lmlong.errors import UsageError
-from lmlong.inference.loading import Weights, load
+from lmlong.inference.loading import load
 from lmlong.inference.session import next_logits
 from lmlong.model import native_step as step
 from lmlong.model.fast_step import why_no_fast_step
 from lmlong.model.language_model import LanguageModel
+from lmlong.model.quantization import Weights
 from lmlong.recipe import Attention, Model
 
 

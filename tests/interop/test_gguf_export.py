@@ -86,8 +86,8 @@ def test_the_matrices_of_a_file_are_of_one_type(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"width": 32}, "none of lmlong's own layers"),
-        ({"llama": True, "width": 48}, "--weights int4: .* of which width 48 is no multiple"),
-        ({"llama": True, "mlp_width": 40}, "of which inner_width 40 is no multiple"),
+        ({"llama": True, "width": 48}, "--weights int4: width is 48, but GGUF needs a multiple of 32"),
+        ({"llama": True, "mlp_width": 40}, "inner_width is 40, but GGUF needs a multiple of 32"),
         ({"llama": True}, "its tokenizer"),
     ],
 )

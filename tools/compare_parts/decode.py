@@ -16,8 +16,8 @@ from tqdm import tqdm
 
 import lmlong
 from lmlong.errors import LmlongError, UsageError
-from lmlong.inference.loading import Weights
 from lmlong.interop.importing import import_model
+from lmlong.model.quantization import Weights
 from lmlong.report.table import Column, format_table, plural
 
 from . import node_llama_cpp

@@ -50,7 +50,7 @@ def with_room(state: KVCache) -> KVCache:
 
 
 def cache_dtype(cache: Tensor, new: Tensor) -> torch.dtype:
-    """Return the dtype in which new keys or values are cached: that of the cache, or their own if it is no wider."""
+    """Return the narrower dtype, in which new keys or values are cached: that of the cache or their own."""
     return cache.dtype if cache.dtype.itemsize < new.dtype.itemsize else new.dtype
 
 
