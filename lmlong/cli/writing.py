@@ -50,11 +50,11 @@ class TextOutput:
         writing = loaded.generate(
             repeat_rows(session, samples), sampling, numbers, max_tokens, stop, self.as_json, self.drafts
         )
-        if writing.drafts:
-            self.counts += writing.drafts.counts
         texts = self._pieces(writing, rows[0][1])
         self.written_seconds += time.perf_counter() - begun
         self.written_tokens += sum(row.written for row in writing.rows)
+        if writing.drafts:
+            self.counts += writing.drafts.counts
         self.state_bytes = state_bytes(writing.session.state) // len(numbers)
         for index, text in enumerate(texts):
             if not self.one_text or self.as_json:

@@ -17,9 +17,11 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from machine import needs_compiler
 
 from lmlong.cli.generate import generate
 from lmlong.errors import UsageError
+from lmlong.inference.drafts import Pace
 from lmlong.inference.loading import TrainedLanguageModel, load
 from lmlong.inference.prompts import many, pieces_of
 from lmlong.model.sampling_options import MAX_TOKENS, Sampling
@@ -221,6 +223,22 @@ def test_statistics_go_to_standard_error(run: Path) -> None:
     assert drafted.stdout == plain.stdout and "drafts" not in plain.stderr
     done = CliRunner().invoke(generate, [str(run), "--prompt", "a", "--max-tokens", "2", "--stats", "--no-fast-decode"])
     assert "; decoded by torch" in done.stderr
+
+
+@needs_compiler
+def test_statistics_count_the_drafts(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a text that repeats itself, with drafts of four tokens whatever they cost."""
+    monkeypatch.setattr(Pace, "draft_size", lambda self, matched: 4 if self._single.count else 0)
+    options = ["--prompt", "ab" * 20, "--no-heal", "--max-tokens", "9", "--temperature", "0", "--stats"]
+    counts = re.search(r"drafts (\d+) of (\d+) tokens accepted \(\d+%\) in (\d+) passes", stderr(run, options))
+    assert counts
+    accepted, drafted, passes = map(int, counts.groups())
+    assert 0 <= accepted <= drafted == 4 * passes > 0
+    assert "drafts" not in stderr(run, [*options, "--no-drafts"])
+
+
+def stderr(run: Path, options: list[str]) -> str:
+    return CliRunner().invoke(generate, [str(run), *options], catch_exceptions=False).stderr
 
 
 def test_a_text_of_any_size_is_read_in_pieces() -> None:
