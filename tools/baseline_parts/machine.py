@@ -50,3 +50,8 @@ def compiler() -> str:
 def is_same_machine(now: dict[str, Any], before: dict[str, Any]) -> bool:
     """Return whether two lines are of the same machine and versions, by all that the earlier one names."""
     return all(now["machine"].get(name) == value for name, value in before["machine"].items())
+
+
+def is_same_processor(now: dict[str, Any], before: dict[str, Any]) -> bool:
+    """Return whether two lines are of processors of the same name and instructions: one name may stand for several."""
+    return all(now["machine"].get(name) == before["machine"].get(name) for name in ("processor", "flags"))
