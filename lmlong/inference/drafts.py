@@ -7,7 +7,7 @@ log-probabilities do not depend on drafts, to the bit; only its time does. A dra
 with probability p, as in speculative sampling (Leviathan et al. 2023) from a draft that is certain.
 
 The length of a draft depends on how often drafts were right so far, and on the measured time of passes. In a text in
-which they seldom are right, each token takes a step of its own.
+which they seldom are right, each token takes a step of its own, and drafts rest: for some tokens none is considered.
 """
 
 import time
@@ -20,10 +20,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lmlong.inference.session import NO_TOKEN, Session
+from lmlong.inference.session import NO_TOKEN, Session, next_logits
 from lmlong.model.block import BlockState
 from lmlong.model.language_model import LanguageModel, ModelState
 from lmlong.model.native_step import NativeStep
+from lmlong.model.sampling_options import RECENT
 
 MAX_DRAFT = 8
 """Maximum number of tokens in a draft."""
@@ -36,6 +37,9 @@ MEMORY = 1 << 16
 
 MIN_GAIN = 1.1
 """Minimum expected speed of a pass with a draft, relative to single steps."""
+
+IDLE_STEPS, LONGEST_REST = 16, 64
+"""Tokens without a draft after which drafts rest for as many tokens; the maximum number of these tokens."""
 
 FIRST_SINGLE_STEPS, MAX_PASSES = 3, 64
 """Single steps that are timed first; passes with a draft after which a single step is timed again."""
@@ -132,8 +136,8 @@ class Pace:
 
     def __init__(self) -> None:
         self._right = [Average(matched / (matched + 4), 2) for matched in range(LONGEST_MATCH + 1)]
-        self._single = Average()  # seconds of a step of one token
-        self._additional = Average(0.4, 2)  # time of each additional token, relative to that
+        self._single = Average()  # seconds of one token without drafts
+        self._additional = Average(0.4, 2)  # time of each token of a draft, relative to that
         self._passes = 0  # with a draft since the last single step
 
     def add_token(self, matched: int, right: bool) -> None:
@@ -141,7 +145,7 @@ class Pace:
         self._right[min(matched, LONGEST_MATCH)].add(right)
 
     def add_pass(self, tokens: int, seconds: float) -> None:
-        """Add the time of a pass over a number of tokens. An interruption counts as little."""
+        """Add the time of one token, or of a token and a draft after it. An interruption counts as little."""
         single, self._passes = self._single, 0 if tokens == 1 else self._passes + 1
         if tokens == 1:
             single.add(min(seconds, 2 * single.value) if single.count else seconds)
@@ -180,16 +184,21 @@ class Drafts:
     def __init__(self, model: LanguageModel, pace: Pace | None = None):
         assert isinstance(model.fast_step, NativeStep) and model.hourglass is None
         self._model, self._step = model, model.fast_step
-        self._lookup, self._pace, self._total = Lookup(), pace or Pace(), -1
+        self._lookup, self._pace, self._total = Lookup(), pace or Pace(), -RECENT
         self._ahead: deque[Step] = deque()
+        self._idle = self._rest = 0  # tokens since the last draft, and until the next lookup
+        self._begun: float | None = None  # when the last pass began
+        self._size, self._singles = 0, 1  # of its draft; single steps since then if it had none
         self.counts = DraftCounts(0, 0, 0)
 
     @torch.inference_mode()
     def next_logits(self, session: Session) -> tuple[Tensor, ModelState]:
         """Return the logits (1, V) of the next token, and the state after the last, as `session.next_logits` does."""
-        token, state = int(session.last), session.state
-        self._look_up(session, token)
-        ahead = self._ahead
+        if self._rest:
+            self._rest -= 1
+            return next_logits(self._model, session)
+        self._look_up(session)
+        token, state, ahead = int(session.last), session.state, self._ahead
         if ahead and ahead[0].token == token and ahead[0].before is state.blocks:
             self.counts.accepted += 1
             logits, hidden, after = ahead.popleft().output
@@ -201,33 +210,47 @@ class Drafts:
         logits, learned = self._model.step_learned(session.last, hidden, logits, state.position, state.learned)
         return logits, after._replace(learned=learned)
 
-    def _look_up(self, session: Session, token: int) -> None:
+    def _look_up(self, session: Session) -> None:
         """Move the lookup to the last token of a session."""
-        total, lookup = int(session.total), self._lookup
-        if total == self._total + 1:
-            if lookup.expected is not None:
-                self._pace.add_token(lookup.matched, lookup.expected == token)
-            lookup.append(token)
-        elif total != self._total:
-            self._lookup = Lookup([token for token in session.recent[0].tolist() if token != NO_TOKEN])
+        total, lookup, recent = int(session.total), self._lookup, session.recent[0]
+        new = total - self._total
+        if 0 <= new <= LONGEST_REST + 1:
+            for token in recent[len(recent) - new :].tolist():
+                if lookup.expected is not None:
+                    self._pace.add_token(lookup.matched, lookup.expected == token)
+                lookup.append(token)
+        else:
+            self._lookup = Lookup([token for token in recent.tolist() if token != NO_TOKEN])
         self._total = total
 
     def _read(self, last: Tensor, state: ModelState) -> StepOutput:
         """Step at the last token (1,), and at a draft of the tokens after it, ahead of the text."""
         state = state if state.learned is None else state._replace(learned=None)
-        lookup, begun = self._lookup, time.perf_counter()
-        size = 0 if lookup.expected is None else self._pace.draft_size(lookup.matched)
+        self._time_last_pass()
+        lookup = self._lookup
+        self._size = size = 0 if lookup.expected is None else self._pace.draft_size(lookup.matched)
         if not size:
-            output = self._step(last, state, None)
-            self._pace.add_pass(1, time.perf_counter() - begun)
-            return output
+            self._idle += 1
+            if self._idle >= IDLE_STEPS:
+                self._rest = min(self._idle, LONGEST_REST)
+                self._idle += self._rest
+            self._singles = 1 + self._rest
+            return self._step(last, state, None)
+        self._idle = 0
         draft = lookup.draft(size)
         output, *more = self._step.steps([*last.tolist(), *draft], state)
-        self._pace.add_pass(1 + size, time.perf_counter() - begun)
         self.counts.passes += 1
         self.counts.drafted += len(more)
         self._ahead.extend(map(Step, draft, [after.blocks for *_, after in (output, *more)], more))
         return output
+
+    def _time_last_pass(self) -> None:
+        """Add the time since the last pass began: all that its tokens took, with drawing and writing them."""
+        now = time.perf_counter()
+        if self._begun is not None:
+            seconds = now - self._begun
+            self._pace.add_pass(1 + self._size, seconds if self._size else seconds / self._singles)
+        self._begun = now
 
 
 def drafts_for(model: LanguageModel, session: Session) -> Drafts | None:

@@ -4,6 +4,7 @@ it.
 B batch, V vocabulary.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -60,7 +61,7 @@ class LogitsNotFinite(LmlongError):
 
 def check_finite(logits: Tensor) -> None:
     """Raise LogitsNotFinite if logits (B, V) have NaN or inf as their maximum."""
-    if not logits.amax(-1).isfinite().all():
+    if not all(map(math.isfinite, logits.amax(-1).tolist())):
         raise LogitsNotFinite()
 
 

@@ -2,9 +2,10 @@
 
 import ctypes
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
-from itertools import chain
+from itertools import repeat
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -58,31 +59,26 @@ class NativeStep:
         self.grows = any(kind.grows for kind in self.kinds)
 
     def __call__(self, token: Tensor, state: ModelState, phase: BlockPhase | None) -> tuple[Tensor, Tensor, ModelState]:
-        token, state, kinds = token.long().contiguous(), as_native(self.kinds, state), self.kinds
+        token, before, state = token.long().contiguous(), NativeBlocks.of(self.kinds, state.blocks), as_native(state)
         assert token.device.type == "cpu" and token.shape == state.position.shape
-        blocks = tuple(
-            empty_after(kind, block, phase if layer in self._downsampled else None)
-            for layer, (kind, block) in enumerate(zip(kinds, state.blocks, strict=True))
-        )
+        blocks = before.empty_after(dict.fromkeys(self._downsampled, phase))
         hourglass, past = map_state(torch.empty_like, state.hourglass), map_state(torch.empty_like, state.last_tokens)
         after = ModelState(blocks, state.position + 1, hourglass, past)
-        read, written = (
-            States(layer_states(kinds, each.blocks), each.hourglass, each.last_tokens) for each in (state, after)
-        )
+        read = States(before.fields, state.hourglass, state.last_tokens)
+        written = States(blocks.fields, hourglass, past)
         logits, hidden, full = self.run(token, state.position, read, written)
         if full or self.grows:
-            after = after._replace(blocks=with_room(kinds, blocks, full))
+            after = after._replace(blocks=with_room(self.kinds, blocks, full))
         return logits, hidden, after
 
     def steps(self, tokens: Sequence[int], state: ModelState) -> list[tuple[Tensor, Tensor, ModelState]]:
         """Return what a step at each of the next tokens of one text returns, to the bit, in one pass over the weights.
         The pass may end early, before a token for which a state has no room."""
         assert state.hourglass is None and len(state.position) == 1
-        kinds, state = self.kinds, as_native(self.kinds, state)
-        blocks = [state.blocks]
+        blocks, state = [NativeBlocks.of(self.kinds, state.blocks)], as_native(state)
         for _ in tokens:
-            blocks.append(tuple(empty_after(kind, block, None) for kind, block in zip(kinds, blocks[-1], strict=True)))
-        layers = [layer_states(kinds, each) for each in blocks]
+            blocks.append(blocks[-1].empty_after())
+        layers = [each.fields for each in blocks]
         read, positions = torch.tensor(tokens), state.position + torch.arange(len(tokens) + 1)
         past = before = after = None
         if state.last_tokens is not None:
@@ -94,11 +90,12 @@ class NativeStep:
             (read, positions, States(joined(layers[:-1]), None, before), States(joined(layers[1:]), None, after)),
             consecutive=True,
         )
+        pasts = repeat(None, len(tokens)) if after is None else after.split(1)
+        each = zip(blocks[1:], positions[1:].split(1), pasts, logits.split(1), hidden.split(1), strict=True)
         outputs = []
-        for index, written in enumerate(blocks[1:]):
-            kept = with_room(kinds, written, full) if full or self.grows else written
-            one, last = slice(index, index + 1), None if after is None else after[index : index + 1].clone()
-            outputs.append((logits[one], hidden[one], ModelState(kept, positions[one] + 1, None, last)))
+        for written, position, last_tokens, *output in each:
+            kept = with_room(self.kinds, written, full) if full or self.grows else written
+            outputs.append((*output, ModelState(kept, position, None, last_tokens)))
             if any(new.attention is not old.attention for new, old in zip(kept, written, strict=True)):
                 break
         return outputs
@@ -123,17 +120,67 @@ class NativeStep:
         )
 
 
-def as_native(kinds: Kinds, state: ModelState) -> ModelState:
-    """Return the state in the dtypes that native code reads, with contiguous tensors."""
-    blocks = tuple(
-        BlockState(kind.as_native(attention), None if tail is None else native(tail))
-        for kind, (attention, tail) in zip(kinds, state.blocks, strict=True)
-    )
+class NativeBlocks(tuple[BlockState, ...]):
+    """The states of layers in the dtypes of native code, with their addresses, which are read only once. Each token
+    has new states."""
+
+    kinds: Kinds
+    fields: array
+    """For each layer, its `LayerState` and the state of its attention."""
+
+    @classmethod
+    def of(cls, kinds: Kinds, blocks: tuple[BlockState, ...]) -> "NativeBlocks":
+        """Return the states in the dtypes that native code reads, with contiguous tensors."""
+        if isinstance(blocks, NativeBlocks) and blocks.kinds is kinds:
+            return blocks
+        return cls._of_native(
+            kinds,
+            [
+                BlockState(kind.as_native(attention), None if tail is None else native(tail))
+                for kind, (attention, tail) in zip(kinds, blocks, strict=True)
+            ],
+        )
+
+    @classmethod
+    def _of_native(cls, kinds: Kinds, blocks: list[BlockState]) -> "NativeBlocks":
+        self = cls(blocks)
+        self.kinds, self.fields = kinds, array("q")
+        for kind, (attention, tail) in zip(kinds, blocks, strict=True):
+            self.fields.append(0 if tail is None else tail.data_ptr())
+            self.fields.extend(kind.fields(attention))
+        return self
+
+    def empty_after(self, phases: Mapping[int, BlockPhase | None] = MappingProxyType({})) -> "NativeBlocks":
+        """Return tensors for the states after a token; `phases`: of downsampled layers, by their indices."""
+        return self._of_native(
+            self.kinds,
+            [
+                _empty_after(kind, block, phases.get(layer))
+                for layer, (kind, block) in enumerate(zip(self.kinds, self, strict=True))
+            ],
+        )
+
+    def copied(self) -> "NativeBlocks":
+        """Return copies of the states, except tables that steps do not write to."""
+        return self._of_native(
+            self.kinds,
+            [
+                BlockState(kind.each_written(torch.clone, attention), map_state(torch.clone, tail))
+                for kind, (attention, tail) in zip(self.kinds, self, strict=True)
+            ],
+        )
+
+    def __reduce__(self) -> Any:
+        return tuple, (tuple(self),)  # copies have other addresses
+
+
+def as_native(state: ModelState) -> ModelState:
+    """Return the state with contiguous tensors outside layers, in the dtypes that native code reads."""
     hourglass, last_tokens = map_state(native, state.hourglass), map_state(native, state.last_tokens)
-    return ModelState(blocks, native(state.position), hourglass, last_tokens)
+    return state._replace(position=native(state.position), hourglass=hourglass, last_tokens=last_tokens)
 
 
-def empty_after(kind: DecodeKind[Any], before: BlockState, phase: BlockPhase | None) -> BlockState:
+def _empty_after(kind: DecodeKind[Any], before: BlockState, phase: BlockPhase | None) -> BlockState:
     """Return tensors for the state of a layer after a token. A downsampled layer may have no block to read, in some
     rows or in all."""
     if phase is not None and not phase.blocks:
@@ -150,16 +197,6 @@ def with_room(kinds: Kinds, blocks: Sequence[BlockState], full: bool) -> tuple[B
     )
 
 
-def layer_states(kinds: Kinds, blocks: Iterable[BlockState]) -> array:
-    """Return the states of layers as native code reads them: for each, a `LayerState` and the attention's state."""
-    return array("q", chain.from_iterable(map(_fields, kinds, blocks)))
-
-
 def joined(states: Sequence[array]) -> array:
     """Return the states of layers of several rows, one row after another."""
     return array("q", b"".join(map(array.tobytes, states)))
-
-
-def _fields(kind: DecodeKind[Any], block: BlockState) -> Sequence[int]:
-    attention, tail = block
-    return 0 if tail is None else tail.data_ptr(), *kind.fields(attention)

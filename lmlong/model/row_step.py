@@ -12,19 +12,18 @@ rows of text that is written, so their tokens are learned from only if the model
 B rows, V vocabulary, P last tokens.
 """
 
-from array import array
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lmlong.model.block import BlockState
 from lmlong.model.graph_step import GraphBatch, GraphBatches, GraphStep, Recorder, cuda_graph
 from lmlong.model.language_model import LanguageModel, ModelState
 from lmlong.model.learning.state import Learned, will_learn_token
-from lmlong.model.native_step import Kinds, NativeStep, as_native, empty_after, joined, layer_states, with_room
+from lmlong.model.native_step import Kinds, NativeBlocks, NativeStep, joined, with_room
 from lmlong.model.state import concat_states, state_row
+from lmlong.native.decode.kind import native
 from lmlong.native.decode.step import States
 from lmlong.native.state import map_state
 
@@ -32,49 +31,40 @@ from lmlong.native.state import map_state
 class NativeRow:
     """The two buffers of one row. A state that grows gets new buffers for each token."""
 
-    _blocks: tuple[BlockState, ...]
-    _next: tuple[BlockState, ...]
-    fields: tuple[array, array]
-    """The addresses of the buffer that a step reads, and of the buffer that it writes."""
+    before: NativeBlocks
+    """The buffer that a step reads."""
+
+    after: NativeBlocks
+    """The buffer that it writes."""
 
     def __init__(self, state: ModelState, kinds: Kinds, grows: bool):
         self.learned = state.learned
-        state = as_native(kinds, state)
-        self._kinds, self.grows = kinds, grows
+        self.grows = grows
         self.position = int(state.position)
-        self.last_tokens = state.last_tokens
-        self._use(state.blocks if self.grows else self._copied(state.blocks))
+        self.last_tokens = map_state(native, state.last_tokens)
+        blocks = NativeBlocks.of(kinds, state.blocks)
+        self._use(blocks if grows else blocks.copied())
 
     def advance(self, token: int, full: bool) -> None:
         """Make the buffer that a step has written the current state; `full`: some state may have no room left."""
         self.position += 1
         if self.last_tokens is not None:
             self.last_tokens = torch.cat([self.last_tokens, self.last_tokens.new_tensor([[token]])], dim=1)[:, 1:]
-        blocks = with_room(self._kinds, self._next, full) if self.grows or full else self._next
-        moved = any(new.attention is not old.attention for new, old in zip(blocks, self._next, strict=True))
+        written = self.after
+        blocks = with_room(written.kinds, written, full) if self.grows or full else written
+        moved = any(new.attention is not old.attention for new, old in zip(blocks, written, strict=True))
         if self.grows or moved:
-            self._use(blocks)
+            self._use(NativeBlocks.of(written.kinds, blocks))
         else:
-            self._blocks, self._next = self._next, self._blocks
-            self.fields = self.fields[::-1]
+            self.before, self.after = written, self.before
 
     def state(self) -> ModelState:
         """Return a copy of the state after the tokens so far; later steps do not change it."""
-        blocks, position = self._copied(self._blocks), torch.tensor([self.position])
-        return ModelState(blocks, position, None, self.last_tokens, self.learned)
+        return ModelState(self.before.copied(), torch.tensor([self.position]), None, self.last_tokens, self.learned)
 
-    def _use(self, blocks: tuple[BlockState, ...]) -> None:
+    def _use(self, blocks: NativeBlocks) -> None:
         """Use these tensors as the buffer that the next step reads, and allocate the other buffer."""
-        self._blocks = blocks
-        self._next = tuple(empty_after(kind, block, None) for kind, block in zip(self._kinds, blocks, strict=True))
-        self.fields = layer_states(self._kinds, self._blocks), layer_states(self._kinds, self._next)
-
-    def _copied(self, blocks: tuple[BlockState, ...]) -> tuple[BlockState, ...]:
-        """Return copies of the states, except tables that steps do not write to."""
-        return tuple(
-            BlockState(kind.each_written(torch.clone, attention), map_state(torch.clone, tail))
-            for kind, (attention, tail) in zip(self._kinds, blocks, strict=True)
-        )
+        self.before, self.after = blocks, blocks.empty_after()
 
 
 class NativeRowStep:
@@ -92,8 +82,8 @@ class NativeRowStep:
         last = [row.last_tokens for row in rows if row.last_tokens is not None]
         past = torch.cat(last) if last else None
         unread = None if past is None else torch.empty_like(past)  # rows keep their last tokens themselves
-        before = States(joined([row.fields[0] for row in rows]), None, past)
-        after = States(joined([row.fields[1] for row in rows]), None, unread)
+        before = States(joined([row.before.fields for row in rows]), None, past)
+        after = States(joined([row.after.fields for row in rows]), None, unread)
         tokens, positions = tokens.long().contiguous(), torch.tensor([row.position for row in rows])
         logits, hidden, full = self._native.run(tokens, positions, before, after, separate=True)
         learned = _learn(self._model, rows, tokens, positions, logits, hidden)

@@ -58,10 +58,7 @@ IntVec with_sign(IntVec x, IntVec codes) { return (IntVec)_mm256_sign_epi8((__m2
 
 struct Int4Sums {  // 8 sums of pairs, each at most 2 * 15 * 127, fit in int16
     IntVec sum = {};
-    void add(IntVec codes, IntVec x) {
-        sum = add_int16(sum, multiply(codes, x));
-        asm("" : "+x"(sum));  // keeps the order of additions: g++ would first compute all products, and spill them
-    }
+    void add(IntVec codes, IntVec x) { sum = add_int16(sum, multiply(codes, x)); }
     IntVec total(int32_t) const { return add_pairs(sum); }
 };
 

@@ -13,7 +13,16 @@ from machine import needs_compiler
 from lmlong.attention.base import state_tensors
 from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.inference import drafts
-from lmlong.inference.drafts import FIRST_SINGLE_STEPS, MAX_DRAFT, MAX_PASSES, Drafts, Lookup, Pace
+from lmlong.inference.drafts import (
+    FIRST_SINGLE_STEPS,
+    IDLE_STEPS,
+    LONGEST_REST,
+    MAX_DRAFT,
+    MAX_PASSES,
+    Drafts,
+    Lookup,
+    Pace,
+)
 from lmlong.inference.generation import Generation
 from lmlong.inference.loading import load
 from lmlong.inference.sampling import Sampler, Sampling
@@ -97,6 +106,41 @@ def test_drafts_change_nothing_with_any_sampling_options(tmp_path: Path, samplin
     model = decoding(tmp_path / "run", "ngram")
     counts = assert_drafts_change_nothing(model, read(model), sampling, max_tokens=150).counts
     assert 0 < counts.accepted < counts.drafted, "some are right and some wrong"
+
+
+class CountingPace(RandomPace):
+    """Drafts of two tokens from the `begin`-th token on that has an expectation; counts them all."""
+
+    def __init__(self, begin: int):
+        super().__init__()
+        self._begin, self.asked, self.known = begin, 0, 0
+
+    def add_token(self, matched: int, right: bool) -> None:
+        self.known += 1
+
+    def draft_size(self, matched: int) -> int:
+        self.asked += 1
+        return 2 if self.known >= self._begin else 0
+
+
+@needs_compiler
+def test_drafts_rest_while_they_do_not_pay_and_miss_no_token(tmp_path: Path) -> None:
+    model = decoding(tmp_path / "run", "ngram")
+    session = read(model, PROMPT * 3)
+
+    def generate(drafts: Drafts | None) -> list[int]:
+        writing = Generation(model, BYTES, session, Sampler(SAMPLINGS[0]), 600, keep=True, drafts=drafts)
+        list(writing)
+        return writing.rows[0].tokens
+
+    plain, awake, never = generate(None), CountingPace(0), CountingPace(10**6)
+    assert generate(Drafts(model, awake)) == plain == generate(Drafts(model, never))
+    assert never.asked <= IDLE_STEPS + 4 + 600 // LONGEST_REST, "looks once in a rest"
+    assert awake.known >= 590 and never.known >= 590 - LONGEST_REST, "but reads what was written meanwhile"
+    later = CountingPace(300)
+    drafts = Drafts(model, later)
+    assert generate(drafts) == plain
+    assert drafts.counts.passes > 60, "and drafts again when they pay"
 
 
 @needs_compiler

@@ -1,6 +1,8 @@
 """The step by native code against the same model by torch, in float32 and float64."""
 
 import copy
+import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from lmlong.attention.softmax import state as softmax
 from lmlong.attention.window.layer import WindowState
 from lmlong.model import native_step as step
 from lmlong.model.fast_step import make_fast_step, why_no_fast_step
-from lmlong.model.language_model import LanguageModel
+from lmlong.model.language_model import LanguageModel, ModelState
 from lmlong.model.state import concat_states, rebuild_state, state_row
 from lmlong.native import build as build_of_library
 from lmlong.recipe import Attention, Downsample, Favor, Model, NgramEmbedding
@@ -144,6 +146,23 @@ def test_a_state_may_be_laid_out_in_any_way(shape: dict[str, Any]) -> None:
         ):
             other = rebuild_state(state, iter([change(x) for x in state_tensors(state)]))
             assert torch.equal(written(model, more, other), expected)
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda state: pickle.loads(pickle.dumps(state))], ids=["deep", "pickled"]
+)
+@torch.inference_mode()
+def test_a_copied_state_is_read_at_its_own_address(copied: Callable[[ModelState], ModelState]) -> None:
+    """A state that a step returns knows its addresses."""
+    model = shaped({})
+    model.fast_step = make_fast_step(model)
+    token = torch.tensor([1])
+    state = model.step(token, model.init_state(1))[1]
+    expected, other = model.step(token, state)[0], copied(state)
+    assert type(other.blocks) is tuple
+    for x in state_tensors(state.blocks):
+        x.fill_(torch.nan)
+    assert torch.equal(model.step(token, other)[0], expected)
 
 
 def test_these_have_native_code() -> None:
