@@ -108,7 +108,7 @@ def serve(
     def print_address() -> None:
         host_name = f"[{host}]" if ":" in host else host
         address = f"http://{host_name}:{listening.getsockname()[1]}"
-        ready = f"{address}: {name}, {chosen.rows} rows, decodes by {trained.decoder}"
+        ready = f"{name}, {chosen.rows} rows, decodes by {trained.decoder}: {address}"
         for line in (*warning(hosts, host, keys), ready):
             click.echo(line, err=True)
 

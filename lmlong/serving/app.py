@@ -20,6 +20,7 @@ from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.model.learning.levels import Level, as_level
 from lmlong.model.sampling_options import MAX_TOKENS
 from lmlong.serving import page
+from lmlong.serving.about import about
 from lmlong.serving.answers import ChatFormat, CompletionFormat, Envelope, ResponseFormat, Usage
 from lmlong.serving.api_errors import ApiError, api_error, not_ready, shutting_down
 from lmlong.serving.bodies import ChatBody, CompletionBody, ScoreBody, WritingBody, check_length
@@ -52,6 +53,7 @@ class ModelServer:
         self.workers = (self.scorer, self.renderer, self.reader.parser, self.reader.converter, self.sessions.worker)
         self.closing = False
         self.created = int(time.time())
+        self.about = about(trained)
 
     def end(self) -> None:
         """Stop the engine and all workers."""
@@ -171,8 +173,8 @@ class ModelServer:
         return JSONResponse(envelope.whole(result.pieces, usage, result.session))
 
     def _model(self) -> dict[str, Any]:
-        about = {"id": self.name, "object": "model", "created": self.created, "owned_by": "lmlong"}
-        return {**about, "learns": self.trained.learn}
+        described = {"id": self.name, "object": "model", "created": self.created, "owned_by": "lmlong"}
+        return {**described, **self.about, "learns": self.trained.learn}
 
     def _level(self, learn: Level | bool | None) -> Level | None:
         """Return what a new text learns."""

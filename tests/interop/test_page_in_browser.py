@@ -26,7 +26,7 @@ def test_a_text_is_written_gone_back_in_and_forked(visit: Visit, page_server: Se
     assert page.locator(".token:not([class*=' b'])").count() == 0, "each token has its surprisal"
     told = page_server.by_id[first]
     assert visit.text[-200:] == told["tail"] and page.inner_text("#text-size") == f"{told['tokens']} tokens"
-    assert page.inner_text("#verdict").startswith(f"text × {(told['tokens'] + 1) // 2}, state × 1.0")
+    assert page.inner_text("#verdict").startswith(f"{(told['tokens'] + 1) // 2}× the text, same state")
     root = told["parent"]
     assert page_server.by_id[root]["parent"] is None
 
@@ -263,6 +263,47 @@ def test_files_go_in_and_out(visit: Visit, page_server: ServerProcess, tmp_path:
     visit.forgive(FAILED)
 
 
+def test_enter_writes_and_the_text_can_be_taken_along(visit: Visit, tmp_path: Path) -> None:
+    page = visit.page
+    visit.set(max_tokens=5)
+    page.click("#beginnings button >> text=Let the model begin")
+    visit.wait()
+    begun = visit.text
+    page.fill("#prompt", "bad")
+    page.press("#prompt", "Shift+Enter")
+    page.keyboard.type("cab")
+    page.press("#prompt", "Enter")
+    visit.wait()
+    assert visit.text.startswith(begun + "bad\ncab") and page.input_value("#prompt") == ""
+    with page.expect_download() as download:
+        page.click("#save")
+    download.value.save_as(tmp_path / "text")
+    assert download.value.suggested_filename.endswith(".txt")
+    assert (tmp_path / "text").read_text() == visit.text
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.click("#copy")
+    page.wait_for_selector("text=Copied")
+    assert page.evaluate("navigator.clipboard.readText()") == visit.text
+    page.evaluate("void (navigator.clipboard.writeText = () => Promise.reject(new Error()))")
+    page.click("#copy")
+    page.wait_for_selector("text=Save the text instead")
+
+
+def test_ten_thousand_turns_are_one_line_of_the_tree(visit: Visit) -> None:
+    rows, following, forks = visit.page.evaluate(
+        """async () => {
+            const { Forest } = await import("./page/tree.js");
+            const turn = (id, parent) => ({ id: String(id), parent: parent === null ? null : String(parent) });
+            const line = new Forest(Array.from({ length: 10_000 }, (_, id) => turn(id, id ? id - 1 : null)));
+            const forked = new Forest([turn(0, null), turn(1, 0), turn(2, 0), turn(3, 0), turn(4, 2), turn(5, null)]);
+            const rows = forked.rows().map(({ id, lane, level }) => [id, lane, level]);
+            return [line.rows().length, line.subtree("0").slice(0, 2), rows];
+        }"""
+    )
+    assert rows == 10_000 and following == ["9999", "9998"]
+    assert forks == [["5", 0, 1], ["0", 0, 1], ["2", 1, 2], ["4", 1, 3], ["3", 1, 2], ["1", 0, 2]]
+
+
 def test_a_text_is_learned_from_where_the_switch_says_so(
     visit: Visit, page_server: ServerProcess, tmp_path: Path
 ) -> None:
@@ -363,10 +404,9 @@ def test_a_phone_and_a_keyboard_reach_everything(chromium: Any, page_server: Ser
         for _ in range(40):
             reached.append(page.evaluate(NAME_OF_FOCUS))
             page.keyboard.press("Tab")
-        wanted = (
-            "new open treeitem again download delete text colours mono prompt learn write max_tokens temperature top_p"
-        )
-        assert {*wanted.split(), "top_k", "repetition_penalty", "loop_penalty", "seed", "defaults"} <= {*reached}
+        actions = "new open treeitem again copy save download delete text colours mono prompt learn write"
+        fields = "max_tokens temperature top_p min_p top_k repetition_penalty loop_penalty seed defaults"
+        assert {*actions.split(), *fields.split()} <= {*reached}
         assert page.locator("output, [aria-live]").count() == 1, "tokens are not read out while they come"
         page.focus("#text")
         page.keyboard.press("ArrowRight")

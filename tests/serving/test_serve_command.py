@@ -49,7 +49,7 @@ def serving(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str]
         while "rows, decodes by" not in (line := process.stderr.readline()):
             assert line, lines
             lines.append(line)
-        yield process, line.partition(": ")[0]
+        yield process, line.split()[-1]
     finally:
         process.kill()
         process.communicate(timeout=30)

@@ -33,7 +33,7 @@ class Server:
             self.process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=file, env=environment)
         self._wait_until_it_serves()
         first = next(line for line in self._lines if READY in line)
-        self.port = int(first.partition(": ")[0].rpartition(":")[2])
+        self.port = int(first.rpartition(":")[2])
 
     def check_log(self, findings: Findings) -> None:
         """Require that the log holds only the lines of the start."""

@@ -3,10 +3,10 @@
 import { ask, Away, jsonBody, Refused } from "./api.js";
 import { Card } from "./card.js";
 import { isSure, say } from "./dialogs.js";
-import { element } from "./dom.js";
+import { element, make } from "./dom.js";
 import * as meter from "./meter.js";
 import { learns, readOptions, showLearning } from "./options.js";
-import { store } from "./storage.js";
+import { read, store } from "./storage.js";
 import { TextView } from "./text.js";
 import * as texts from "./texts.js";
 import { textOf } from "./tokens.js";
@@ -15,6 +15,8 @@ import { discard, dropUnfinished, perform, Turn } from "./turn.js";
 
 export const DRAFT = "lmlong.draft";
 const PENDING = "pending";
+const PAUSE = 1000; // milliseconds without a token, such as in a queue, that are no part of the rate
+const BEGINNINGS = ["def ", "class ", "import "];
 
 const prompt = element("prompt");
 const mediaTypes = { ".state": "application/vnd.lmlong.state", ...JSON.parse(element("file").dataset.mediaTypes) };
@@ -24,8 +26,8 @@ let forest = new Forest();
 let current = location.hash.slice(1) || null; // id of the chosen session, PENDING, or null for a new text
 let isLoaded = false;
 let sizes = null; // a function from a number of tokens to the bytes of the state after them
-let learnsByDefault = false; // whether the server learns from new texts
-let work = null; // the running action: {controller, turn, rate, begun, before}
+let model = { id: "lmlong", learns: false, writes: null }; // what the server tells of it
+let work = null; // the running action: {controller, turn, rate, last, count, busy}
 
 const tree = new TreeView(element("tree"), choose);
 const view = new TextView(element("text"), choose);
@@ -50,7 +52,7 @@ export function show() {
   prompt.placeholder = session || turn ? "Add your own text, or leave this empty and let the model continue." : "Start of the text";
   element("new").setAttribute("aria-pressed", current === null);
   if (isLoaded) history.replaceState(null, "", session ? `#${current}` : location.pathname + location.search);
-  showLearning(Boolean(path.at(-1)?.learns), learnsByDefault);
+  showLearning(Boolean(path.at(-1)?.learns), Boolean(model.learns));
   showTree();
   showMeter();
   showWork();
@@ -109,14 +111,39 @@ export async function load() {
 }
 
 export async function begin() {
-  const models = await (await ask("v1/models")).json();
-  element("model").textContent = models.data[0].id;
-  document.title = `${models.data[0].id} · lmlong`;
-  learnsByDefault = Boolean(models.data[0].learns);
+  [model] = (await (await ask("v1/models")).json()).data;
+  element("model").textContent = model.id;
+  document.title = `${model.id} · lmlong`;
+  element("about").textContent = model.about;
+  showBeginnings();
+  showLook();
   sizes = await meter.stateSizes();
   await load();
   show();
   if (!work && (await dropUnfinished().catch(() => false))) await load().then(show);
+}
+
+/** Show how a text may begin. */
+function showBeginnings() {
+  const begin = (text, name) => {
+    const button = make("button", "beginning", name);
+    button.type = "button";
+    button.addEventListener("click", () => {
+      setDraft(text);
+      write();
+    });
+    return button;
+  };
+  const given = model.writes === "code" ? BEGINNINGS.map((text) => begin(text, make("code", "", text.trim()))) : [];
+  element("beginnings").replaceChildren(...given, begin("", "Let the model begin"));
+}
+
+/** Follow the switches for colours and the typeface; code is in monospace unless somebody chose otherwise. */
+export function showLook() {
+  const colours = (element("colours").checked = read("lmlong.colours") ?? true);
+  const mono = (element("mono").checked = read("lmlong.mono") ?? model.writes === "code");
+  document.body.classList.toggle("plain", !colours);
+  document.body.classList.toggle("mono", mono);
 }
 
 /** Run an action that takes time and can be stopped; only one runs at a time. */
@@ -143,7 +170,7 @@ async function doing(what, action) {
 function showTime(begun) {
   if (!element("now").hidden) return;
   const seconds = Math.round((performance.now() - begun) / 1000);
-  element("countdown").textContent = work.begun ? "" : `${seconds} s`;
+  element("countdown").textContent = work.last ? "" : `${seconds} s`;
 }
 
 export async function tell(error) {
@@ -246,10 +273,15 @@ async function follow(parent, segments, { max_tokens: most, ...sampling }, signa
 function wrote(turn) {
   const now = performance.now();
   const count = turn.asked - turn.left;
-  if (!work.begun) {
-    Object.assign(work, { begun: now, before: count });
+  if (!work.last) {
+    Object.assign(work, { busy: 0, counted: 0 });
     say("Generating …");
-  } else work.rate = (1000 * (count - work.before)) / (now - work.begun);
+  } else if (now - work.last < PAUSE) {
+    work.busy += now - work.last;
+    work.counted += count - work.count;
+    work.rate = (1000 * work.counted) / work.busy;
+  }
+  Object.assign(work, { last: now, count });
   work.frame ||= requestAnimationFrame(() => {
     if (work?.turn !== turn) return;
     work.frame = 0;
@@ -291,15 +323,48 @@ function inUtf8(data) {
   }
 }
 
+function save(data, name) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(data);
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
+}
+
+/** {text, isWhole}: the text up to the end of the current turn, as far as this browser has it. */
+function known() {
+  const path = forest.path(current);
+  const from = path.findLastIndex(({ id }) => !texts.get(id) || texts.get(id).cut);
+  const entries = path.slice(Math.max(0, from)).map((session) => texts.get(session.id) ?? { segments: [{ told: session.tail }] });
+  return { text: entries.map(({ segments }) => textOf(segments)).join(""), isWhole: from < 0 };
+}
+
+function tellKept(what, { text, isWhole }) {
+  const size = `${text.length.toLocaleString("en")} characters`;
+  say(isWhole ? `${what} ${size}.` : `${what} the last ${size}; this browser does not have the text before.`);
+}
+
+export async function copy() {
+  const found = known();
+  try {
+    await navigator.clipboard.writeText(found.text);
+    tellKept("Copied", found);
+  } catch {
+    say("The browser does not let this page copy. Save the text instead.", true);
+  }
+}
+
+export function saveText() {
+  const found = known();
+  save(new Blob([found.text], { type: "text/plain" }), `${model.id}-${current.slice(0, 8)}.txt`);
+  tellKept("Saved", found);
+}
+
 export async function download() {
   const { id } = forest.nodes.get(current);
   try {
     const data = await (await ask(`v1/sessions/${id}/state`)).blob();
-    const link = document.createElement("a");
-    link.href = URL.createObjectURL(data);
-    link.download = `${element("model").textContent}-${id.slice(0, 8)}.state`;
-    link.click();
-    setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
+    save(data, `${model.id}-${id.slice(0, 8)}.state`);
     say(`The state after this turn: ${meter.inBytes(data.size)}.`);
   } catch (error) {
     await tell(error);

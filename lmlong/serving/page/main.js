@@ -19,7 +19,7 @@ element("composer").addEventListener("submit", (event) => {
 prompt.addEventListener("input", app.keepDraft);
 addEventListener("keydown", (event) => {
   if (document.querySelector("dialog[open]")) return;
-  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey || isSent(event))) {
     event.preventDefault();
     app.write();
   } else if (event.key === "Escape") {
@@ -28,11 +28,19 @@ addEventListener("keydown", (event) => {
     else app.stop();
   }
 });
+
+/** Whether Enter generates rather than begins a line, as it does on the keyboard of a touch screen. */
+function isSent({ target, shiftKey, isComposing }) {
+  return target === prompt && !shiftKey && !isComposing && !matchMedia("(pointer: coarse)").matches;
+}
+
 element("stop").addEventListener("click", () => {
   app.stop();
   prompt.focus();
 });
 element("again").addEventListener("click", app.again);
+element("copy").addEventListener("click", app.copy);
+element("save").addEventListener("click", app.saveText);
 element("download").addEventListener("click", app.download);
 element("delete").addEventListener("click", app.remove);
 element("new").addEventListener("click", () => {
@@ -66,14 +74,11 @@ addEventListener("drop", (event) => {
   app.openFile(event.dataTransfer.files[0]);
 });
 
-for (const [id, name] of [["colours", "plain"], ["mono", "mono"]]) {
-  const box = element(id);
-  const key = `lmlong.${id}`;
-  box.checked = read(key) ?? box.checked;
-  const follows = () => document.body.classList.toggle(name, id === "colours" ? !box.checked : box.checked);
-  box.addEventListener("change", () => store(key, JSON.stringify(box.checked)));
-  box.addEventListener("change", follows);
-  follows();
+for (const id of ["colours", "mono"]) {
+  element(id).addEventListener("change", ({ target }) => {
+    store(`lmlong.${id}`, JSON.stringify(target.checked));
+    app.showLook();
+  });
 }
 
 // The server's condition

@@ -51,9 +51,9 @@ function verdict(points) {
   const first = points.find((point) => point.tokens > 1);
   const last = points.at(-1);
   if (!first) return "";
-  const share = last.bytes / last.tokens;
-  if (last.tokens < 1.1 * first.tokens) return `${share < 10 ? share.toFixed(1) : Math.round(share)} bytes of state a token`;
-  return `text × ${times(last.tokens / first.tokens)}, state × ${times(last.bytes / first.bytes)}`;
+  if (last.tokens < 1.1 * first.tokens) return `${inBytes(last.bytes / last.tokens)} of state per token`;
+  const [text, state] = [last.tokens / first.tokens, last.bytes / first.bytes].map(times);
+  return `${text}× the text, ${state === "1.0" ? "same" : `${state}×`} state`;
 }
 
 const times = (factor) => factor.toFixed(factor < 9.95 ? 1 : 0);

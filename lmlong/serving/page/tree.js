@@ -22,8 +22,18 @@ export class Forest {
 
   /** Ids of the sessions that follow one, the oldest first; of null those that follow none. */
   children(id) {
-    const found = [...this.nodes.values()].filter((node) => this.parentOf(node) === id);
-    return found.map((node) => node.id);
+    return this.following().get(id) ?? [];
+  }
+
+  /** The same for all sessions, by their ids. */
+  following(nodes = this.nodes.values()) {
+    const children = new Map();
+    for (const node of nodes) {
+      const parent = this.parentOf(node);
+      if (children.has(parent)) children.get(parent).push(node.id);
+      else children.set(parent, [node.id]);
+    }
+    return children;
   }
 
   parentOf({ parent }) {
@@ -43,27 +53,25 @@ export class Forest {
 
   /** A session and all that follow it, the last first. */
   subtree(id) {
-    return [...this.children(id).flatMap((child) => this.subtree(child)), id];
+    const children = this.following();
+    const found = [id];
+    for (let at = 0; at < found.length; at++) found.push(...(children.get(found[at]) ?? []));
+    return found.reverse();
   }
 
   /** Rows from top to bottom: {id, parent, lane, level}. The first that follows a node stays on its line, below the others. */
   rows() {
-    const children = new Map();
-    const all = [...this.nodes.values(), ...(this.pending ? [this.pending] : [])];
-    for (const node of all) {
-      const parent = this.parentOf(node);
-      children.set(parent, [...(children.get(parent) ?? []), node.id]);
-    }
+    const children = this.following([...this.nodes.values(), ...(this.pending ? [this.pending] : [])]);
     const rows = [];
-    const line = (id, parent, lane, level) => {
-      for (; id !== undefined; level++) {
-        rows.push({ id, parent, lane, level });
-        const [first, ...others] = children.get(id) ?? [];
-        for (const other of others) line(other, id, Math.min(lane + 1, LANES), level + 1);
-        [id, parent] = [first, id];
-      }
-    };
-    for (const root of (children.get(null) ?? []).reverse()) line(root, null, 0, 1);
+    const waiting = (children.get(null) ?? []).map((id) => ({ id, parent: null, lane: 0, level: 1 }));
+    while (waiting.length) {
+      const row = waiting.pop();
+      rows.push(row);
+      const [first, ...others] = children.get(row.id) ?? [];
+      const below = { parent: row.id, level: row.level + 1 };
+      if (first !== undefined) waiting.push({ ...below, id: first, lane: row.lane });
+      for (const id of others.reverse()) waiting.push({ ...below, id, lane: Math.min(row.lane + 1, LANES) });
+    }
     return rows;
   }
 }
