@@ -18,7 +18,7 @@ from lmlong.attention.inputs import draw_inputs
 from lmlong.attention.registry import CAUSAL
 from lmlong.bench.speed import Candidate
 from lmlong.inference.loading import CACHE_DTYPE
-from lmlong.inference.session import Session, append_token, next_logits, prefill
+from lmlong.inference.session import Session, greedy, prefill
 from lmlong.model.fast_step import make_fast_step, why_no_fast_step
 from lmlong.model.kernel_choice import choose_kernels
 from lmlong.model.kernel_trial import Work
@@ -132,16 +132,13 @@ class GenerationCandidates:
         """Return the generation of GENERATED tokens after a prompt, which is prefilled here."""
         model = self.model(name, precision)
         prompt = torch.randint(model.embedding.num_embeddings, (length,)).tolist()
-        after_prompt: list[Session] = [prefill(model, [prompt])]
+        after_prompt = prefill(model, [prompt])
 
-        def generate() -> None:
-            session = after_prompt[0]
-            for _ in range(GENERATED):
-                logits, state = next_logits(model, session)
-                session = append_token(session, state, logits.argmax(-1))
+        def generate() -> Session:
+            return greedy(model, after_prompt, GENERATED)
 
         generate()  # captures the graph
-        return Candidate(generate, GENERATED, state_bytes(after_prompt[0].state), 0, growth=0, measured=False)
+        return Candidate(generate, GENERATED, state_bytes(after_prompt.state), 0, growth=0, measured=False)
 
     def _model(self, name: str, precision: str) -> LanguageModel:
         model = copy.deepcopy(build_model(name, self.options, self.device)).eval()

@@ -22,7 +22,7 @@ def import_(path: Path, out: Path) -> None:
     """
     import shlex
 
-    from lmlong.cli.report import under_next
+    from lmlong.cli.after_training import under_next
     from lmlong.interop.importing import import_model
 
     imported = import_model(path, out)

@@ -31,6 +31,7 @@ COMMANDS = {
     "check": ("lmlong.cli.check:check", "Check the causal-attention invariants of a model or plug-in."),
     "eval": ("lmlong.cli.evaluate:eval_", "Measure a trained model: perplexity by context length."),
     "lm-eval": ("lmlong.cli.lm_eval:lm_eval", "Run tasks of EleutherAI's lm-evaluation-harness."),
+    "report": ("lmlong.cli.report:report", "Write an HTML page about runs, to send to others."),
     "probe": ("lmlong.cli.probe:probe", "Measure how far back a model recalls what it read."),
     "spectrum": ("lmlong.cli.spectrum:spectrum", "Measure the singular values of a model's attention."),
     "bench": ("lmlong.cli.bench:bench", "Compare kinds of attention by experiment."),

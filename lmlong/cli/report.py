@@ -1,71 +1,66 @@
-"""The message at the end of a training run."""
+"""`lmlong report`: one HTML page about runs."""
 
-import shlex
-from collections.abc import Sequence
 from pathlib import Path
-from textwrap import indent
+from typing import Any
 
-from lmlong.cli.runs import near
-from lmlong.data.baselines import Baselines
-from lmlong.recipe import Files, Recipe
-from lmlong.training.run import TrainingResult
+import click
 
-
-def next_commands(run: Path, recipe: Recipe) -> list[str]:
-    """Return the commands to try on the run of a recipe."""
-    words = [str(run), *(word for plugin in recipe.plugins for word in ("--plugin", near(plugin)))]
-    paths = [path for source in recipe.text.sources if isinstance(source, Files) for path in source.paths]
-    if recipe.objective == "masked":
-        commands = [["eval", *words]]
-    elif logs := [near(path) for path in paths if Path(path).suffix == ".log"]:
-        commands = [["score", *words, logs[0], "--above", "8"], ["eval", *words]]
-    else:
-        commands = [["generate", *words], ["eval", *words]]
-    return [shlex.join(["lmlong", *each]) for each in commands]
+from lmlong.cli import options
+from lmlong.cli.output import STDOUT
+from lmlong.cli.runs import report_left_out
+from lmlong.io.system_errors import explain_errors
 
 
-def under_next(commands: Sequence[str]) -> str:
-    """Return commands as the last lines of a message."""
-    return "\n".join(["next:", *(f"  {command}" for command in commands)])
+class HtmlFile(options.NewFile):
+    """An .html file to write."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = super().convert(value, param, ctx)
+        if path != STDOUT and path.suffix.lower() not in (".html", ".htm"):
+            self.fail(f"{value!r} does not end in .html.", param, ctx)
+        return path
 
 
-def after_training(result: TrainingResult, sample: str = "", commands: Sequence[str] = ()) -> str:
-    """Return the result, a sample of the model's text and the commands to try next, or the step of a stopped run."""
-    validation = result.validation
-    if validation is None and result.signal is None:
-        more = "Raise training.steps, tokens or minutes to continue."
-        return f"{result.run} is at step {result.step} and has no more to do. {more}"
-    if validation is None:
-        return f"stopped after step {result.step}, saved in {result.run}. Resume with --resume auto."
-    if result.baselines is None:
-        hidden = f"{validation.tokens:,} hidden tokens of held-out text"
-        lines = [f"validation   perplexity {validation.perplexity:.3f} on {hidden}"]
-    else:
-        lines = [
-            f"validation   {validation.bits_per_byte:.3f} bits per byte on {_part(result)} of held-out text",
-            *_baselines(result.baselines),
-        ]
-    return "\n".join([*lines, *_sample(sample), *(["", under_next(commands)] if commands else [])])
+@click.command()
+@options.runs
+@click.option(
+    *("-o", "--out"),
+    type=HtmlFile(writable=True, allow_dash=True),
+    default="report.html",
+    help="File to write, or - for standard output.",
+)
+@options.data
+@click.option(
+    "--tokens",
+    type=options.TokenCount(2),
+    metavar="N",
+    default="32k",
+    help="Measure on the first N tokens of the text.",
+)
+@click.option(
+    "--measure/--no-measure", default=True, help="Measure prediction, recall and speed, or only report the training."
+)
+@options.threads
+@options.device
+def report(runs: tuple[str, ...], out: Path, data: tuple[str, ...], tokens: int, measure: bool, device: str) -> None:
+    """Write one HTML page about each RUN, or several side by side, to send to others.
 
+    It contains the text and the tokenizer, curves of training, samples, bits per byte by context and position, recall,
+    the health of the state, speed, the recipe, the environment, and commands to reproduce them. The page needs no
+    network and no script, and can be printed. The measurements are those of `lmlong eval` and `lmlong probe`, on the
+    held-out text of the run unless --data names another.
 
-def _sample(text: str) -> list[str]:
-    """Return the lines that show a model's text, without control characters."""
-    shown = "".join(character if character.isprintable() or character in "\n\t" else "\ufffd" for character in text)
-    return ["", "sample:", indent(shown.strip("\n"), "  ")] if shown.strip() else []
+    \b
+    Example: a run, then two side by side.
+      lmlong report runs/quickstart
+      lmlong report linear softmax -o linear-softmax.html
+    """
+    from lmlong.evaluation.run_page import run_page
+    from lmlong.evaluation.run_report import report_runs
 
-
-def _part(result: TrainingResult) -> str:
-    """Return the part of the held-out text that was measured."""
-    size = result.validation.bytes if result.validation else 0
-    return f"an even sample of {size:,} bytes" if result.sampled else f"all {size:,} bytes"
-
-
-def _baselines(baselines: Baselines) -> list[str]:
-    """Return a line for each baseline, with the method and what it has read."""
-    strongest, name = baselines.strongest, "mixing" if baselines.mixing else "lzma"
-    how = "context mixing" if baselines.mixing else "repeated phrases"
-    return [
-        f"{name:12} {strongest.bits_per_byte:.3f} by {how}, after {strongest.primed_bytes:,} bytes of training text",
-        f"unigram      {baselines.unigram:.3f} by the frequency of each token in the training text",
-        f"gzip -9      {baselines.gzip:.3f} on the held-out text alone, without the training text",
-    ]
+    report_left_out(data)
+    page = run_page(report_runs(runs, data, measure=measure, tokens=tokens, device=device))
+    with explain_errors(out), click.open_file(str(out), "w", encoding="utf-8") as file:
+        file.write(page)
+    if out != STDOUT:
+        click.echo(f"{out}: {len(page.encode()) / 1000:,.0f} kB")

@@ -60,7 +60,7 @@ def train(
         click.echo(make_plan(chosen, memory).text())
         return
 
-    from lmlong.cli.report import after_training, next_commands
+    from lmlong.cli.after_training import after_training, next_commands
     from lmlong.training.run import run
 
     result = run(chosen, folder, resume, overwrite)

@@ -1,5 +1,6 @@
 """Perplexity against length as a plot: a panel for each view."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 from lmlong.evaluation.document_sums import Estimate
@@ -14,22 +15,21 @@ PANELS_IN_A_ROW = 3
 def figure(reports: Sequence[PerplexityReport]) -> Figure:
     """Return bits per byte against context, position and window, then the other views, with bands of two errors."""
     panels = [
-        _with_trained_lengths(panel, reports)
-        for describe, x_label in (
-            (_context, "tokens read before the same targets\n(band: the change from the shortest)"),
-            (_position, "tokens before, read from the beginning"),
-            (_windows, "tokens in a window"),
+        _with_trained_lengths(panel, reports)._replace(title=title, small=True, y_limits=(0.0, math.inf))
+        for title, describe, x_label in (
+            ("by context", _context, "tokens read before the same targets\n(band: the change from the shortest)"),
+            ("by position", _position, "tokens before, read from the beginning"),
+            ("by window", _windows, "tokens in a window"),
         )
-        for panel in _panels(reports, describe, x_label)
+        for panel in _panels(reports, describe, x_label, "bits per byte, ± 2 standard errors")
     ]
-    if panels:
-        panels[0] = panels[0]._replace(y_label="bits per byte, ± 2 standard errors")
     if carried := list(_carried(reports)):
         panels[-1] = panels[-1]._replace(levels=carried)
     for report in reports:
         if len(report.recurrence) > 1:
             panels += [_recurrence(report, kind, f"{report.name}: " if len(reports) > 1 else "") for kind in KINDS]
-    panels += _panels(reports, _divergence, "tokens back to a point", "KL without the text before it, nats/token")
+    divergence = _panels(reports, _divergence, "tokens back to a point", "KL without the text before it, nats/token")
+    panels += [panel._replace(y_limits=(0.0, math.inf)) for panel in divergence]
     hollow = "nats/token that counts add\n(hollow: of all tokens before)"
     panels += _panels(reports, _cache, "tokens read before the same targets", hollow)
     rows = [panels[first : first + PANELS_IN_A_ROW] for first in range(0, len(panels), PANELS_IN_A_ROW)]

@@ -213,6 +213,17 @@ def _rows(report: PerplexityReport, base: PerplexityReport) -> Iterator[Differen
             yield Difference(length, sums, other)
 
 
+def difference_columns(compared: Differences) -> list[Column]:
+    """Return the columns of a table of differences."""
+    run, base, _ = compared
+    return [
+        Column("length", 9, value=lambda row: "whole" if row.length is None else name_length(row.length)),
+        *with_error(Column("difference", 13, "+.4f", value="bits"), 9),
+        Column(run.name, max(14, len(run.name) + 2), ".4f", value="sums.totals.bits_per_byte"),
+        Column(base.name, max(14, len(base.name) + 2), ".4f", value="base.totals.bits_per_byte"),
+    ]
+
+
 def difference_lines(compared: Differences) -> list[str]:
     """Return the differences as a table."""
     run, base, rows = compared
@@ -220,15 +231,9 @@ def difference_lines(compared: Differences) -> list[str]:
         same = run.text == base.text
         why = "no targets in common. Give --lengths" if same else "measured on another text. Name one by --data"
         return [f"{run.name} minus {base.name}: {why}."]
-    columns = [
-        Column("length", 9, value=lambda row: "whole" if row.length is None else name_length(row.length)),
-        *with_error(Column("difference", 13, "+.4f", value="bits"), 9),
-        Column(run.name, max(14, len(run.name) + 2), ".4f", value="sums.totals.bits_per_byte"),
-        Column(base.name, max(14, len(base.name) + 2), ".4f", value="base.totals.bits_per_byte"),
-    ]
     documents = plural(rows[0].sums.documents, run.unit)
     return [
         f"{run.name} minus {base.name}, in bits/byte on the same bytes of {documents}:",
         "below 0 the first is better; errors are of the differences, paired",
-        *format_table(columns, rows),
+        *format_table(difference_columns(compared), rows),
     ]

@@ -195,6 +195,7 @@ def figure(results: Sequence[ProbeResult]) -> Figure:
                 ticks=distances,
                 tick_name=name_length,
                 y_range=(-0.03, 1.03),
+                y_limits=(0.0, 1.0),
                 levels=[Level(results[0].chance(probe), Style("0.5", (0, (1, 2))), text="chance", width=1)],
             )
         )

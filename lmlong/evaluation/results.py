@@ -153,7 +153,7 @@ class WindowChange(NamedTuple):
     "windows=window_changes",
     "state=health",
 )
-@dataclass
+@dataclass(repr=False)
 class PerplexityReport:
     """The results of one model."""
 
@@ -183,6 +183,10 @@ class PerplexityReport:
     tokens: int = 0  # read in total
     seconds: float = 0.0
     peak_bytes: int | None = 0  # None where the system does not report it
+
+    def __repr__(self) -> str:
+        bits = [f"{sums.totals.bits_per_byte:.4f} bits/byte at {length}" for length, sums, _ in self.context]
+        return f"<PerplexityReport {self.name}: {', '.join(bits) or 'no contexts'}>"
 
     @property
     def unit(self) -> str:

@@ -31,7 +31,7 @@ from lmlong.inference.hidden_states import HiddenStates
 from lmlong.inference.sampling import Sampler
 from lmlong.inference.session import Session, begin_learning, prefill, with_unread
 from lmlong.inference.unread import Encoding, UnreadText
-from lmlong.model.base import TextModel
+from lmlong.model.base import TextModel, count_parameters
 from lmlong.model.build import build
 from lmlong.model.device import WITHOUT_FLOAT64, pick_device
 from lmlong.model.fast_step import make_fast_step, why_no_fast_step
@@ -45,7 +45,7 @@ from lmlong.model.sampling_options import DEFAULTS, MAX_TOKENS, Sampling
 from lmlong.recipe import Recipe
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TrainedModel:
     """A trained model of any objective, with its recipe and tokenizer."""
 
@@ -62,12 +62,17 @@ class TrainedModel:
     kernels: KernelChoice | None = None
     """The kernels of training, from the checkpoint."""
 
+    def __repr__(self) -> str:
+        kinds = " + ".join(dict.fromkeys(self.recipe.model.kinds))
+        size, tokens = f"{count_parameters(self.model):,} parameters", f"{self.trained_tokens or 0:,} tokens"
+        return f"<{type(self).__name__} {self.checkpoint}: {size}, {kinds} attention, trained on {tokens}>"
+
     @property
     def device(self) -> torch.device:
         return self.model.embedding.weight.device
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TrainedLanguageModel(TrainedModel):
     """A trained language model."""
 

@@ -15,7 +15,7 @@ from lmlong.model.language_model import LanguageModel, ModelState, will_learn
 from lmlong.model.learning.levels import Level
 from lmlong.model.learning.state import init_learned
 from lmlong.model.sampling_options import RECENT
-from lmlong.model.state import rebuild_state
+from lmlong.model.state import rebuild_state, state_bytes
 
 PREFILL_TOKENS = 2048
 """Tokens of a prompt read at once, or more on a GPU, so that a text of any length takes the memory of this many."""
@@ -33,6 +33,10 @@ class Session(NamedTuple):
     recent: Tensor  # (B, RECENT) the last tokens, including `last`; NO_TOKEN before the beginning
     total: Tensor  # (B,) number of tokens, including `last`
     unread: Unread  # text after `last`
+
+    def __repr__(self) -> str:
+        read = " and ".join(f"{total:,}" for total in self.total.tolist())
+        return f"<Session after {read} tokens, with {state_bytes(self.state):,} bytes of state>"
 
 
 def prefill(
@@ -128,6 +132,14 @@ def append_token(session: Session, state: ModelState, token: Tensor, learn: bool
     learns from its text learns from the token, which is not for those that the model wrote."""
     recent = torch.cat([session.recent[:, 1:], token[:, None]], dim=1)
     return session._replace(state=will_learn(state, learn), last=token, recent=recent, total=session.total + 1)
+
+
+def greedy(model: LanguageModel, session: Session, tokens: int) -> Session:
+    """Return the session after as many more tokens, each the likeliest."""
+    for _ in range(tokens):
+        logits, state = next_logits(model, session)
+        session = append_token(session, state, logits.argmax(-1))
+    return session
 
 
 def advance(model: LanguageModel, session: Session, tokens: Iterable[tuple[int, bool]]) -> Session:

@@ -1,10 +1,12 @@
 """The model card of an export: description, use, evaluation and recipe."""
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from lmlong import __version__
+from lmlong.checkpoint.environment import SourceText
 from lmlong.errors import UsageError
 from lmlong.interop.exporting import RunSource
 from lmlong.io.files import parse_json
@@ -30,6 +32,8 @@ def card(
     """Return the text. `sections` describe the use of the model; `evaluation` is a result of `lmlong eval`."""
     head = HEAD.format(library=library, tags=", ".join(["lmlong", *tags]))
     parts = [head, f"# {name}\n", _facts(source), *sections]
+    if source.text:
+        parts.append("\n".join(_text(source.text)))
     if evaluation is not None:
         parts.append("\n".join(_lengths(evaluation)))
     shown = recipe_file.dump_without_folders(source.recipe)
@@ -63,6 +67,14 @@ def _facts(source: RunSource) -> str:
     if source.validation is not None:
         facts.append(f"Held-out text of its training costs it {source.validation:.3f} bits per byte.")
     return "\n".join(facts) + "\n"
+
+
+def _text(sources: Sequence[SourceText]) -> Iterator[str]:
+    yield "## Training text\n\n| source | documents | tokens | held-out tokens |\n|---|---|---|---|"
+    for source in sources:
+        name = re.sub(r"([\\|`<\[*_])", r"\\\1", source.name)
+        yield f"| {name} | {source.train.documents:,} | {source.train.tokens:,} | {source.validation.tokens:,} |"
+    yield ""
 
 
 def _lengths(evaluation: dict[str, Any]) -> Iterator[str]:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from lmlong.checkpoint import manifest, read
+from lmlong.checkpoint.environment import SourceText, read_environment, text_sources
 from lmlong.data.tokenizers.base import Tokenizer
 from lmlong.errors import UsageError
 from lmlong.interop.staging import staged_folder
@@ -33,6 +34,7 @@ class RunSource(NamedTuple):
     weights: dict[str, Tensor]
     validation: float | None
     trained_tokens: int
+    text: list[SourceText]
 
 
 def open_export(run: str, folder: Path) -> RunSource:
@@ -47,7 +49,8 @@ def _read(checkpoint: Path) -> RunSource:
     tokenizer, weights = read.read_tokenizer(checkpoint), read.read_weights(checkpoint)
     read.check_size(checkpoint, recipe, lambda recipe: build(recipe, tokenizer.vocabulary))
     validation, tokens = manifest.read(checkpoint).validation, read.trained_tokens(checkpoint)
-    return RunSource(recipe, tokenizer, weights, validation, tokens)
+    text = text_sources(read_environment(checkpoint), recipe)
+    return RunSource(recipe, tokenizer, weights, validation, tokens, text)
 
 
 def _check_exportable(chosen: Recipe) -> None:

@@ -188,6 +188,14 @@ def dump_without_folders(recipe: Recipe) -> str:
     return _yaml(without_folders(recipe.model_dump()))
 
 
+def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested dicts as one with dotted keys."""
+    flattened: dict[str, Any] = {}
+    for key, value in values.items():
+        flattened |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flattened
+
+
 def _yaml(values: dict[str, Any]) -> str:
     yaml = YAML(typ="safe", pure=True)
     yaml.default_flow_style = False

@@ -29,9 +29,9 @@ def with_absolute(values: dict[str, Any]) -> dict[str, Any]:
 
 def without_folders(values: dict[str, Any]) -> dict[str, Any]:
     """Shorten the paths in a recipe's values to their last part."""
-    values["plugins"] = [_name(plugin, is_file(plugin)) for plugin in values["plugins"]]
-    _change(values["training"]["deepspeed"], "config", _name, True)
-    return _changed(values, _name)
+    values["plugins"] = [last_part(plugin, is_file(plugin)) for plugin in values["plugins"]]
+    _change(values["training"]["deepspeed"], "config", last_part, True)
+    return _changed(values, last_part)
 
 
 def _changed(values: dict[str, Any], change: Callable[[str, bool], str]) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def _change(section: dict[str, Any], key: str, change: Callable[[str, bool], str
         section[key] = change(value, is_path)
 
 
-def _name(path: str, is_path: bool) -> str:
+def last_part(path: str, is_path: bool = False) -> str:
     """Return the last part of a path of any operating system; a value that is not clearly a path is unchanged."""
     parsed = PureWindowsPath(path)  # splits at / too
     return parsed.name or path if is_path or parsed.root or parsed.drive or path.startswith("~") else path

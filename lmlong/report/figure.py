@@ -3,6 +3,7 @@
 A report describes its figure by these; `lmlong.report.plot` draws them.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -10,8 +11,11 @@ import numpy as np
 
 from lmlong.report.table import Value, getter
 
-# lines also differ in marker and dashes, so that a grey print keeps them apart
-COLORS = ("#1b3a6b", "#c2571a", "#2a8c7f", "#a9708f", "#4d4d4d", "#8f9a2b")
+# colors by Okabe and Ito, which colour-blind readers tell apart; lines also differ in marker and dashes, so that a grey
+# print keeps them apart
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#444444", "#e69f00")
+DARK_COLORS = ("#56b4e9", "#e69f00", "#22c99a", "#e08bbd", "#eeeeee", "#f0e442")
+"""The same on a dark background."""
 MARKERS = ("o", "s", "^", "D", "v", "P")
 DASHES = ("-", "--", "-.", ":", "-", "--")
 
@@ -49,6 +53,17 @@ class Line(NamedTuple):
     high: Numbers | None = None
     errors: Numbers | None = None
     """The half lengths of error bars."""
+
+    def bounds(self, limits: tuple[float, float]) -> tuple[list[float], list[float]] | None:
+        """Return the lower and the upper ends of the band or of the error bars, within limits."""
+        if self.errors is not None:
+            y, errors = np.asarray(self.y), np.asarray(self.errors)
+            low, high = y - errors, y + errors
+        elif self.low is not None and self.high is not None:
+            low, high = np.asarray(self.low), np.asarray(self.high)
+        else:
+            return None
+        return np.clip(low, *limits).tolist(), np.clip(high, *limits).tolist()
 
 
 def lines_of(
@@ -118,12 +133,16 @@ class Panel(NamedTuple):
     """Where a shade begins that reaches to the last tick."""
     x_range: tuple[float | None, float | None] | None = None
     y_range: tuple[float | None, float | None] | None = None
+    y_limits: tuple[float, float] = (-math.inf, math.inf)
+    """The lowest and the highest value that there can be, at which bands and error bars end."""
     y_scale: Literal["linear", "log", "log 1-2-5"] = "linear"
     """With 1-2-5, the ticks 1, 2 and 5 of each decade are named in full."""
     y_names: Sequence[str] = ()
     """The labels of 0, 1, 2 and so on of the y axis, from the top down; with none, the axis has numbers."""
     legend: bool = False
-    """Whether the panel has a legend of its own."""
+    """Whether the panel has a legend of its own, above it."""
+    note: str = ""
+    """Lines of text below the panel."""
 
 
 class HeatMap(NamedTuple):

@@ -20,6 +20,9 @@ FORMATS = (".png", ".pdf", ".svg")
 GUIDE = (0, (4, 3))
 """The dashes of vertical marks."""
 DPI = 160
+TITLE_PAD, LINE_HEIGHT = 6, 14
+"""Points between a panel and its title, and of each row of text between them."""
+LEGEND_COLUMNS = 3
 SMALL: dict[str, Any] = {"fontsize": "small"}
 MOST_NUMBERED = 64
 """The largest number of fields of a heat map that show their numbers, which are illegible in smaller fields."""
@@ -92,15 +95,20 @@ def draw(figure: Figure) -> matplotlib.figure.Figure:
 def _draw_panel(axes: Axes, panel: Panel) -> list[Annotation]:
     """Draw a panel, and return the texts of marks above it."""
     for line in panel.lines:
-        _draw_line(axes, line)
+        _draw_line(axes, line, panel.y_limits)
     for level in panel.levels:
         _draw_level(axes, level)
     _set_scales(axes, panel)
-    axes.set_title(panel.title, **SMALL if panel.small else {})
     axes.set_xlabel(panel.x_label)
     axes.set_ylabel(panel.y_label)
+    rows = sum(mark.at == "above" for mark in panel.marks)  # of text between the panel and its title
     if panel.legend:
-        axes.legend(frameon=False, fontsize="small")
+        placed: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0}
+        legend = axes.legend(**placed, ncols=LEGEND_COLUMNS, columnspacing=1, frameon=False, fontsize="small")
+        rows += -(-len(legend.get_texts()) // LEGEND_COLUMNS)
+    axes.set_title(panel.title, pad=TITLE_PAD + LINE_HEIGHT * rows, **SMALL if panel.small else {})
+    if panel.note:
+        _annotate(axes, panel.note, (0, 0), "axes fraction", (0, -3 * LINE_HEIGHT), va="top")
     # only the axes that carry a scale, and faint lines to read values by, behind the data
     axes.grid(axis="y", color="0.9")
     axes.spines[["top", "right"]].set_visible(False)
@@ -111,15 +119,16 @@ def _draw_panel(axes: Axes, panel: Panel) -> list[Annotation]:
     return [text for text, mark in zip(texts, panel.marks, strict=True) if mark.at == "above"]
 
 
-def _draw_line(axes: Axes, line: Line) -> None:
-    color = _color(line.style)
+def _draw_line(axes: Axes, line: Line, limits: tuple[float, float]) -> None:
+    color, bounds = _color(line.style), line.bounds(limits)
     looks: dict[str, Any] = {"color": color, "linestyle": line.style.dashes, "marker": line.style.marker}
     if line.errors is not None:
-        axes.errorbar(line.x, line.y, yerr=line.errors, capsize=3, label=line.label, **looks)
+        lengths = np.abs(np.asarray(bounds) - np.asarray(line.y))
+        axes.errorbar(line.x, line.y, yerr=lengths, capsize=3, label=line.label, **looks)
         return
     axes.plot(line.x, line.y, label=line.label, **looks, **_marker(line.style))
-    if line.low is not None and line.high is not None:
-        axes.fill_between(line.x, line.low, line.high, color=color, alpha=0.15, linewidth=0)
+    if bounds is not None:
+        axes.fill_between(line.x, *bounds, color=color, alpha=0.15, linewidth=0)
 
 
 def _color(style: Style) -> Any:
@@ -158,7 +167,7 @@ def _draw_mark(axes: Axes, mark: Mark) -> Annotation:
 
 
 def _annotate(
-    axes: Axes, text: str, at: tuple, coordinates: Any, offset: tuple, color: Any, **align: Any
+    axes: Axes, text: str, at: tuple, coordinates: Any, offset: tuple, color: Any = "black", **align: Any
 ) -> Annotation:
     offsets: dict[str, Any] = {"xytext": offset, "textcoords": "offset points"}
     return axes.annotate(text, at, xycoords=coordinates, **offsets, fontsize="small", color=color, **align)

@@ -43,7 +43,7 @@ def format_table(columns: Sequence[Column], rows: Iterable[Any]) -> list[str]:
 
 def format_rows(columns: Sequence[Column], rows: Iterable[Any]) -> list[str]:
     """Return a line for each row, without titles."""
-    return [_line(columns, _cells(columns, row)) for row in rows]
+    return [_line(columns, cell_texts(columns, row)) for row in rows]
 
 
 def pivot_rows(
@@ -77,17 +77,40 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def _cells(columns: Sequence[Column], row: Any) -> list[Cell]:
-    return [
+def in_words(value: Any) -> str:
+    """Return a value of any kind, also lists and dicts of them, as people read it."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:.4f}"
+    if isinstance(value, list) and any(isinstance(part, float) for part in value):
+        return " ".join("-" if part is None else f"{part:,.4g}" for part in value)
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    if isinstance(value, dict):
+        # a colon after a name of several words, whose end would not be seen
+        parts = {name.replace("_", " "): in_words(part) for name, part in value.items()}
+        return ", ".join(f"{name}: {part}" if " by " in name else f"{name} {part}" for name, part in parts.items())
+    return str(value)
+
+
+def cell_texts(columns: Sequence[Column], row: Any) -> list[str]:
+    """Return the texts of the cells of a row, which may be fewer than the columns."""
+    cells = [
         row[index] if column.value is None else getter(column.value)(row)
         for index, column in enumerate(columns)
         if column.value is not None or index < len(row)
     ]
+    return [_text(cell, column.format) for cell, column in zip(cells, columns, strict=False)]
 
 
-def _line(columns: Sequence[Column], cells: Sequence[Cell]) -> str:
-    filled = zip(columns, cells, strict=False)
-    return "".join(f"{_text(cell, column.format):{column.align}{column.width}}" for column, cell in filled).rstrip()
+def _line(columns: Sequence[Column], texts: Sequence[str]) -> str:
+    filled = zip(columns, texts, strict=False)
+    return "".join(f"{text:{column.align}{column.width}}" for column, text in filled).rstrip()
 
 
 def _text(cell: Cell, form: str | Callable[[Any], str]) -> str:

@@ -72,7 +72,8 @@ class SurpriseAlong:
         texts = [f"{number}  {_short(unit.text)}" for number, unit in enumerate(marked, 1)]
         below = Panel(
             [unusual],
-            x_label="\n".join(["kB of text", *texts]),
+            x_label="kB of text",
+            note="\n".join(texts),
             y_label="z of the most unusual\nunit of a stretch",
             marks=marks,
         )

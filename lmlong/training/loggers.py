@@ -16,6 +16,7 @@ from lmlong.data.baselines import Baselines
 from lmlong.errors import UsageError, install_command
 from lmlong.model.metrics import Metric
 from lmlong.recipe import Recipe
+from lmlong.recipe.file import flat
 from lmlong.report.figure import Figure, Level, Line, Panel, Style, style
 from lmlong.training.callbacks import TrainingCallback
 from lmlong.training.distributed import is_main_process
@@ -77,7 +78,7 @@ def make_loggers(callback: TrainingCallback) -> list[Logger]:
     recipe, step = callback.prepared.recipe, callback.prepared.first_step
     made = [LOGGERS[name](callback.folder, step) for name in dict.fromkeys(recipe.training.loggers)]
     for logger in made:
-        logger.log_hyperparams(_flat(recipe.model_dump()))
+        logger.log_hyperparams(flat(recipe.model_dump()))
         if is_main_process():
             _log_recipe(logger, callback.recipe_text, step + 1)
     return made
@@ -155,7 +156,7 @@ def _log_recipe(logger: Logger, text: str, step: int) -> None:
 def _log_figures(logger: Logger, figures: dict[str, float], step: int, recipe: Recipe) -> None:
     if isinstance(logger, TensorBoardLogger):
         logger.log_hyperparams(
-            _flat(recipe.model_dump()), figures, step
+            flat(recipe.model_dump()), figures, step
         )  # shown beside the options in the table of runs
     else:
         logger.log_metrics(figures, step)
@@ -168,11 +169,3 @@ def _log_curve(logger: Logger, curve: Figure, step: int) -> None:
         logger.experiment.add_image(LEARNING_CURVE, pixels(curve), step, dataformats="HWC")
     elif isinstance(logger, WandbLogger):
         logger.log_image(LEARNING_CURVE, [pixels(curve)], step)
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested options as a flat dict with dotted keys."""
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat

@@ -22,6 +22,7 @@ from lightning.pytorch.strategies import DDPStrategy, Strategy
 from lmlong import __version__
 from lmlong.attention.device_policy import DevicePolicy
 from lmlong.attention.plugins import LOADED
+from lmlong.checkpoint.environment import ENVIRONMENT
 from lmlong.checkpoint.manifest import RECIPE, TOKENIZER
 from lmlong.data import baselines
 from lmlong.data.baselines import Baselines
@@ -40,7 +41,7 @@ from lmlong.training.module import TrainingModule
 from lmlong.training.optimizer import ENDLESS
 from lmlong.training.prepare import PreparedRun, prepare_new_run
 from lmlong.training.resume import make_newest, prepare_resumed_run, resume_point
-from lmlong.training.run_folder import ENVIRONMENT, check_folder, clear, default_folder, locked
+from lmlong.training.run_folder import check_folder, clear, default_folder, locked
 from lmlong.training.signals import StopAtOnce, StopOnSignal
 from lmlong.training.watch import Watch
 

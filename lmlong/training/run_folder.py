@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from lmlong.checkpoint.environment import ENVIRONMENT
 from lmlong.checkpoint.location import BEST, LATEST, LEFT_FOLDER, LEFT_LINK, NAME, checkpoints_in, find
 from lmlong.checkpoint.manifest import FILES, RECIPE, TOKENIZER
 from lmlong.checkpoint.manifest import NAME as MANIFEST
@@ -17,7 +18,7 @@ from lmlong.io.lock import Held, Lock
 from lmlong.recipe import Recipe
 from lmlong.training.metrics_log import METRICS_FILE
 
-LOCK, ENVIRONMENT = ".lock", "environment.json"
+LOCK = ".lock"
 
 RECORDS = (ENVIRONMENT, RECIPE, TOKENIZER, METRICS_FILE)
 """The files that describe a run."""

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from machine import needs_compiler
 
-from lmlong.cli.report import after_training
+from lmlong.cli.after_training import after_training
 from lmlong.data import baselines, context_mixing
 from lmlong.data.token_file import TokenFile, tokens_of
 from lmlong.data.tokenizers.base import ByteTokenizer

@@ -232,3 +232,7 @@ def test_the_plot_of_the_other_views() -> None:
     assert [line.y for line in remembrance.lines] == [[0.025]]
     assert [len(line.y) for line in cache.lines] == [2, 2]
     assert [len(row) for row in figure([LINEAR, VIEWED]).rows] == [3, 3, 1]
+
+
+def test_a_notebook_shows_one_line() -> None:
+    assert repr(LINEAR) == "<PerplexityReport linear: 0.7574 bits/byte at 256, 0.7033 bits/byte at 1024>"

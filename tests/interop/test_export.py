@@ -374,6 +374,8 @@ def test_a_damaged_checkpoint_is_not_exported(tmp_path: Path, write: Any) -> Non
 
 def test_its_card_tells_what_it_is_and_how_it_reads(tmp_path: Path) -> None:
     write_run(tmp_path / "run", **FORMS["delta"])
+    text = {"sources": [{"train": {"documents": 582, "tokens": 2_589_600}, "validation": {"tokens": 104_156}}]}
+    (tmp_path / "run" / "environment.json").write_text(json.dumps({"text": text}))
     (tmp_path / "text.txt").write_text(tiny_llama.TEXT * 3)
     words = ("--data", "text.txt", "--lengths", "16,64", "--min-documents", "1", "--json", "told.json")
     assert command("eval", "run", *words, cwd=tmp_path).returncode == 0
@@ -388,6 +390,7 @@ def test_its_card_tells_what_it_is_and_how_it_reads(tmp_path: Path) -> None:
         and "delta" in card
         and "trust_remote_code=True" in card
     )
+    assert "| python-stdlib | 582 | 2,589,600 | 104,156 |" in card
     assert str(tmp_path) not in card
     files = {path.name for path in (tmp_path / "hf").iterdir()}
     assert files >= {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "README.md"}

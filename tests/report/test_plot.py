@@ -99,6 +99,33 @@ def test_a_log_axis_is_named_in_full() -> None:
     assert {"1,000", "2,000", "5,000"} <= set(names) and "3,000" not in names
 
 
+def test_bands_and_error_bars_end_at_the_limits_of_values() -> None:
+    banded = Line("a", [1, 2], [0.1, 0.9], style(0), low=[-0.2, 0.8], high=[0.4, 1.2])
+    barred = Line("b", [1, 2], [0.1, 0.9], style(1), errors=[0.3, 0.3])
+    (axes,) = draw(Figure([[Panel([banded, barred], y_limits=(0.0, 1.0))]], (4, 4))).axes
+    band, bars = axes.collections
+    assert {float(y) for _, y in band.get_paths()[0].vertices} == {0.0, 0.4, 0.8, 1.0}
+    assert [segment[:, 1].tolist() for segment in bars.get_segments()] == [
+        [0.0, pytest.approx(0.4)],
+        [pytest.approx(0.6), 1.0],
+    ]
+
+
+def test_legends_and_titles_stand_above_the_data_and_notes_begin_at_its_left() -> None:
+    lines = [Line(name, [1, 1024], [1.0, 2.0], style(number)) for number, name in enumerate("abcd")]
+    panel = Panel(
+        lines, "loss", "tokens", ticks=[1, 1024], legend=True, note="1  one\n2  two", marks=[Mark(32, "here")]
+    )
+    drawn = draw(Figure([[panel]], (5, 5)))
+    drawn.draw_without_rendering()
+    (axes,) = drawn.axes
+    data, legend = axes.get_window_extent(), axes.get_legend().get_window_extent()
+    note = next(text for text in axes.texts if "one" in text.get_text()).get_window_extent()
+    assert legend.y0 >= data.y1 - 1 and axes.title.get_window_extent().y0 >= legend.y1 - 1
+    assert note.x0 == pytest.approx(data.x0, abs=3) and note.y1 < axes.xaxis.label.get_window_extent().y0
+    assert note.y0 >= 0 and axes.title.get_window_extent().y1 <= drawn.bbox.y1
+
+
 def test_lines_can_be_told_apart_in_grey() -> None:
     looks = [style(number) for number in range(2 * len(COLORS))]
     assert len({(look.marker, look.dashes) for look in looks}) == len(looks)

@@ -36,7 +36,7 @@ def test_the_curve_is_of_all_bits(count: int) -> None:
     assert 1 < len(places) <= MARKED
     assert min(abs(a - b) for a in places for b in places if a != b) * APART >= drawn[-1].offset
     most = max(drawn, key=lambda unit: unit.z or 0.0)
-    assert places[0] == pytest.approx(most.offset) and f"1  {most.text.strip()}\n" in f"{below.x_label}\n"
+    assert places[0] == pytest.approx(most.offset) and f"1  {most.text.strip()}\n" in f"{below.note}\n"
 
 
 def test_of_nothing_nothing_is_marked() -> None:
@@ -48,5 +48,5 @@ def test_lines_that_say_something_are_marked_rather_than_empty_ones() -> None:
     drawn[100] = drawn[100]._replace(z=99.0, text="\n")
     for unit in drawn:
         along.add(unit)
-    told = panels(along)[1].x_label.splitlines()[1:]
+    told = panels(along)[1].note.splitlines()
     assert told and all("line of words" in line for line in told)

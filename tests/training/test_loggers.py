@@ -13,7 +13,7 @@ import pytest
 from matplotlib.image import imread
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from lmlong.cli.report import after_training
+from lmlong.cli.after_training import after_training
 from lmlong.errors import UsageError
 from lmlong.native.build import find_compiler
 from lmlong.training import loggers

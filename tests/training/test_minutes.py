@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lmlong.checkpoint import read
-from lmlong.cli.report import after_training
+from lmlong.cli.after_training import after_training
 from lmlong.recipe import Training
 from lmlong.training.loader import Loader
 from lmlong.training.optimizer import ENDLESS, count_steps, learning_rate_factor

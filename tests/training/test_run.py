@@ -8,7 +8,7 @@ import torch
 from machine import needs_triton
 
 from lmlong.checkpoint import manifest, read
-from lmlong.cli.report import after_training
+from lmlong.cli.after_training import after_training
 from lmlong.data.batches import scored_tokens, validation_batches
 from lmlong.errors import CheckpointError, UsageError
 from lmlong.inference.loading import open_run

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lmlong.attention.plugins import load_plugin, unload_plugin
-from lmlong.cli.report import next_commands, under_next
+from lmlong.cli.after_training import next_commands, under_next
 from lmlong.recipe import file as recipe_file
 
 TWO_GATES = Path(__file__).parents[1] / "plugins" / "two_gates.py"

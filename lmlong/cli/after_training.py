@@ -1,0 +1,71 @@
+"""The message at the end of a training run."""
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from textwrap import indent
+
+from lmlong.cli.runs import near
+from lmlong.data.baselines import Baselines
+from lmlong.recipe import Files, Recipe
+from lmlong.training.run import TrainingResult
+
+
+def next_commands(run: Path, recipe: Recipe) -> list[str]:
+    """Return the commands to try on the run of a recipe."""
+    words = [str(run), *(word for plugin in recipe.plugins for word in ("--plugin", near(plugin)))]
+    paths = [path for source in recipe.text.sources if isinstance(source, Files) for path in source.paths]
+    if recipe.objective == "masked":
+        commands = [["eval", *words]]
+    elif logs := [near(path) for path in paths if Path(path).suffix == ".log"]:
+        commands = [["score", *words, logs[0], "--above", "8"], ["eval", *words]]
+    else:
+        commands = [["generate", *words], ["eval", *words]]
+    return [shlex.join(["lmlong", *each]) for each in commands]
+
+
+def under_next(commands: Sequence[str]) -> str:
+    """Return commands as the last lines of a message."""
+    return "\n".join(["next:", *(f"  {command}" for command in commands)])
+
+
+def after_training(result: TrainingResult, sample: str = "", commands: Sequence[str] = ()) -> str:
+    """Return the result, a sample of the model's text and the commands to try next, or the step of a stopped run."""
+    validation = result.validation
+    if validation is None and result.signal is None:
+        more = "Raise training.steps, tokens or minutes to continue."
+        return f"{result.run} is at step {result.step} and has no more to do. {more}"
+    if validation is None:
+        return f"stopped after step {result.step}, saved in {result.run}. Resume with --resume auto."
+    if result.baselines is None:
+        hidden = f"{validation.tokens:,} hidden tokens of held-out text"
+        lines = [f"validation   perplexity {validation.perplexity:.3f} on {hidden}"]
+    else:
+        lines = [
+            f"validation   {validation.bits_per_byte:.3f} bits per byte on {_part(result)} of held-out text",
+            *_baselines(result.baselines),
+        ]
+    return "\n".join([*lines, *_sample(sample), *(["", under_next(commands)] if commands else [])])
+
+
+def _sample(text: str) -> list[str]:
+    """Return the lines that show a model's text, without control characters."""
+    shown = "".join(character if character.isprintable() or character in "\n\t" else "\ufffd" for character in text)
+    return ["", "sample:", indent(shown.strip("\n"), "  ")] if shown.strip() else []
+
+
+def _part(result: TrainingResult) -> str:
+    """Return the part of the held-out text that was measured."""
+    size = result.validation.bytes if result.validation else 0
+    return f"an even sample of {size:,} bytes" if result.sampled else f"all {size:,} bytes"
+
+
+def _baselines(baselines: Baselines) -> list[str]:
+    """Return a line for each baseline, with the method and what it has read."""
+    strongest, name = baselines.strongest, "mixing" if baselines.mixing else "lzma"
+    how = "context mixing" if baselines.mixing else "repeated phrases"
+    return [
+        f"{name:12} {strongest.bits_per_byte:.3f} by {how}, after {strongest.primed_bytes:,} bytes of training text",
+        f"unigram      {baselines.unigram:.3f} by the frequency of each token in the training text",
+        f"gzip -9      {baselines.gzip:.3f} on the held-out text alone, without the training text",
+    ]

@@ -1,0 +1,91 @@
+"""The facts of a run: its size, training, kernels, state and last validation."""
+
+from pathlib import Path
+from typing import Any
+
+from lmlong.inference.loading import CACHE_DTYPE, TrainedModel, reading_work
+from lmlong.model.base import TextModel, count_parameters
+from lmlong.model.device import pick_device
+from lmlong.model.fast_step import why_no_fast_step
+from lmlong.model.kernel_choice import kernels_here
+from lmlong.model.language_model import LanguageModel
+from lmlong.model.state_size import state_size
+from lmlong.recipe import ATTENTION_KINDS
+from lmlong.training.metrics_log import METRICS_FILE, last_validation, read_entries
+
+
+def run_facts(loaded: TrainedModel) -> dict[str, Any]:
+    """Return what `lmlong info` prints of a run: names and plain values. Sets the dtype of the caches of the model."""
+    step, model, layers = loaded.step, loaded.recipe.model, range(loaded.recipe.model.layers)
+    state = learning = None  # an encoder has none
+    if isinstance(loaded.model, LanguageModel):
+        loaded.model.set_cache_dtype(CACHE_DTYPE)
+        state, learning = (state_size(loaded.model, learn) for learn in (None, "output"))
+    window = model.attention.parallel_window
+    beside = state and any(ATTENTION_KINDS[kind].recurrent for kind in model.kinds)
+    return {
+        "name": loaded.recipe.name,
+        "objective": loaded.recipe.objective,
+        "checkpoint": str(loaded.checkpoint),
+        "step": step,
+        "trained tokens": loaded.trained_tokens,
+        "trained length": loaded.recipe.text.sequence_length,
+        **({"trained from states": "of the text before"} if loaded.recipe.training.carry_state else {}),
+        **({"trained from states": "of other texts"} if loaded.recipe.training.state_passing else {}),
+        "parameters": count_parameters(loaded.model),
+        "number format": str(loaded.model.embedding.weight.dtype).removeprefix("torch."),
+        "vocabulary": loaded.tokenizer.vocabulary,
+        "attention by layer": model.kinds,
+        **({"window beside": window} if window and beside else {}),
+        **({"plug-ins": loaded.recipe.plugins} if loaded.recipe.plugins else {}),
+        "tokens read as one by layer": [model.factor if at in model.downsampled_layers else 1 for at in layers],
+        **_decoding(loaded.model),
+        **_kernels(loaded),
+        **({"state bytes": state.empty.bytes, "state bytes per token": state.per_token.bytes} if state else {}),
+        **({"state bytes with --learn": learning.empty.bytes} if learning else {}),
+        **_state_health(loaded.checkpoint, step),
+        "validation": last_validation(metrics(loaded.checkpoint, step)),
+    }
+
+
+def _decoding(model: TextModel) -> dict[str, str]:
+    """Return which implementation decodes the model; empty for an encoder."""
+    if not isinstance(model, LanguageModel):
+        return {}
+    why = why_no_fast_step(model)
+    return {"decoded by": "native code" if why is None else f"torch ({why.rstrip('.')})"}
+
+
+def _kernels(loaded: TrainedModel) -> dict[str, Any]:
+    """Return the kernels of the run and of this machine, by kinds of attention; empty if the model has none."""
+    model, trained, device = loaded.model, loaded.kernels, pick_device("auto")
+    if not isinstance(model, LanguageModel) or not model.with_kernels:
+        return {}
+    here = kernels_here(model, reading_work("32"), device, trained)
+    reasons = {
+        f"{kind} by {kernel}": why
+        for kind, attentions in model.with_kernels.items()
+        for kernel, why in attentions[0].kernel_reasons(device).items()
+        if why
+    }
+    return {
+        **({"trained by kernels": trained.names, "kernels chosen by": trained.chosen_by} if trained else {}),
+        "kernels here": {kind: kernel or "by a trial" for kind, kernel in here.items()},
+        **({"kernels not usable here": reasons} if reasons else {}),
+    }
+
+
+def _state_health(checkpoint: Path, step: int | None) -> dict[str, Any]:
+    """Return the state health of each recurrent layer at that validation."""
+    entries = [entry["state"] for entry in metrics(checkpoint, step) if isinstance(entry.get("state"), list)]
+    named = {"effective memory by head": "effective_memory", "smallest denominators": "smallest_denominator"}
+    values = {
+        name: {f"layer {numbers['layer']}": numbers[key] for numbers in entries[-1] if key in numbers}
+        for name, key in (named if entries else {}).items()
+    }
+    return {name: layers for name, layers in values.items() if layers}
+
+
+def metrics(checkpoint: Path, step: int | None) -> list[dict[str, Any]]:
+    """Return the metrics of a checkpoint's run up to its step."""
+    return [entry for entry in read_entries(checkpoint.parents[1] / METRICS_FILE) if entry["step"] <= (step or 0)]

@@ -1,0 +1,311 @@
+"""A report on runs as one HTML page that needs nothing else."""
+
+import re
+import shlex
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from difflib import SequenceMatcher
+from typing import Any
+
+from lmlong import __version__
+from lmlong.checkpoint.environment import SourceText, text_sources
+from lmlong.evaluation import perplexity_figure, perplexity_report, probe_accuracy, run_report
+from lmlong.evaluation.results import PerplexityReport
+from lmlong.evaluation.run_report import ReportedRun
+from lmlong.evaluation.state_health import Health
+from lmlong.evaluation.training_curves import UNITS, TrainingCurves, denominator_panel, time_unit, training_panels
+from lmlong.model.state_size import binary_size
+from lmlong.recipe import file as recipe_file
+from lmlong.recipe.lengths import name_length
+from lmlong.recipe.paths import last_part, without_folders
+from lmlong.report.figure import Panel, lines_of
+from lmlong.report.html import Html, data_table, details, element, join, page
+from lmlong.report.svg import charts
+from lmlong.report.table import Column, format_number, in_words
+
+SAMPLES, SAMPLE_SIZE = 4, 2000
+"""Samples of a run that are shown, and the largest number of characters of each."""
+
+FOLDERS = re.compile(r"(?<![^\s=,\[{'\"])(?:~[^\\/\s]*|[A-Za-z]:)?[\\/](?:[^\\/,\]}'\"]*[\\/])*(?=[^\\/])")
+"""The folders of an absolute path in a word of a command."""
+
+Parts = list[Html]
+Rows = dict[str, Callable[[ReportedRun], Any]]
+
+
+def run_page(runs: Sequence[ReportedRun]) -> str:
+    """Return the page."""
+    title = " and ".join(run.name for run in runs)
+    sections = {
+        "Summary": [_by_run(runs, SUMMARY, "What was trained, and how well it predicts")],
+        "Training text": _text(runs),
+        "Training": _training(runs),
+        "Samples": _samples(runs),
+        "Prediction by context": _perplexity(runs),
+        "Recall": _recall(runs),
+        "State": _state(runs),
+        "Speed and size": [_by_run(runs, SPEED, "Tokens per second, and bytes of the state of one text")],
+        "Recipe": _recipes(runs),
+        "Environment": [_by_run(runs, ENVIRONMENT, "Where the run was trained")],
+        "Reproduce": _commands(runs),
+    }
+    verdicts = [perplexity_report.verdict(report) for report in _reports(runs)]
+    intro = [_p(verdict) for verdict in verdicts if verdict]
+    return page(f"Report: {title}", intro, {name: parts for name, parts in sections.items() if parts}, FOOTER)
+
+
+FOOTER = f"Written by lmlong {__version__}. Files are named without their folders."
+
+
+def _p(*text: str) -> Html:
+    return element("p", *text)
+
+
+def _by_run(runs: Sequence[ReportedRun], rows: Rows, caption: str) -> Html:
+    """Return a table with a column for each run; rows that are empty for all of them are left out."""
+    columns = [Column(title, 0, align="<") for title in ("", *(run.name for run in runs))]
+    filled = {name: [_shown(of(run)) for run in runs] for name, of in rows.items()}
+    return data_table(columns, [[name, *values] for name, values in filled.items() if any(values)], caption)
+
+
+def _shown(value: Any) -> str:
+    return "" if value is None else in_words(value)
+
+
+def _loss(run: ReportedRun) -> str | None:
+    if not (validation := run.facts["validation"]):
+        return None
+    named = {"bits_per_byte": "bits per byte", "nats_per_token": "nats per token"}
+    losses = [f"{validation[key]:.4f} {name}" for key, name in named.items() if key in validation]
+    return f"{', '.join(losses)} (step {validation['step']:,})"
+
+
+def _model(run: ReportedRun) -> str:
+    model = run.recipe.model
+    return f"{model.layers} layers of width {model.width} with {model.heads} heads"
+
+
+def _tokenizer(run: ReportedRun) -> str:
+    return f"{run.recipe.text.tokenizer.kind}, {run.facts['vocabulary']:,} tokens"
+
+
+def _trained(run: ReportedRun) -> str:
+    return f"{run.facts['trained tokens']:,} tokens in {run.facts['step']:,} steps"
+
+
+def _trained_time(run: ReportedRun) -> str | None:
+    seconds = TrainingCurves.of(run.name, run.recipe, run.metrics).seconds
+    if not len(seconds):
+        return None
+    unit = time_unit(seconds[-1])
+    return f"{seconds[-1] / UNITS[unit]:,.1f} {unit} of training steps ({run.recipe.training.clock} clock)"
+
+
+def _at_longest(run: ReportedRun) -> str | None:
+    points = [report.context[-1] for report in _reports([run]) if report.context]
+    for length, sums, _ in points:
+        value, error = sums.per_byte
+        return f"{value:.4f} ± {format_number(error, '.4f')} bits per byte at {name_length(length)}"
+    return None
+
+
+def _masked(run: ReportedRun) -> str | None:
+    masked = run.measured and run.measured.masked
+    return f"{masked.sums.totals.perplexity:,.3f} ± {format_number(masked.error, '.3f')}" if masked else None
+
+
+SUMMARY: Rows = {
+    "objective": lambda run: run.facts["objective"],
+    "model": _model,
+    "attention by layer": lambda run: run.facts["attention by layer"],
+    "parameters": lambda run: run.facts["parameters"],
+    "tokenizer": _tokenizer,
+    "trained on": _trained,
+    "trained length": lambda run: run.facts["trained length"],
+    "training time": _trained_time,
+    "validation loss": _loss,
+    "measured on held-out text": _at_longest,
+    "perplexity of masked tokens": _masked,
+}
+
+
+def _text(runs: Sequence[ReportedRun]) -> Parts:
+    amounts = ("documents", "bytes", "tokens")
+    columns = [
+        Column("source", 0, align="<", value="name"),
+        *(Column(amount, 0, ",", value=f"train.{amount}") for amount in amounts),
+        *(Column(f"held-out {amount}", 0, ",", value=f"validation.{amount}") for amount in amounts),
+    ]
+    tables = []
+    for run in runs:
+        sources: list[SourceText] = text_sources(run.environment, run.recipe)
+        tables += [data_table(columns, sources, f"Text of {run.name}, by source")] if sources else []
+    return tables
+
+
+def _training(runs: Sequence[ReportedRun]) -> Parts:
+    panels = training_panels([TrainingCurves.of(run.name, run.recipe, run.metrics) for run in runs])
+    note = "Training loss is that of single steps; validation is an even sample of the held-out text."
+    return [_p(note), charts(panels)] if panels else []
+
+
+def _samples(runs: Sequence[ReportedRun]) -> Parts:
+    parts = []
+    for run in runs:
+        samples = [entry for entry in run.metrics if isinstance(entry.get("sample"), str)]
+        last = len(samples) - 1
+        for at in sorted({round(last * number / (SAMPLES - 1)) for number in range(SAMPLES)} if samples else ()):
+            parts.append(element("h3", f"{run.name}, step {samples[at]['step']:,}"))
+            parts.append(element("pre", samples[at]["sample"][:SAMPLE_SIZE]))
+    return parts
+
+
+def _reports(runs: Sequence[ReportedRun]) -> list[PerplexityReport]:
+    return [run.measured.perplexity for run in runs if run.measured and run.measured.perplexity]
+
+
+def _perplexity(runs: Sequence[ReportedRun]) -> Parts:
+    reports = _reports(runs)
+    if not reports:
+        return []
+    panels = [panel for row in perplexity_figure.figure(reports).rows for panel in row if isinstance(panel, Panel)]
+    note = (
+        "Held-out text. By context: the same tokens, each time with that many tokens before them. By position: each "
+        f"{reports[0].unit} read once, from its beginning. Numbers after ± are standard errors over "
+        f"{reports[0].unit}s; an asterisk marks the length of training."
+    )
+    parts = [_p(note), charts(panels)]
+    for compared in perplexity_report.differences(reports):
+        title = perplexity_report.difference_lines(compared)[0].rstrip(":")
+        columns = perplexity_report.difference_columns(compared)
+        parts += [data_table(columns, compared.rows, title)] if compared.rows else [_p(title)]
+    for report in reports:
+        parts.append(data_table(perplexity_report.CONTEXT, report.by_context, f"{report.name}, by context"))
+    return parts
+
+
+def _recall(runs: Sequence[ReportedRun]) -> Parts:
+    results = [run.measured.recall for run in runs if run.measured and run.measured.recall]
+    if not results:
+        return []
+    (panels,) = probe_accuracy.figure(results).rows
+    note = (
+        f"How often the likeliest token is the right one where a text of symbols repeats something, in "
+        f"{results[0].scores[0].texts} texts for each distance: a whole sequence (copy), what followed one symbol "
+        "(induction), the values of eight keys (mqar)."
+    )
+    return [_p(note), charts([panel for panel in panels if isinstance(panel, Panel)])]
+
+
+def _state(runs: Sequence[ReportedRun]) -> Parts:
+    healths: dict[str, list[Health]] = {report.name: report.health for report in _reports(runs) if report.health}
+    positions = sorted({point.position for points in healths.values() for point in points})
+    common: dict[str, Any] = {"x_label": "tokens read", "ticks": positions, "tick_name": name_length, "y_scale": "log"}
+    panels = [
+        Panel(lines_of(healths, "position", value, marker_size=5), title, y_label=y_label, **common)
+        for title, value, y_label in (
+            ("Norm of the state S", "norm", "median of layers and heads"),
+            ("Smallest denominator while reading", "smallest", "smallest of layers and heads"),
+        )
+        if healths
+    ]
+    in_validation = denominator_panel([TrainingCurves.of(run.name, run.recipe, run.metrics) for run in runs])
+    panels += [in_validation] if in_validation else []
+    parts = [charts(panels)] if panels else []
+    for run in runs:
+        for name in ("effective memory by head", "smallest denominators"):
+            layers = run.facts.get(name, {})
+            heads = max(map(len, layers.values()), default=0)
+            columns = [Column("", 0, align="<"), *(Column(f"head {head + 1}", 0, ",.4g") for head in range(heads))]
+            rows = [[layer, *values] for layer, values in layers.items()]
+            parts += [data_table(columns, rows, f"{run.name}, {name}, in the last validation")] if rows else []
+    return parts
+
+
+def _read_per_second(run: ReportedRun) -> float | None:
+    return next((report.tokens / max(report.seconds, 1e-9) for report in _reports([run])), None)
+
+
+def _trained_per_second(run: ReportedRun) -> float | None:
+    speeds = [entry["tokens_per_second"] for entry in run.metrics if entry.get("tokens_per_second")]
+    return statistics.median(speeds) if speeds else None
+
+
+def _count(of: Callable[[ReportedRun], float | None]) -> Callable[[ReportedRun], str | None]:
+    return lambda run: None if (value := of(run)) is None else f"{value:,.0f}"
+
+
+def _bytes(name: str) -> Callable[[ReportedRun], str | None]:
+    return lambda run: binary_size(run.facts[name]) if name in run.facts else None
+
+
+SPEED: Rows = {
+    "measured on": lambda run: run.measured and run.measured.machine,
+    "training, median of steps": _count(_trained_per_second),
+    "reading, as in evaluation": _count(_read_per_second),
+    "writing one text": _count(lambda run: run.measured and run.measured.written_per_second),
+    "decoded by": lambda run: run.facts.get("decoded by"),
+    "kernels": lambda run: run.facts.get("kernels here"),
+    "state": _bytes("state bytes"),
+    "state added by each token": _bytes("state bytes per token"),
+    "state with --learn": _bytes("state bytes with --learn"),
+}
+
+ENVIRONMENT: Rows = {
+    "began": lambda run: run.environment.begun,
+    "machine": lambda run: run.environment.machine,
+    "device": lambda run: run.environment.device or run.recipe.device,
+    "threads": lambda run: run.environment.threads or None,
+    "python": lambda run: run.environment.python,
+    "packages": lambda run: run.environment.packages or None,
+    "kernels of training": lambda run: run.facts.get("trained by kernels"),
+}
+
+
+def _recipes(runs: Sequence[ReportedRun]) -> Parts:
+    """Return the options that differ, and each recipe with the lines marked in which it differs from another."""
+    parts: Parts = []
+    if len(runs) > 1:
+        options = [recipe_file.flat(without_folders(run.recipe.model_dump())) for run in runs]
+        keys = dict.fromkeys(key for each in options for key in each)
+        rows = [[key, *(str(each.get(key, "")) for each in options)] for key in keys]
+        columns = [Column(title, 0, align="<") for title in ("option", *(run.name for run in runs))]
+        parts.append(data_table(columns, [row for row in rows if len(set(row[1:])) > 1], "Options that differ"))
+    texts = [recipe_file.dump_without_folders(run.recipe).splitlines() for run in runs]
+    for number, run in enumerate(runs):
+        others = texts[0] if number else texts[-1]
+        lines = element("pre", *_marked(texts[number], others))
+        parts.append(details(f"{run.recipe.name}.yaml of {run.name}", lines, class_="printed"))
+    return parts
+
+
+def _marked(lines: Sequence[str], others: Sequence[str]) -> Iterator[Html]:
+    """Yield lines, those that other lines lack marked."""
+    for kind, begin, end, *_ in SequenceMatcher(None, lines, others, autojunk=False).get_opcodes():
+        for line in lines[begin:end]:
+            yield join([line if kind == "equal" else element("mark", line), "\n"])
+
+
+def _commands(runs: Sequence[ReportedRun]) -> Parts:
+    parts = [_p("Save the recipe as a file, adjust the paths of its text, and train:")]
+    for run in runs:
+        name = run.recipe.name
+        parts.append(element("pre", shlex.join(["lmlong", "train", f"{name}.yaml", "--out", f"runs/{run.name}"])))
+        if run.environment.command:
+            program, *words = run.environment.command
+            started = shlex.join([last_part(program, True), *(FOLDERS.sub("", word) for word in words)])
+            parts += [_p(f"{run.name} was started by:"), element("pre", started)]
+    measured = [run.measured for run in runs if run.measured and run.measured.perplexity]
+    if measured:
+        names = [f"runs/{run.name}" for run in runs]
+        data = [word for file in measured[0].files for word in ("--data", last_part(str(file)))]
+        views, probes = (["--by", ",".join(run_report.VIEWS)], ["--probe", ",".join(run_report.PROBES)])
+        distances, trials = ",".join(map(name_length, run_report.DISTANCES)), str(run_report.TRIALS)
+        text = [*data, "--tokens", str(measured[0].tokens)]
+        commands = [
+            ["lmlong", "eval", *names, *views, "--targets", str(run_report.TARGETS), *text],
+            ["lmlong", "probe", *names, *probes, "--lengths", distances, "--trials", trials, *text],
+        ]
+        parts += [_p("These commands measure the same:")]
+        parts += [element("pre", "\n".join(map(shlex.join, commands)))]
+    return parts

@@ -1,0 +1,132 @@
+"""What a report says of runs: facts, training metrics, environment and measurements. `run_page` renders it."""
+
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from lmlong.checkpoint.environment import Environment, read_environment
+from lmlong.checkpoint.read import read_recipe, reading
+from lmlong.errors import LmlongError
+from lmlong.evaluation.masked import MaskedReport, measure_masked
+from lmlong.evaluation.perplexity import View, evaluate, validation_text
+from lmlong.evaluation.probe_accuracy import ProbeResult, measure_probes
+from lmlong.evaluation.results import PerplexityReport
+from lmlong.evaluation.run_facts import metrics, run_facts
+from lmlong.inference.loading import TrainedLanguageModel, TrainedModel, load, open_run
+from lmlong.inference.session import greedy
+from lmlong.model.device import describe_machine, synchronize
+from lmlong.recipe import Recipe
+
+T = TypeVar("T")
+
+VIEWS: tuple[View, ...] = ("context", "position", "state")
+TARGETS, TOKENS = 2048, 32_768
+"""Targets at each context, and tokens of the held-out text: about a minute for the quickstart model on a laptop."""
+PROBES, DISTANCES, TRIALS = ("copy", "induction", "mqar"), (64, 256, 1024), 8
+WRITTEN, ROUNDS = 64, 3
+"""Tokens that are generated to measure the speed, and how often."""
+
+
+class Measured(NamedTuple):
+    """What was measured for the report; None for what could not be."""
+
+    machine: str
+    files: Sequence[str | Path]  # none for the held-out text
+    tokens: int  # of the text
+    perplexity: PerplexityReport | None = None
+    recall: ProbeResult | None = None
+    masked: MaskedReport | None = None
+    written_per_second: float | None = None
+
+
+class ReportedRun(NamedTuple):
+    """All that a report says of one run."""
+
+    name: str
+    recipe: Recipe
+    facts: dict[str, Any]  # those of `lmlong info`
+    metrics: list[dict[str, Any]]
+    environment: Environment
+    measured: Measured | None
+
+
+def report_runs(
+    runs: Sequence[str | Path],
+    files: Sequence[str | Path] = (),
+    *,
+    measure: bool = True,
+    tokens: int = TOKENS,
+    device: str = "auto",
+) -> list[ReportedRun]:
+    """Return what there is to report on each run.
+
+    It is measured as by `lmlong eval` and `lmlong probe`, on up to `tokens` tokens of the held-out text or of `files`.
+    Without `measure`, there is only what training has recorded.
+    """
+    lengths = [reading(run, read_recipe).text.sequence_length for run in runs]
+    reported: list[ReportedRun] = []
+    for run in runs:
+        loaded = _load(run, device)
+        name = _new_name(loaded.checkpoint.parents[1].name, [each.name for each in reported])
+        facts, recorded = run_facts(loaded), metrics(loaded.checkpoint, loaded.step)
+        environment = read_environment(loaded.checkpoint)
+        measured = _measure(name, run, loaded, files, tokens, lengths) if measure else None
+        reported.append(ReportedRun(name, loaded.recipe, facts, recorded, environment, measured))
+    return reported
+
+
+def _load(run: str | Path, device: str) -> TrainedModel:
+    """Load a run of any objective; a language model as it is used."""
+    recipe = reading(run, read_recipe)
+    return load(run, device) if recipe.objective == "causal" else open_run(run, device)
+
+
+def _new_name(name: str, taken: Sequence[str]) -> str:
+    """Return the name of a run, with a number if another run has it."""
+    numbered = (f"{name} ({number})" for number in range(2, len(taken) + 3))
+    return name if name not in taken else next(each for each in numbered if each not in taken)
+
+
+def _measure(
+    name: str, run: str | Path, loaded: TrainedModel, files: Sequence[str | Path], tokens: int, lengths: Sequence[int]
+) -> Measured:
+    given = (describe_machine(loaded.device), files, tokens)
+    if not isinstance(loaded, TrainedLanguageModel):
+        masked = _attempt(name, lambda: measure_masked(name, loaded, validation_text(loaded, files, tokens)))
+        return Measured(*given, masked=masked)
+    speed = _written_per_second(loaded)
+    exact = load(run, loaded.device.type, state_dtype="32")  # as `eval` and `probe` measure
+
+    def perplexity() -> PerplexityReport:
+        options: dict[str, Any] = {"views": VIEWS, "targets": TARGETS, "tokens": tokens, "trained_lengths": lengths}
+        return evaluate(exact, files or None, name=name, **options)
+
+    def recall() -> ProbeResult:
+        return measure_probes(name, exact, validation_text(exact, files, tokens), PROBES, DISTANCES, TRIALS, seed=0)
+
+    return Measured(*given, _attempt(name, perplexity), _attempt(name, recall), written_per_second=speed)
+
+
+def _attempt(name: str, measure: Callable[[], T]) -> T | None:
+    """Return a measurement; None if the run or its text does not allow it, which is printed."""
+    try:
+        return measure()
+    except LmlongError as error:
+        print(f"{name}: not measured: {error}", file=sys.stderr)
+        return None
+
+
+def _written_per_second(loaded: TrainedLanguageModel) -> float:
+    """Return the tokens per second of generating one text, after the first step."""
+    if loaded.fast_step_at_once:
+        loaded.use_fast_step()
+    seconds, start = [], greedy(loaded.model, loaded.read(""), 1)
+    for _ in range(ROUNDS):
+        begun = time.perf_counter()
+        greedy(loaded.model, start, WRITTEN)
+        synchronize(loaded.device)
+        seconds.append(time.perf_counter() - begun)
+    return WRITTEN / statistics.median(seconds)

@@ -1,0 +1,155 @@
+"""`lmlong report`: what it contains, that nothing of a run becomes HTML, and what it leaves out."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from commands import lmlong
+from evaluation.conftest import write_run
+from report.test_html import ATTACK, Outline
+
+from lmlong.checkpoint.environment import read_environment, text_sources
+from lmlong.checkpoint.read import read_recipe
+from lmlong.evaluation.training_curves import TrainingCurves, denominator_panel, training_panels
+from lmlong.recipe import Recipe, Text, Training
+
+ENVIRONMENT = {
+    "command": [
+        "/home/me/bin/lmlong",
+        "train",
+        "/home/me/recipes/a.yaml",
+        ATTACK,
+        "text.path=[/home/me/b.txt,~me/c.txt,d/e.txt]",
+    ],
+    "begun": ATTACK,
+    "packages": {"torch": ATTACK},
+    "text": {
+        "vocabulary": 258,
+        "sources": [
+            {"name": "files /home/me/train.txt", "train": {"documents": 3, "bytes": 12345, "tokens": 6789}},
+            {"name": "files /home/me/validation", "validation": {"tokens": 4321}},
+        ],
+    },
+}
+
+
+def entry(step: int, loss: float, **more: object) -> str:
+    return json.dumps({"step": step, "loss": loss, "bits_per_byte": loss / 2, "tokens_per_second": 384.0, **more})
+
+
+METRICS = "\n".join(
+    [
+        entry(2, 4.0, learning_rate=0.1, gradient_norm=1.0),
+        entry(6, 2.0, learning_rate=0.2, gradient_norm=None),
+        json.dumps(
+            {
+                "step": 6,
+                "validation": {"nats": 2.0, "tokens": 1, "bytes": 2, "nats_per_token": 3.0, "bits_per_byte": 1.4},
+                "state": [{"layer": 1, "effective_memory": [8.0, None], "smallest_denominator": [0.5, 0.25]}],
+            }
+        ),
+        json.dumps({"step": 6, "sample": f"once {ATTACK}\u0000\u202e"}),
+        "",
+    ]
+)
+
+
+@pytest.fixture
+def recorded(run: Path) -> Path:
+    """The tiny run, with records of its training that attack the page."""
+    (run / "environment.json").write_text(json.dumps(ENVIRONMENT))
+    (run / "metrics.jsonl").write_text(METRICS)
+    return run
+
+
+def test_a_page_is_made_of_what_training_recorded(recorded: Path, tmp_path: Path) -> None:
+    done = lmlong("report", recorded, "-o", tmp_path / "page.html", "--no-measure")
+    assert (done.returncode, done.stderr) == (0, "")
+    made = (tmp_path / "page.html").read_text(encoding="utf-8")
+    outline = Outline(made)
+    assert {tag for tag, _ in outline.elements} & {"script", "b", "img"} == set()
+    assert outline.text.count("<script>alert(1)</script>") >= 4, "the sample, the command, the time, the packages"
+    assert "/home/me" not in made and "~me" not in made and str(tmp_path) not in made, (
+        "files are named without their folders"
+    )
+    for expected in (
+        "12,345",
+        "6,789",
+        "4,321",
+        "lmlong train a.yaml",
+        "'text.path=[b.txt,c.txt,d/e.txt]'",
+        "sequence_length: 64",
+    ):
+        assert expected in outline.text, expected
+    headings = re.findall(r"<h2[^>]*>([^<]*)", made)
+    assert headings[:4] == ["Summary", "Training text", "Training", "Samples"]
+    assert not {"Recall", "Prediction by context"} & set(headings)
+    assert len(made) < 100_000
+
+
+def test_two_runs_are_measured_side_by_side(recorded: Path, tmp_path: Path) -> None:
+    recipe = read_recipe(recorded / "checkpoints" / "step-00000007")
+    other = recipe.model_copy(update={"seed": 5, "model": recipe.model.model_copy(update={"heads": 4})})
+    write_run(tmp_path / "other" / "tiny", other, 7)
+    runs = (recorded, tmp_path / "other" / "tiny")
+    done = lmlong("report", *runs, "-o", tmp_path / "page.html", "--tokens", "2k", "--device", "cpu")
+    assert done.returncode == 0, done.stderr
+    outline = Outline(made := (tmp_path / "page.html").read_text(encoding="utf-8"))
+    assert "Report: tiny and tiny (2)" in outline.text
+    for expected in ("model.heads24", "tiny (2) minus tiny, in bits/byte", "--tokens 2048", "writing one text"):
+        assert expected in outline.text, expected
+    marked = re.findall("<mark>(.*?)</mark>", made)
+    assert marked == ["seed: 0", "  heads: 2", "seed: 5", "  heads: 4"]
+    charts = [a["aria-label"] or "" for tag, a in outline.elements if tag == "svg" and a.get("role") == "img"]
+    for name in ("by context", "by position", "copy", "induction", "mqar", "Norm of the state S"):
+        (chart,) = [chart for chart in charts if chart.startswith(f"Line chart: {name},")]
+        assert " tiny: " in chart and " tiny (2): " in chart
+
+
+def test_what_cannot_be_measured_is_reported_and_left_out(recorded: Path, tmp_path: Path) -> None:
+    for text in tmp_path.glob("validation-*.txt"):
+        text.unlink()
+    done = lmlong("report", recorded, "-o", tmp_path / "page.html", "--device", "cpu")
+    assert done.returncode == 0 and done.stderr.count("tiny: not measured: ") == 2
+    assert "Speed and size" in (made := (tmp_path / "page.html").read_text()) and "Recall" not in made
+
+
+def test_another_name_is_refused_before_anything_is_measured(run: Path) -> None:
+    done = lmlong("report", run, "-o", run / "recipe.yaml")
+    assert done.returncode == 2 and "does not end in .html" in done.stderr
+
+
+def test_time_is_the_sum_of_the_logged_speeds() -> None:
+    recipe = Recipe(training=Training(batch_size=2), text=Text(sequence_length=64))
+    entries = [json.loads(line) for line in METRICS.splitlines()]
+    curves = TrainingCurves.of("a", recipe, entries)
+    step = 2 * 64 / 384
+    assert curves.seconds.tolist() == pytest.approx([2 * step, 6 * step])
+    by_step, by_time, rate, norm = training_panels([curves])
+    assert [list(line.y) for line in by_step.lines] == [[2.0, 1.0], [1.4]]
+    assert by_time.lines[0].x == pytest.approx([2 * step, 6 * step]) and "seconds" in by_time.x_label
+    assert by_time.lines[1].x == pytest.approx([6 * step])
+    assert (rate.lines[0].y, norm.lines[0].y[0]) == ([0.1, 0.2], 1.0)
+    denominators = denominator_panel([curves])
+    assert denominators and [(line.label, line.x, line.y) for line in denominators.lines] == [("a", [6], [0.25])]
+
+
+def test_many_steps_are_averaged() -> None:
+    entries = [json.loads(entry(step, float(step % 2))) for step in range(1, 1001)]
+    (line, _) = training_panels([TrainingCurves.of("a", Recipe(), entries)])[0].lines
+    assert len(line.x) == 200 and line.x[0] == 5 and line.y[0] == pytest.approx(0.3)
+
+
+def test_without_records_the_page_has_what_the_checkpoint_knows(run: Path, tmp_path: Path) -> None:
+    (run / "environment.json").write_text('{"command": "no list"}')
+    assert lmlong("report", run, "-o", tmp_path / "page.html", "--no-measure").returncode == 0
+    outline = Outline((tmp_path / "page.html").read_text())
+    assert "2,688 tokens in 7 steps" in outline.text and "Training text" not in outline.text
+
+
+def test_sources_are_named_by_the_recipe(recorded: Path) -> None:
+    checkpoint = recorded / "checkpoints" / "step-00000007"
+    sources = text_sources(read_environment(checkpoint), read_recipe(checkpoint))
+    assert [source.name for source in sources] == ["files train.txt", "files validation-*.txt"]
+    assert (sources[0].train.bytes, sources[1].validation.tokens) == (12345, 4321)
