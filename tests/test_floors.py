@@ -31,6 +31,7 @@ LEVEL = {unit: level for level, units in enumerate(FLOORS) for unit in units}
 ONLY_IN = {
     "sentencepiece": "data",
     "datasets": "data",
+    "huggingface_hub": "data",
     "lightning": "training",
     "deepspeed": "training",
     "lm_eval": "evaluation",

@@ -12,7 +12,6 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu
-from tqdm import tqdm
 
 from lmlong import recipe
 from lmlong.attention.encoder.base import EncoderAttention
@@ -21,6 +20,7 @@ from lmlong.attention.registry import ENCODER
 from lmlong.bench.linformer_grid import LinformerGrid
 from lmlong.bench.timer import peak_bytes, quartiles, time_once, time_rounds
 from lmlong.model.layers import RMSNorm
+from lmlong.report.progress import Progress
 
 LayerPart = Literal["attention", "layer"]
 Call = Callable[[EncoderAttention], Tensor]
@@ -95,14 +95,14 @@ class LinformerResult(NamedTuple):
 def run_linformer_benchmark(grid: LinformerGrid, device: torch.device) -> list[LinformerResult]:
     """Measure every attention at every length, alone and in its layer; full attention within the limit of time."""
     results = []
-    with tqdm(total=len(PARTS) * len(grid.lengths), leave=False, disable=None) as bar:
+    with Progress("linformer", len(PARTS) * len(grid.lengths), "shapes") as progress:
         for part in PARTS:
             too_long = False
             for length in grid.lengths:
-                bar.set_description(f"{part} at {length:,}")
+                progress.begin(f"{part} at {length:,}")
                 too_long = too_long or _too_long(grid, part, length, device)
                 results.append(_measure_shape(grid, part, length, too_long, device))
-                bar.update()
+                progress.update()
     return results
 
 

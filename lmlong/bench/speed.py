@@ -8,12 +8,12 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
-from tqdm import tqdm
 
 from lmlong.bench.timer import MAX_SECONDS, Pass, peak_bytes, quartiles, time_once, time_rounds
 from lmlong.recipe.lengths import name_length
 from lmlong.report.figure import Figure, Panel, lines_of
 from lmlong.report.json_values import json_values
+from lmlong.report.progress import Progress
 from lmlong.report.table import Column, format_table, pivot_rows, three_digits
 
 AGAINST = "softmax"
@@ -64,10 +64,10 @@ def run_benchmark(
 ) -> list[Result]:
     """Measure every candidate at every length, except where one pass would take longer than the limit in seconds."""
     results: list[Result] = []
-    with tqdm(total=len(precisions) * len(lengths), leave=False, disable=None) as bar:
+    with Progress("speed", len(precisions) * len(lengths), "shapes") as progress:
         for precision in precisions:
             for length in sorted(lengths):
-                bar.set_description(f"{precision}, {length:,} tokens")
+                progress.begin(f"{precision}, {length:,} tokens")
                 ready = {name: build(name, precision, length) for name in names}
                 fit = {
                     name: candidate
@@ -75,7 +75,7 @@ def run_benchmark(
                     if forecast(results, name, precision, candidate) <= limit
                 }
                 results += _round_robin(fit, precision, length, device)
-                bar.update()
+                progress.update()
     return results
 
 

@@ -7,6 +7,7 @@ import click
 from lmlong.cli import options
 from lmlong.cli.output import show
 from lmlong.errors import UsageError
+from lmlong.report.progress import waiting
 
 
 @click.command()
@@ -41,7 +42,9 @@ def check(run: str | None, tokens: int, json_file: Path | None, device: str) -> 
     from lmlong.model.device import float64_device, pick_device
 
     loaded = load(run, float64_device(pick_device(device)).type, state_dtype="32")
-    report = check_laws(loaded, *sampled_text(loaded, rows=3, tokens=tokens))
+    text = sampled_text(loaded, rows=3, tokens=tokens)
+    with waiting("checking the invariants"):
+        report = check_laws(loaded, *text)
     show(table(report), report, json_file)
     if not report.kept:
         raise SystemExit(1)
@@ -54,7 +57,8 @@ def _check_plugins(json_file: Path | None) -> None:
 
     if not LOADED:
         raise UsageError("check: RUN and --plugin are missing. Name a run, or a plug-in with --plugin FILE.")
-    reports = [report for plugin in LOADED.values() for report in examine_plugin(plugin)]
+    with waiting("checking the plug-in"):
+        reports = [report for plugin in LOADED.values() for report in examine_plugin(plugin)]
     show(table_of_plugins(reports), reports, json_file)
     if not all(report.kept for report in reports):
         raise SystemExit(1)

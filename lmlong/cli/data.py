@@ -85,8 +85,8 @@ def info(recipe: str, overrides: tuple[str, ...], json_file: Path | None) -> Non
 def show(
     inputs: tuple[str, ...], documents: int, characters: int, everything: bool, column: str, as_json: bool
 ) -> None:
-    """Print the text of documents as training reads it: of the sources of RECIPE, of files, folders and globs, or of -
-    for standard input.
+    """Print the text of documents as training reads it: of the sources of RECIPE, of files, folders and globs, also
+    on the Hugging Face Hub (hf://datasets/...), or of - for standard input.
 
     Only text goes to standard output; names, sizes and skipped files go to standard error.
 

@@ -134,6 +134,7 @@ def eval_(
                 name=run_name(run) + (", learning" if learn else ""),
                 trained_lengths=[recipe.text.sequence_length for recipe in recipes],
                 precision=precision,
+                resume_as=repr(loading),
                 **given,
             )
             if report.left_out and not learn:

@@ -52,11 +52,13 @@ def export(
     from lmlong.interop.gguf_export import export_gguf
     from lmlong.interop.hf.export import export_hf
     from lmlong.interop.onnx.export import export_onnx
+    from lmlong.report.progress import waiting
 
     write: dict[str, Callable[..., Exported]] = {"hf": export_hf, "onnx": export_onnx}
     if to == "gguf":
         write["gguf"] = partial(export_gguf, weights=weights or "32")
     elif weights:
         raise UsageError(f"--weights: the export to {to} has the weights of the run. Leave it out, or use --to gguf.")
-    exported = write[to](run, out, evaluation=read_evaluation(evaluation) if evaluation else None)
+    with waiting(f"writing {out}"):
+        exported = write[to](run, out, evaluation=read_evaluation(evaluation) if evaluation else None)
     click.echo(f"{out}: {exported.architecture}, {exported.parameters:,} parameters")

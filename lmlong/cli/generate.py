@@ -14,7 +14,7 @@ from lmlong.model.sampling_options import MAX_TOKENS
 @click.command(cls=options.LearnCommand)
 @options.run
 @click.option("--prompt", metavar="TEXT", help='Text to continue; "" starts a new document.')
-@click.option("--prompt-file", type=options.InFile(), help="File with the text to continue, of any size.")
+@click.option("--prompt-file", type=options.TextFile(), help="File with the text to continue, of any size.")
 @click.option(
     "--prompts",
     type=options.InFile(),

@@ -69,6 +69,19 @@ class InFile(click.Path):
         return path
 
 
+class TextFile(InFile):
+    """A text to read: a file on disk or, by an hf:// path, on the Hugging Face Hub."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        from lmlong.recipe.paths import is_on_hub
+
+        if is_on_hub(str(value)):
+            from lmlong.data.hub import local_file
+
+            value = local_file(str(value))
+        return super().convert(value, param, ctx)
+
+
 class SeekableFile(InFile):
     """A regular file to read; a pipe is refused, since it is read at random positions and its end may never come."""
 
@@ -138,7 +151,7 @@ data = click.option(
     multiple=True,
     metavar="FILE",
     callback=_with_standard_input,
-    help="File, folder or glob to measure on, or - for standard input; repeatable.",
+    help="File, folder or glob to measure on, hf://datasets/..., or - for standard input; repeatable.",
 )
 
 

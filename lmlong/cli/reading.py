@@ -1,23 +1,14 @@
-"""The text of a file or of standard input, with progress on standard error: a bar on a terminal, otherwise a line every
-few seconds."""
+"""The text of a file or of standard input, with progress on standard error."""
 
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
-from tqdm import tqdm
-
 from lmlong.data.formats.table import is_utf8, text_file
 from lmlong.errors import UsageError
 from lmlong.inference.prompts import pieces_of
-
-LARGE = 1 << 20
-"""Size of a text in bytes from which a terminal shows progress."""
-
-SECONDS = 10.0
-"""Seconds between lines without a terminal."""
+from lmlong.report.progress import Progress
 
 
 def pieces(file: Path | None) -> Iterator[str]:
@@ -37,15 +28,7 @@ def pieces(file: Path | None) -> Iterator[str]:
 
 def with_progress(text: Iterator[str], name: str, size: int | None) -> Iterator[str]:
     """Iterate over a text, and show how much of its `size` in bytes was read, if that is known."""
-    read, printed = 0, time.monotonic()
-    quiet = True if size is not None and size < LARGE else None
-    with tqdm(total=size, unit="B", unit_scale=True, desc="reading", leave=False, disable=quiet) as bar:
+    with Progress(f"reading {name}", size) as progress:
         for piece in text:
             yield piece
-            count = len(piece.encode())
-            read += count
-            bar.update(count)
-            if bar.disable and time.monotonic() - printed >= SECONDS:
-                printed = time.monotonic()
-                of = f" of {size / 1e6:,.1f}" if size else ""
-                print(f"{name}: read {read / 1e6:,.1f}{of} MB", file=sys.stderr, flush=True)
+            progress.update(len(piece.encode()))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 STDIN = Path("-")
 
 
-class InputFile(options.InFile):
+class InputFile(options.TextFile):
     """A file to read, or - for standard input."""
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Path:

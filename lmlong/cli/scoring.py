@@ -20,6 +20,7 @@ from lmlong.inference.session import Session
 from lmlong.io.incoming_bytes import CHUNK, QUIET, FilePosition, Waiting, follow_file, read_available
 from lmlong.io.system_errors import explain_errors
 from lmlong.model.precision import Precision
+from lmlong.report.progress import Progress
 from lmlong.surprisal.figure import SurpriseAlong
 from lmlong.surprisal.records import Lines, RecordScore, States
 from lmlong.surprisal.saved import SavedRecords, SavedText, save_records
@@ -179,8 +180,20 @@ def _opened(path: Path, job: Job, stop: Stop, position: FilePosition) -> Iterato
         file = path.open("rb", buffering=0)
     with file:
         position.seek(file)
-        yield _text_alone(read_available(file.fileno(), None, stop.waiting), str(path))
+        size = path.stat().st_size - file.tell()
+        yield _text_alone(_shown(read_available(file.fileno(), None, stop.waiting), path, size), str(path))
         position.note(file)
+
+
+def _shown(chunks: Iterator[bytes], path: Path, size: int) -> Iterator[bytes]:
+    """Yield the bytes of a file, and show how many were read unless units are printed on a terminal."""
+    if sys.stdout.isatty() or not path.is_file():
+        yield from chunks
+        return
+    with Progress(f"scoring {path.name}", size) as progress:
+        for data in chunks:
+            yield data
+            progress.update(len(data))
 
 
 def _converted(path: Path, job: Job) -> Iterator[bytes] | None:

@@ -16,7 +16,7 @@ def state() -> None:
 
 @state.command(cls=options.LearnCommand)
 @options.run
-@click.argument("text", type=options.InFile(), metavar="TEXT")
+@click.argument("text", type=options.TextFile(), metavar="TEXT")
 @click.option("-o", "--out", type=options.NewFile(), required=True, help="The state file to write.")
 @click.option(
     "--load-state", type=options.SeekableFile(), help="Continue from this state instead of starting a document."

@@ -55,9 +55,12 @@ def train(
         run_folder.check_folder(folder, chosen, resume, overwrite)
     run_folder.check_sources(chosen, resume)
     if dry_run:
+        from lmlong.report.progress import waiting
         from lmlong.training.plan import make_plan
 
-        click.echo(make_plan(chosen, memory).text())
+        with waiting("running short steps"):
+            plan = make_plan(chosen, memory)
+        click.echo(plan.text())
         return
 
     from lmlong.cli.after_training import after_training, next_commands

@@ -13,12 +13,12 @@ from typing import Any, Literal
 import numpy as np
 
 from lmlong.data.document import Document, Skipped
-from lmlong.data.progress import Progress, size_of
-from lmlong.data.sources import Input
+from lmlong.data.sources import Input, size_of
 from lmlong.data.split import SIZE, Part, Split, split
 from lmlong.data.windows import WindowSample
 from lmlong.io.cache import cache_folder, fetch, key_of
 from lmlong.io.folder_manifest import Format
+from lmlong.report.progress import Progress
 
 Duplicates = Literal["keep", "drop"]
 

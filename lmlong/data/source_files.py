@@ -3,13 +3,15 @@
 import os
 from collections.abc import Iterator
 from glob import glob, has_magic
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from lmlong.data.document import Skipped
 from lmlong.data.formats.compression import COMPRESSED
 from lmlong.data.formats.table import FORMATS, format_of
+from lmlong.data.hub import find_on_hub
 from lmlong.errors import UsageError
+from lmlong.recipe.paths import is_on_hub
 
 SHOWN = 50
 """The maximum number of mistakes that an error lists."""
@@ -29,11 +31,16 @@ def find_files(patterns: list[str], column: str) -> SourceFiles:
     left_out: dict[str, Skipped] = {}
     mistakes, named = [], {Path(pattern).expanduser().resolve() for pattern in patterns}
     for pattern in patterns:
-        entries = list(_entries(pattern, column))
+        try:
+            entries = list(_on_hub(pattern, column, named) if is_on_hub(pattern) else _entries(pattern, column))
+        except UsageError as error:
+            mistakes.append(str(error))
+            continue
         skipped = sorted(entry for entry in entries if isinstance(entry, Skipped))
         paths = sorted(entry for entry in entries if isinstance(entry, Path))
         for path in paths:
-            files.setdefault(path.resolve(), path)
+            # files of the hub's cache are links to their content, which several may share
+            files.setdefault(path if is_on_hub(pattern) else path.resolve(), path)
         left_out |= {entry.name: entry for entry in skipped}
         if not paths:
             mistakes.append(_no_match(pattern, skipped))
@@ -66,10 +73,36 @@ def _entries(pattern: str, column: str) -> Iterator[Path | Skipped]:
                 yield _skipped(file, refusal) if refusal else file
 
 
+def _on_hub(url: str, column: str, named: set[Path]) -> Iterator[Path | Skipped]:
+    """Download what is to be read of a file, a folder or a glob on the hub, and yield it. Like a folder on disk, a
+    folder is read without hidden files. `named` gains a file that is named."""
+    found = find_on_hub(url)
+    read = []
+    for name, size in found.sizes.items():
+        path = found.local(name)
+        if found.folder is None:
+            reason = format_of(path).refusal
+        elif any(part.startswith(".") for part in PurePosixPath(name).relative_to(found.folder).parts):
+            reason = "hidden"
+        elif name == "README.md":
+            reason = "describes the data set: name it to read it"
+        else:
+            reason = format_of(path).skip_reason(path, column)
+        if reason:
+            yield Skipped(str(path), reason, size)
+        else:
+            read.append(name)
+    found.download(read)
+    paths = list(map(found.local, read))
+    if found.where.path in read:
+        named.update(paths)
+    yield from paths
+
+
 def _no_match(pattern: str, skipped: list[Skipped]) -> str:
     """Return what is wrong with a pattern that matches no file to read."""
     path = Path(pattern).expanduser()
-    if not path.exists() and not has_magic(pattern):
+    if not path.exists() and not has_magic(pattern) and not is_on_hub(pattern):
         return f"{pattern}: no such file or folder (relative to {Path.cwd()}). Correct text.sources."
     if path.is_file():
         return f"{pattern}: {skipped[0].reason}. Correct text.sources."

@@ -18,6 +18,7 @@ from lmlong.data.formats.datasets import documents_of_records, hub_records, hub_
 from lmlong.data.formats.table import format_of
 from lmlong.data.source_files import find_files, refuse
 from lmlong.errors import UsageError
+from lmlong.recipe.paths import is_on_hub
 
 NOT_STDLIB = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "encodings"}
 """Folders of the standard library that are skipped; most of `encodings` is tables that are near-copies of each
@@ -182,6 +183,12 @@ def open_inputs(text: recipe.Text) -> list[Input]:
     ]
 
 
+def size_of(inputs: list[Input]) -> int | None:
+    """Return the bytes of text of some sources. None if they are not known before reading."""
+    sizes = [entry.source.bytes for entry in inputs]
+    return None if None in sizes else sum(size or 0 for size in sizes)
+
+
 def check_inputs(inputs: list[Input]) -> None:
     """Raise one UsageError that lists every unreadable file of the sources."""
     refuse([mistake for entry in inputs for mistake in entry.source.mistakes()])
@@ -189,12 +196,13 @@ def check_inputs(inputs: list[Input]) -> None:
 
 def check_quickly(text: recipe.Text) -> None:
     """Raise UsageError for wrong paths, columns and encodings found within QUICK_SECONDS, before slow imports. Other
-    mistakes are reported when the text is read."""
+    mistakes, and those on the hub, are reported when the text is read."""
     end = time.monotonic() + QUICK_SECONDS
     for source in (*text.sources, *text.validation.sources):
         if isinstance(source, recipe.Files):
             options = ReadOptions(source.column, text.errors, text.encoding, source.soft_masks)
-            for path in find_files(source.paths, source.column).files:
+            local = [path for path in source.paths if not is_on_hub(path)]
+            for path in find_files(local, source.column).files:
                 if time.monotonic() > end:
                     return
                 if not format_of(path).quick_check(path, options):

@@ -13,8 +13,7 @@ from lmlong.data.document import Skipped
 from lmlong.data.duplicates import Duplicates, divide
 from lmlong.data.encoding import UTF8
 from lmlong.data.notes import count
-from lmlong.data.progress import Progress, size_of
-from lmlong.data.sources import Input, check_inputs
+from lmlong.data.sources import Input, check_inputs, size_of
 from lmlong.data.split import Part, Split
 from lmlong.data.token_encoding import Batch, Cut, Destination, batches_of, encode_all
 from lmlong.data.token_file import Count, read_tokens
@@ -23,6 +22,7 @@ from lmlong.data.tokenizers.base import Tokenizer, parts
 from lmlong.data.tokenizers.characters import CharacterTokenizer
 from lmlong.data.windows import overlap
 from lmlong.errors import LmlongError, UsageError
+from lmlong.report.progress import Progress
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -154,8 +154,8 @@ def _full_disk(files: TokenFileWriter, progress: Progress) -> Iterator[None]:
         if error.errno not in FULL:
             raise
         need = "the rest needs an unknown size"
-        if progress.total and progress.read:
-            rest = files.size * max(progress.total / progress.read - 1, 0)
+        if progress.total and progress.done:
+            rest = files.size * max(progress.total / progress.done - 1, 0)
             need = f"the rest needs about {rest / 1e6:,.1f} MB"
         raise LmlongError(
             f"{files.folder}: {error.strerror}. {files.size / 1e6:,.1f} MB of tokens are written; {need}. Free some "

@@ -1,14 +1,12 @@
 """Measurements on the same targets at each length: the loss, the loss by recurrence, how far the text before changes
 the predictions, and the gain by a cache of counts. N targets."""
 
-import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from lmlong.data.token_dataset import prepare
 from lmlong.errors import UsageError
@@ -16,12 +14,14 @@ from lmlong.evaluation import recurrence
 from lmlong.evaluation import spans as cut
 from lmlong.evaluation.count_cache import Counts, count_ngrams, fit, mix
 from lmlong.evaluation.document_sums import Sums
+from lmlong.evaluation.kept_steps import KeptSteps
 from lmlong.evaluation.results import CACHES, AtLength, AtRecurrence, CacheGain, PerplexityReport
-from lmlong.evaluation.scorer import Scorer
+from lmlong.evaluation.scorer import Scorer, tokens_read
 from lmlong.evaluation.spans import Blocks, Documents
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.model.language_model import LanguageModel
 from lmlong.recipe.lengths import name_length
+from lmlong.report.progress import Progress
 
 COUNTED = 1 << 20
 """Tokens at the beginning of a training document that counts are taken of, which bounds their memory."""
@@ -40,8 +40,11 @@ class ScoredTargets(NamedTuple):
 class ContextViews:
     """The views of one model on one set of targets."""
 
-    def __init__(self, scorer: Scorer, blocks: Blocks, lengths: Sequence[int], views: Sequence[str], bar: tqdm):
-        self.scorer, self.blocks, self.lengths, self.views, self.bar = scorer, blocks, lengths, views, bar
+    def __init__(
+        self, scorer: Scorer, blocks: Blocks, lengths: Sequence[int], views: Sequence[str], progress: Progress
+    ):
+        self.scorer, self.blocks, self.lengths, self.views = scorer, blocks, lengths, views
+        self.progress = progress
         self.targets = blocks.after(lengths[-1]).targets()
         self.sizes = scorer.sizes(self.targets.position)
         self.nats: dict[int, np.ndarray] = {}
@@ -59,12 +62,14 @@ class ContextViews:
         buckets = [recurrence.buckets(kind, *where) for kind in kinds]
         longest = None
         for length in reversed(self.lengths):
-            self.bar.set_description(f"{report.name}: context {name_length(length)}")
-            begun = time.perf_counter()
-            predictions = self.scorer.predictions(self.blocks.after(length), self.bar)
-            seconds = time.perf_counter() - begun
+            self.progress.begin(f"{report.name}: context {name_length(length)}")
+            before, spans = self.scorer.seconds, self.blocks.after(length)
+            if "remembrance" in self.views:
+                predictions = self.scorer.hidden_predictions(spans, self.progress)
+            else:
+                predictions = self.scorer.predictions(spans, self.progress, f"context {length}")
+            seconds = self.scorer.seconds - before
             self.nats[length] = predictions.nats
-            report.seconds += seconds
             if "context" in self.views:
                 report.context.insert(0, AtLength(length, self.sums(predictions.nats), seconds))
             if "recurrence" in self.views:
@@ -106,14 +111,16 @@ def cache_counts(scorer: Scorer, blocks: Blocks, lengths: Sequence[int]) -> dict
     }
 
 
-def training_targets(loaded: TrainedLanguageModel, lengths: Sequence[int], targets: int, bar: tqdm) -> ScoredTargets:
+def training_targets(
+    loaded: TrainedLanguageModel, lengths: Sequence[int], targets: int, kept: KeptSteps | None = None
+) -> ScoredTargets:
     """Return about `targets` targets of the text that a model was trained on, at each length its documents reach."""
     try:
-        files = prepare(loaded.recipe.text, loaded.tokenizer).train
+        text = prepare(loaded.recipe.text, loaded.tokenizer)
     except UsageError as error:
         why = "--cache-baseline: its weights are fitted on the training text of the run, which cannot be read:"
         raise UsageError(f"{why} {error} Or leave the option out.") from None
-    texts = [(file.tokens, _beginnings(cut.documents_of(file))) for file in files]
+    texts = [(file.tokens, _beginnings(cut.documents_of(file))) for file in text.train]
     reached = [length for length in lengths if any(cut.reached(documents, length) for _, documents in texts)]
     if not reached:
         raise UsageError(
@@ -124,10 +131,19 @@ def training_targets(loaded: TrainedLanguageModel, lengths: Sequence[int], targe
     long_texts = [text for text in texts if cut.reached(text[1], longest)]
     nats: list[dict[int, np.ndarray]] = []
     counts = []
-    for tokens, documents in long_texts:
-        scorer = Scorer(loaded, tokens, documents)
+    for number, (tokens, documents) in enumerate(long_texts):
+        scorer = Scorer(loaded, tokens, documents, kept)
         blocks = cut.choose_blocks(documents, longest, cut.block_size(longest), targets // len(long_texts), 1)
-        nats.append({length: scorer.predictions(blocks.after(length), bar).nats for length in reached})
+        total = sum(tokens_read(blocks.after(length)) for length in reached)
+        with Progress("fitting the cache on training text", total, "tokens") as progress:
+            nats.append(
+                {
+                    length: scorer.predictions(
+                        blocks.after(length), progress, f"{text.identity} {number} {length}"
+                    ).nats
+                    for length in reached
+                }
+            )
         counts.append(cache_counts(scorer, blocks, reached))
     return ScoredTargets(
         {length: np.concatenate([each[length] for each in nats]) for length in reached},

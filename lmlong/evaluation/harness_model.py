@@ -8,7 +8,6 @@ import lm_eval.models  # noqa: F401  the harness registers its own models only w
 from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
 from lm_eval.models.utils import normalize_gen_kwargs
-from tqdm import tqdm
 
 from lmlong import __version__
 from lmlong.attention.plugins import load_plugin
@@ -19,6 +18,7 @@ from lmlong.inference.loading import TrainedLanguageModel, load
 from lmlong.inference.rows import batches, prefill_rows
 from lmlong.inference.sampling import Sampling
 from lmlong.model.base import count_parameters
+from lmlong.report.progress import Progress, each
 
 MAX_GEN_TOKS = 256
 """Tokens to generate if a task does not specify them, the default of the harness."""
@@ -61,10 +61,9 @@ class HarnessModel(LM):
         pairs = [self.pair(*request.args) for request in requests]
         answers = [(0.0, True)] * len(pairs)
         computed = likelihoods(self.loaded.model, pairs, self.rows)
-        for number, answer in tqdm(
-            computed, "Running loglikelihood requests", len(pairs), disable=disable_tqdm or None
-        ):
-            answers[number] = tuple(answer)
+        name = "Running loglikelihood requests"
+        for number, answer in each(computed, name, len(pairs), "requests", not disable_tqdm):
+            answers[number] = (answer.log_probability, answer.is_greedy)
             self.cache_hook.add_partial("loglikelihood", requests[number].args, answers[number])
         return answers
 
@@ -81,13 +80,13 @@ class HarnessModel(LM):
         for number, request in enumerate(requests):
             same_options.setdefault(repr(request.args[1]), []).append(number)
         texts = [""] * len(requests)
-        with tqdm(total=len(texts), desc="Running generate_until requests", disable=disable_tqdm or None) as bar:
+        with Progress("Running generate_until requests", len(texts), "requests", not disable_tqdm) as progress:
             for numbers in same_options.values():
                 options = requests[numbers[0]].args[1]
                 contexts = sorted(((self.tokens(requests[n].args[0]), n) for n in numbers), key=lambda x: -len(x[0]))
                 for batch in batches(self.loaded.model, [len(context) for context, _ in contexts], self.rows):
                     self._generate(contexts[batch], options, texts)
-                    bar.update(len(contexts[batch]))
+                    progress.update(len(contexts[batch]))
                     for _, number in contexts[batch]:
                         self.cache_hook.add_partial("generate_until", requests[number].args, texts[number])
         return texts

@@ -11,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from lmlong.attention.base import state_tensors
 from lmlong.data.token_file import tokens_of
@@ -23,6 +22,7 @@ from lmlong.inference.session import PREFILL_TOKENS
 from lmlong.model.language_model import LanguageModel, ModelState
 from lmlong.model.loss import IGNORED
 from lmlong.model.state import rebuild_state
+from lmlong.report.progress import Progress
 
 LOGITS_AT_ONCE = 512
 """Tokens whose logits are in memory at a time."""
@@ -118,7 +118,6 @@ def document_likelihoods(
         spans = spans._replace(end=spans.end - 1)
         spans = spans.take(np.flatnonzero(spans.end > spans.first))
     scorer = Scorer(loaded, text.tokens, documents)
-    with tqdm(total=tokens_read(spans), unit="token", unit_scale=True, disable=None if show else True) as bar:
-        bar.set_description("Running loglikelihood_rolling requests")
-        log_p[given] = -scorer.sums(spans, bar).nats
+    with Progress("Running loglikelihood_rolling requests", tokens_read(spans), "tokens", show) as progress:
+        log_p[given] = -scorer.sums(spans, progress).nats
     return log_p.tolist()

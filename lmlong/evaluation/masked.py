@@ -15,6 +15,7 @@ from lmlong.model.base import count_parameters
 from lmlong.model.loss import IGNORED
 from lmlong.model.precision import Precision, autocast, evaluation_precision
 from lmlong.report.json_values import json_keys, json_values
+from lmlong.report.progress import each
 from lmlong.report.table import Column, format_table, with_error
 
 
@@ -63,7 +64,9 @@ def measure_masked(
     owners = np.searchsorted(text.starts, pieces.begins, "right") - 1 if whole else np.arange(len(pieces.begins))
     sums, rows = Sums(int(owners.max()) + 1), trained.recipe.training.batch_size
     batches = pieces.batches(text.tokens, Masker(options.masking, trained.tokenizer), rows)
-    for numbers, batch in zip(in_batches(len(owners), rows, 1), batches, strict=True):
+    count = -(-len(owners) // rows)
+    shown = each(zip(in_batches(len(owners), rows, 1), batches, strict=True), name, count, "batches")
+    for numbers, batch in shown:
         tokens, targets, padding = (torch.from_numpy(part).to(trained.device) for part in batch)
         with autocast(trained.device, chosen):
             nll, _ = trained.model.token_nll(tokens, targets, padding)

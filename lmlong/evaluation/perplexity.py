@@ -7,20 +7,24 @@ the number of tokens before them. By protocol: all targets, with the state empti
 windows, against a state that is carried.
 """
 
-import time
+import sys
 from collections.abc import Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
-from tqdm import tqdm
+import torch
 
+from lmlong import __version__
+from lmlong.attention.plugins import plugin_hashes
 from lmlong.data.token_dataset import prepare, validation_fields
 from lmlong.data.token_file import TokenFile, tokens_of
 from lmlong.errors import UsageError, nearest
 from lmlong.evaluation import spans as cut
 from lmlong.evaluation.context_views import ContextViews, training_targets
 from lmlong.evaluation.document_sums import Clusters, Sums, clusters_by
+from lmlong.evaluation.kept_steps import KeptSteps
 from lmlong.evaluation.results import AtPosition, InWindows, PerplexityReport
 from lmlong.evaluation.scorer import Scorer, tokens_read
 from lmlong.evaluation.spans import Documents, Spans
@@ -28,11 +32,12 @@ from lmlong.evaluation.state_health import health
 from lmlong.inference.loading import TrainedLanguageModel, TrainedModel, load
 from lmlong.io.cache import key_of
 from lmlong.model.base import count_parameters
-from lmlong.model.device import peak_memory
+from lmlong.model.device import describe_machine, peak_memory
 from lmlong.model.precision import Precision, autocast
 from lmlong.model.state_size import state_size
 from lmlong.recipe import Files, Text, Validation
 from lmlong.recipe.lengths import name_length
+from lmlong.report.progress import Progress
 
 LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16_384)
 """The default lengths, besides the trained one."""
@@ -82,6 +87,7 @@ def evaluate(
     cache_baseline: bool = False,
     cluster_by: str | None = None,
     precision: Precision | None = None,
+    resume_as: str | None = None,
 ) -> PerplexityReport:
     """Measure how well a model predicts text, and the gain from text further back.
 
@@ -96,7 +102,9 @@ def evaluate(
     `trained_lengths` of all, so that their targets are the same. With `cache_baseline`, counts of the document's
     n-grams are mixed with the model, to see what it fails to use. With `cluster_by`, documents with the same value of
     that field count as one for the errors. `precision` is the number format of the forward pass, "32", "bf16" or "16":
-    by default that of training. All results are sums for each document, from which ratios and errors follow.
+    by default that of training. With `resume_as`, a name of how the model was loaded, finished parts are kept in the
+    cache until the measurement ends, so that one that was killed continues when it is called again, and a line on
+    stderr says how much will be read. All results are sums for each document, from which ratios and errors follow.
     """
     if unknown := [view for view in views if view not in VIEWS]:
         raise UsageError(f"views: there is no {unknown[0]!r}.{nearest(unknown[0], VIEWS)} Choose from {VIEWS}.")
@@ -122,7 +130,7 @@ def evaluate(
     options = PerplexityOptions(
         tuple(views), contexts, targets, min_documents, tuple(trained_lengths), cache_baseline, precision
     )
-    return measure_perplexity(name or str(loaded.checkpoint), loaded, text, options, clusters)
+    return measure_perplexity(name or str(loaded.checkpoint), loaded, text, options, clusters, resume_as)
 
 
 def measure_perplexity(
@@ -131,8 +139,9 @@ def measure_perplexity(
     text: TokenFile,
     options: PerplexityOptions = DEFAULTS,
     clusters: Clusters | None = None,
+    resume_as: str | None = None,
 ) -> PerplexityReport:
-    """Measure the views of a model on a text that the options name."""
+    """Measure the views of a model on a text; the options are those of `evaluate`."""
     whole = cut.documents_of(text, clusters and clusters.number[: len(text.starts)])
     trained = loaded.recipe.text.sequence_length
     precision = loaded.set_up_evaluation(options.precision)
@@ -158,7 +167,8 @@ def measure_perplexity(
     if "remembrance" in options.views and len(lengths) < 2:
         reached = f"only {name_length(lengths[0])} is" if lengths else "none is"
         raise UsageError(f"--by remembrance: compares lengths, and {reached} reached. Give several in --lengths.")
-    scorer = Scorer(loaded, text.tokens, documents)
+    kept = _kept(loaded, text, documents, options._replace(precision=precision), resume_as)
+    scorer = Scorer(loaded, text.tokens, documents, kept)
     with autocast(loaded.device, precision):
         _fill(report, scorer, lengths, options, loaded)
         if "state" in options.views:
@@ -166,7 +176,31 @@ def measure_perplexity(
             begin, end = documents.begins[longest], documents.ends[longest]
             report.health = health(loaded.model, text.tokens[begin : min(end, begin + lengths[-1])])
     report.peak_bytes = peak_memory(loaded.device)
+    kept.finish()
     return report
+
+
+def _kept(
+    loaded: TrainedLanguageModel,
+    text: TokenFile,
+    documents: Documents,
+    options: PerplexityOptions,
+    resume_as: str | None,
+) -> KeptSteps:
+    """Return the finished steps of an interrupted measurement of the same model, loaded the same way, on the same text
+    and machine."""
+    if resume_as is None:
+        return KeptSteps()
+    return KeptSteps(
+        "evaluations",
+        *(resume_as, loaded.owners, loaded.learn, plugin_hashes(loaded.recipe.model.attention), repr(loaded.kernels)),
+        *(
+            sha256(np.ascontiguousarray(text.tokens).data).hexdigest(),
+            documents.begins.tolist(),
+            documents.ends.tolist(),
+        ),
+        *(repr(options), __version__, torch.__version__, describe_machine(loaded.device)),
+    )
 
 
 def _enough(documents: Documents, trained: int, options: PerplexityOptions) -> tuple[Documents, list[int]]:
@@ -209,25 +243,37 @@ def _fill(
     report.tokens = sum(tokens_read(spans) for spans in jobs.values())
     if blocks:
         report.tokens += sum(tokens_read(blocks.after(length)) for length in lengths)
-    with tqdm(total=report.tokens, unit="token", unit_scale=True, leave=False, disable=None) as bar:
+    passes = len(lengths) * bool(blocks) + len(jobs)
+    if scorer.kept.is_kept:
+        print(_announcement(report, scorer, passes), file=sys.stderr)
+    positions: dict[int, Sums] = {}
+    sums = {}
+    with Progress(report.name, report.tokens, "tokens") as progress:
         if blocks:
-            views = ContextViews(scorer, blocks, lengths, options.views, bar)
+            views = ContextViews(scorer, blocks, lengths, options.views, progress)
             views.fill(report)
-            if options.cache_baseline:
-                views.fill_cache(report, training_targets(loaded, lengths, max(1, options.targets // 2), bar))
-        positions: dict[int, Sums] = {}
-        sums = {}
-        begun = time.perf_counter()
         for (kind, length), spans in jobs.items():
-            bar.set_description(f"{report.name}: {kind} {name_length(length) if length else ''}")
-            sums[kind, length] = scorer.sums(spans, bar, positions if kind == "carried" else None)
-    report.seconds += time.perf_counter() - begun
+            part = f"{kind} {name_length(length)}" if length else kind
+            progress.begin(f"{report.name}: {part}")
+            sums[kind, length] = scorer.sums(spans, progress, positions if kind == "carried" else None, part)
+    report.seconds = scorer.seconds
+    if blocks and options.cache_baseline:
+        fitted_on = training_targets(loaded, lengths, max(1, options.targets // 2), scorer.kept)
+        views.fill_cache(report, fitted_on)
     report.carried = sums.get(("carried", 0))
     if "position" in options.views:
         reached = [bucket for bucket in sorted(positions) if positions[bucket].documents >= options.min_documents]
         report.position = [AtPosition(1 << bucket, (2 << bucket) - 1, positions[bucket]) for bucket in reached]
     if "protocol" in options.views:
         report.windows = [InWindows(length, sums["reset", length], sums["sliding", length]) for length in lengths]
+
+
+def _announcement(report: PerplexityReport, scorer: Scorer, passes: int) -> str:
+    """Return a line that says how much will be read."""
+    count, times = len(scorer.documents.begins), f"{passes} pass{'es' if passes > 1 else ''}"
+    of = f"{count:,} {report.unit}{'s' if count > 1 else ''} of {int(scorer.documents.sizes.sum()):,} tokens"
+    resumed = ", continuing an interrupted evaluation" if scorer.kept.resumed else ""
+    return f"{report.name}: reading {report.tokens:,} tokens in {times} over {of}{resumed}"
 
 
 def _jobs(documents: Documents, lengths: list[int], options: PerplexityOptions) -> dict[tuple[str, int], Spans]:

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from lmlong.data.token_file import TokenFile
 from lmlong.errors import UsageError
@@ -20,6 +19,7 @@ from lmlong.model.language_model import LanguageModel
 from lmlong.recipe.lengths import name_length
 from lmlong.report.figure import Figure, Level, Panel, Style, lines_of
 from lmlong.report.json_values import json_keys
+from lmlong.report.progress import Progress
 from lmlong.report.table import Column, format_number, format_table, pivot_rows
 
 TEXT = 100_000
@@ -88,9 +88,9 @@ def measure_probes(
     source = _probe_text(loaded, text)
     all_scores = []
     total = len(probes) * trials * sum(distances)
-    with tqdm(total=total, unit="token", unit_scale=True, leave=False, disable=None) as bar:
+    with Progress(name, total, "tokens") as progress:
         for probe, distance in product(probes, distances):
-            bar.set_description(f"{name}: {probe} at {name_length(distance)}")
+            progress.begin(f"{name}: {probe} at {name_length(distance)}")
             key = (seed, list(PROBES).index(probe), distance)
             texts = (PROBES[probe](source, distance, np.random.default_rng([*key, row])) for row in range(trials))
             right, asked, answers = [], [], []
@@ -99,7 +99,7 @@ def measure_probes(
                     right.append(correct.sum())
                     asked.append(len(correct))
                     answers.append(trial.tokens[trial.asked])
-                bar.update(distance * len(few))
+                progress.update(distance * len(few))
             scores = np.array(right, float), np.array(asked, float)
             all_scores.append(ProbeScore(probe, distance, *scores, chance_of(answers)))
     return ProbeResult(name, loaded.recipe.text.sequence_length, all_scores)

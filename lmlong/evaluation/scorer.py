@@ -1,17 +1,20 @@
 """The loss on spans of a text, in memory that does not depend on their length."""
 
-from collections.abc import Iterator
-from typing import NamedTuple
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from lmlong.evaluation.document_sums import Sums
+from lmlong.evaluation.kept_steps import KeptSteps
 from lmlong.evaluation.spans import Documents, Spans
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.model.loss import IGNORED
+from lmlong.report.progress import Progress
 
 TOKENS_AT_ONCE = 16_384
 """Approximate number of tokens in a batch of short spans."""
@@ -30,67 +33,135 @@ class Predictions(NamedTuple):
     """The loss and the hidden state of all targets of some spans, in order."""
 
     nats: np.ndarray  # (targets,) float64
-    hidden: Tensor  # (targets, width)
+    hidden: Tensor  # (targets, width); (0,) if it was not asked for
+
+
+Addition = tuple[int, int, float, int, int]
+"""A bucket by position, or ALL; a document, and what its sums grow by: nats, tokens and bytes."""
+
+ALL = -1
+"""In place of a bucket: the sums of all positions."""
 
 
 class Scorer:
-    """Reads spans of one text with one model."""
+    """Reads spans of one text with one model. Finished groups of spans are `kept` under the name of their job."""
 
-    def __init__(self, loaded: TrainedLanguageModel, text: np.ndarray, documents: Documents):
+    def __init__(
+        self, loaded: TrainedLanguageModel, text: np.ndarray, documents: Documents, kept: KeptSteps | None = None
+    ):
         self.model, self.tokenizer, self.device = loaded.model, loaded.tokenizer, loaded.device
         self.learn = loaded.learn
         self.text, self.documents = text, documents
+        self.kept = kept or KeptSteps()
+        self.seconds = 0.0
+        """The time that reading took, also before it was interrupted."""
 
-    def sums(self, spans: Spans, bar: tqdm, positions: dict[int, Sums] | None = None) -> Sums:
+    def sums(
+        self, spans: Spans, progress: Progress | None = None, positions: dict[int, Sums] | None = None, job: str = ""
+    ) -> Sums:
         """Return the sums of each document. With `positions`, add sums by position to it: under n those of targets
         with 2^n to 2^(n + 1) - 1 tokens of their document before them."""
         sums = self.documents.sums()
-        for span, first, nats, _ in self.scored(spans, bar):
-            document = int(spans.document[span])
-            sizes = self.sizes(slice(first, first + len(nats)))
-            sums.add(document, nats.sum(), len(nats), sizes.sum())
-            if positions is not None:
-                before = np.arange(first, first + len(nats)) - self.documents.begins[document]
-                bucket = np.frexp(before)[1] - 1
-                for number in np.unique(bucket):
-                    inside = bucket == number
-                    of_bucket = positions.setdefault(int(number), self.documents.sums())
-                    of_bucket.add(document, nats[inside].sum(), inside.sum(), sizes[inside].sum())
+
+        def read(numbers: np.ndarray) -> list[Addition]:
+            return [
+                addition
+                for scored in self._read(spans, numbers, progress)
+                for addition in self._additions(scored, int(spans.document[scored.span]), positions is not None)
+            ]
+
+        for additions in self._by_group(job, spans, progress, read):
+            for bucket, document, nats, tokens, size in additions:
+                of = sums if bucket == ALL or positions is None else positions.setdefault(bucket, self.documents.sums())
+                of.add(document, nats, tokens, size)
         return sums
 
-    def predictions(self, spans: Spans, bar: tqdm) -> Predictions:
-        """Return the predictions of all targets, in memory that grows with them and not with the text before them."""
-        counts = spans.end - spans.first
-        offsets = counts.cumsum() - counts - spans.first
-        nats, hidden = np.zeros(counts.sum()), torch.zeros(0)
-        for each in self.scored(spans, bar):
+    def _additions(self, scored: Scored, document: int, by_position: bool) -> Iterator[Addition]:
+        nats, first = scored.nats, scored.first
+        sizes = self.sizes(slice(first, first + len(nats)))
+        yield ALL, document, float(nats.sum()), len(nats), int(sizes.sum())
+        if by_position:
+            before = np.arange(first, first + len(nats)) - self.documents.begins[document]
+            bucket = np.frexp(before)[1] - 1
+            for number in np.unique(bucket):
+                inside = bucket == number
+                yield int(number), document, float(nats[inside].sum()), int(inside.sum()), int(sizes[inside].sum())
+
+    def predictions(self, spans: Spans, progress: Progress | None = None, job: str = "") -> Predictions:
+        """Return the loss of all targets, in memory that grows with them and not with the text before them."""
+        nats, offsets = self._places(spans)
+
+        def read(numbers: np.ndarray) -> list[tuple[int, list[float]]]:
+            scored = self._read(spans, numbers, progress)
+            return [(int(offsets[each.span]) + each.first, each.nats.tolist()) for each in scored]
+
+        for group in self._by_group(job, spans, progress, read):
+            for begin, values in group:
+                nats[begin : begin + len(values)] = values
+        return Predictions(nats, torch.zeros(0))
+
+    def hidden_predictions(self, spans: Spans, progress: Progress | None = None) -> Predictions:
+        """Return the loss and the hidden state of all targets, which are not kept."""
+        nats, offsets = self._places(spans)
+        hidden = torch.zeros(0)
+        begun = time.perf_counter()
+        for each in self.scored(spans, progress):
             if not len(hidden):
                 hidden = each.hidden.new_zeros(len(nats), each.hidden.shape[1])
             begin = int(offsets[each.span]) + each.first
             nats[begin : begin + len(each.nats)] = each.nats
             hidden[begin : begin + len(each.nats)] = each.hidden
+        self.seconds += time.perf_counter() - begun
         return Predictions(nats, hidden)
+
+    def _places(self, spans: Spans) -> tuple[np.ndarray, np.ndarray]:
+        """Return an array for the targets of all spans, and what is added to the index of a target of each span."""
+        counts = spans.end - spans.first
+        return np.zeros(counts.sum()), counts.cumsum() - counts - spans.first
+
+    def _by_group(
+        self, job: str, spans: Spans, progress: Progress | None, read: Callable[[np.ndarray], Any]
+    ) -> Iterator[Any]:
+        """Yield what `read` returns for each group of spans, or what is kept of it."""
+
+        def timed(numbers: np.ndarray) -> tuple[float, Any]:
+            begun = time.perf_counter()
+            result = read(numbers)
+            return time.perf_counter() - begun, result
+
+        for number, numbers in enumerate(_groups(spans)):
+            name = f"{job} {number}"
+            if progress and name in self.kept:
+                progress.skip(tokens_read(spans.take(numbers)))
+            seconds, result = self.kept.get(name, partial(timed, numbers))
+            self.seconds += seconds
+            yield result
 
     def sizes(self, index: np.ndarray | slice) -> np.ndarray:
         """Return the bytes of the tokens at some indices of the text."""
         return self.tokenizer.token_bytes[self.text[index]]
 
-    def scored(self, spans: Spans, bar: tqdm) -> Iterator[Scored]:
+    def scored(self, spans: Spans, progress: Progress | None = None) -> Iterator[Scored]:
         """Yield the targets of all spans, in any order; those of a long span in several pieces. Logits are computed for
         targets only."""
         for numbers in _groups(spans):
-            rows, state = spans.take(numbers), self.model.init_state(len(numbers), self.learn)
-            longest = int((rows.end - rows.begin).max()) - 1
-            size = self.model.piece(len(numbers))
-            for start in range(0, longest, size):
-                tokens, targets, read = _piece(self.text, rows, start, min(size, longest - start))
-                counted = targets != IGNORED
-                with torch.inference_mode():
-                    nll, hidden, state = self.model.score(tokens.to(self.device), targets.to(self.device), state)
-                    nll, hidden = nll[counted.to(self.device)], hidden[counted.to(self.device)]
-                firsts = np.maximum(rows.first, rows.begin + 1 + start)
-                yield from _by_span(numbers, firsts, counted.sum(1).tolist(), nll, hidden)
-                bar.update(read)
+            yield from self._read(spans, numbers, progress)
+
+    def _read(self, spans: Spans, numbers: np.ndarray, progress: Progress | None) -> Iterator[Scored]:
+        """Yield the targets of one group of spans."""
+        rows, state = spans.take(numbers), self.model.init_state(len(numbers), self.learn)
+        longest = int((rows.end - rows.begin).max()) - 1
+        size = self.model.piece(len(numbers))
+        for start in range(0, longest, size):
+            tokens, targets, read = _piece(self.text, rows, start, min(size, longest - start))
+            counted = targets != IGNORED
+            with torch.inference_mode():
+                nll, hidden, state = self.model.score(tokens.to(self.device), targets.to(self.device), state)
+                nll, hidden = nll[counted.to(self.device)], hidden[counted.to(self.device)]
+            firsts = np.maximum(rows.first, rows.begin + 1 + start)
+            yield from _by_span(numbers, firsts, counted.sum(1).tolist(), nll, hidden)
+            if progress:
+                progress.update(read)
 
 
 def tokens_read(spans: Spans) -> int:

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from lmlong.attention.base import CausalAttention
 from lmlong.attention.encoder.base import EncoderAttention
@@ -25,6 +24,7 @@ from lmlong.model.language_model import LanguageModel
 from lmlong.recipe import Recipe
 from lmlong.recipe.lengths import name_length
 from lmlong.report.json_values import json_keys
+from lmlong.report.progress import Progress
 
 LENGTHS = (512,)
 """The default lengths: that of the paper's figure."""
@@ -78,14 +78,14 @@ def measure_spectra(
             )
     stretches = {length: cut.choose_blocks(documents, 0, length, texts * length, 1) for length in lengths}
     spectra = []
-    with tqdm(total=sum(len(blocks.first) for blocks in stretches.values()), leave=False, disable=None) as bar:
+    with Progress(name, sum(len(blocks.first) for blocks in stretches.values()), "texts") as progress:
         for length, blocks in stretches.items():
-            bar.set_description(f"{name}: spectrum at {name_length(length)}")
+            progress.begin(f"{name}: spectrum at {name_length(length)}")
             curves = []
             for first in blocks.first:
                 tokens = text.tokens[first : first + length].astype(np.int64)
                 curves.append(cumulative(attention_matrices(loaded.model, tokens)))
-                bar.update()
+                progress.update()
             by_layer = zip(loaded.recipe.model.kinds, map(np.stack, zip(*curves, strict=True)), strict=True)
             layers = [
                 LayerSpectrum(number, str(kind), of_texts.mean(axis=0), count_needed(of_texts).mean(axis=0))

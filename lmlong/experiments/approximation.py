@@ -10,13 +10,13 @@ from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from lmlong.attention.base import causal_mask
 from lmlong.attention.favor import Norms, draw_projection
 from lmlong.attention.linear.naive import quadratic
 from lmlong.report.figure import COLORS, MARKERS, Figure, Line, Panel, Style
 from lmlong.report.json_values import json_keys
+from lmlong.report.progress import each
 from lmlong.report.table import Column, format_table
 
 Form = Literal["positive", "hyperbolic", "trig"]
@@ -60,7 +60,7 @@ def study_approximation(
     settings = [
         FeatureSetting(*values) for values in product(widths, deviations, features, forms, (True, False), norms)
     ]
-    return [measure_error(setting, seeds) for setting in tqdm(settings, leave=False, disable=None)]
+    return [measure_error(setting, seeds) for setting in each(settings, "random features", len(settings), "settings")]
 
 
 def measure_error(setting: FeatureSetting, seeds: int) -> FeatureError:

@@ -14,7 +14,7 @@ from torch import Tensor
 from lmlong import recipe
 from lmlong.errors import UsageError
 from lmlong.experiments.recall_grid import RecallGrid
-from lmlong.experiments.trainer import fit, seeded
+from lmlong.experiments.trainer import Batch, fit, seeded
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.loss import IGNORED
 from lmlong.recipe.candidates import candidates
@@ -121,7 +121,11 @@ def one_thread() -> Iterator[None]:
 def train_recall(grid: RecallGrid, options: recipe.Model, learning_rate: float, seed: int) -> LanguageModel:
     """Return a model trained on every number of pairs in each step."""
     model = seeded(seed, lambda: LanguageModel(options, grid.vocabulary))
-    fit(model, lambda step: [pairs_batch(grid, pairs, seed, step) for pairs in grid.pairs], grid.steps, learning_rate)
+
+    def batches(step: int) -> list[Batch]:
+        return [pairs_batch(grid, pairs, seed, step) for pairs in grid.pairs]
+
+    fit(model, batches, grid.steps, learning_rate, "training")
     return model
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from tqdm import tqdm
 
 from lmlong.experiments.kept_results import KeptResult
 from lmlong.experiments.slots_data import SYMBOLS, TESTS, MaskedBatch, MaskedTask, encoder_options, task_of
@@ -20,6 +19,7 @@ from lmlong.model.loss import IGNORED
 from lmlong.recipe import Masking
 from lmlong.report.figure import Figure, Level, Line, Panel, Style, lines_of, style
 from lmlong.report.json_values import json_keys
+from lmlong.report.progress import Progress
 from lmlong.report.table import Column, format_rows, format_table, pivot_rows, with_error
 
 LEARNING_RATE = 4e-3
@@ -57,10 +57,11 @@ class EncoderResult(NamedTuple):
 def study_slots(grid: SlotsGrid, out: Path) -> dict[EncoderSetting, EncoderResult]:
     """Return the results of all encoders; results kept in `out` are not trained again."""
     results = {}
-    with tqdm(encoder_settings(grid), leave=False, disable=None) as bar:
-        for setting in bar:
-            bar.set_description(setting.name)
+    settings = list(encoder_settings(grid))
+    with Progress("encoders", len(settings), "encoders") as progress:
+        for setting in settings:
             results[setting] = trained_encoder(grid, setting, out)
+            progress.update()
     return results
 
 
@@ -95,7 +96,7 @@ def train_encoder(grid: SlotsGrid, setting: EncoderSetting, task: MaskedTask) ->
     options = encoder_options(setting, grid.width)
     model = seeded(grid.seed, lambda: Encoder(options, task.vocabulary, setting.length))
     steps = grid.steps * (COPYING if setting.task == "copies" else 1)
-    fit(model, lambda step: [task.step(step)], steps, LEARNING_RATE, bar_row=1)
+    fit(model, lambda step: [task.step(step)], steps, LEARNING_RATE, setting.name)
     return model.eval()
 
 

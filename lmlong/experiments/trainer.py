@@ -5,12 +5,12 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from lmlong import recipe
 from lmlong.model.base import TextModel
 from lmlong.model.device import pick_device
 from lmlong.model.loss import IGNORED
+from lmlong.report.progress import each
 from lmlong.training.optimizer import LoopOptimizer, learning_rate_factor
 
 Batch = tuple[Tensor, Tensor]
@@ -27,7 +27,7 @@ def seeded(seed: int, make: Callable[[], Model]) -> Model:
 
 
 def fit(
-    model: TextModel, batches: Callable[[int], Sequence[Batch]], steps: int, learning_rate: float, bar_row: int = 0
+    model: TextModel, batches: Callable[[int], Sequence[Batch]], steps: int, learning_rate: float, name: str
 ) -> None:
     """Train a model with AdamW and a warm-up over a tenth of the steps.
 
@@ -38,7 +38,7 @@ def fit(
         steps=steps, optimizer="adamw", learning_rate=learning_rate, warmup_steps=max(steps // 10, 1)
     )
     optimizer = LoopOptimizer(model, options)
-    for step in tqdm(range(steps), leave=False, disable=None, position=bar_row):
+    for step in each(range(steps), name, steps, "steps"):
         parts = batches(step)
         for batch in parts:
             tokens, targets = (part.to(device) for part in batch)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from lmlong import recipe
 from lmlong.data.sources import open_inputs
@@ -17,6 +16,7 @@ from lmlong.inference.sampling import Sampler
 from lmlong.inference.session import repeat_rows
 from lmlong.io.files import atomic_write
 from lmlong.model.sampling_options import Sampling
+from lmlong.report.progress import Progress, each
 
 ROWS = 16
 """Documents sampled in parallel."""
@@ -36,16 +36,16 @@ def write_samples(run: str, file: Path, tokens: int, length: int, seed: int) -> 
     if model.fast_step_at_once:
         model.use_fast_step()
     print(f"{file}: {tokens:,} tokens of {run}'s own text", file=sys.stderr)
-    bar = tqdm(total=tokens, initial=written, unit=" tokens", dynamic_ncols=True, disable=None)
     file.parent.mkdir(parents=True, exist_ok=True)
-    with bar, file.open("w", encoding="utf-8") as out:
+    with Progress(file.name, tokens, "tokens") as progress, file.open("w", encoding="utf-8") as out:
+        progress.skip(written)
         out.writelines(lines)
         for first in count(len(lines), ROWS):
             documents = _documents(model, first, length, seed)
             out.writelines(json.dumps(document) + "\n" for document in documents)
             out.flush()
             new = sum(document["tokens"] for document in documents)
-            bar.update(new)
+            progress.update(new)
             written += new
             if written >= tokens:
                 return
@@ -67,7 +67,7 @@ def sampled_text(loaded: TrainedLanguageModel, rows: int, tokens: int, seed: int
     sampler = Sampler(_plain(seed), [(row,) for row in range(rows)])
     token = torch.full((rows,), loaded.tokenizer.bos, device=device)
     written, state = [], None
-    for _ in tqdm(range(tokens), unit="token", leave=False, disable=None, desc="writing"):
+    for _ in each(range(tokens), "writing a text", tokens, "tokens"):
         written.append(token)
         logits, state = loaded.model(token[:, None], state, token[:, None] == loaded.tokenizer.bos)
         ended = token == loaded.tokenizer.eos

@@ -22,6 +22,7 @@ from lmlong.interop.staging import staged_folder
 from lmlong.io.files import check_ordinary
 from lmlong.model.build import build, without_memory
 from lmlong.recipe import file as recipe_file
+from lmlong.report.progress import each
 
 GGUF = b"GGUF"
 SUPPORTED = "Name a folder that transformers wrote, a GGUF file, or a .bin of llama2.c."
@@ -60,7 +61,8 @@ def import_model(path: Path, run: Path) -> Imported:
             name: tuple(weight.shape) for name, weight in build(run_recipe, tokenizer.vocabulary).state_dict().items()
         }
     check_weights(source, shapes)
-    _write(run, run_recipe, tokenizer.file, Shapes(shapes, source.dtype), weights(source, shapes))
+    shown = each(weights(source, shapes), f"weights of {run.name}", len(shapes), "tensors")
+    _write(run, run_recipe, tokenizer.file, Shapes(shapes, source.dtype), shown)
     count = sum(torch.Size(shape).numel() for shape in shapes.values())
     return Imported(run, count, context, tokenizer.lost)
 

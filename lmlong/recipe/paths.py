@@ -7,10 +7,18 @@ from typing import Any
 
 from lmlong.io.standard_input import path_of
 
+HUB = "hf://"
+"""The beginning of a path on the Hugging Face Hub."""
+
 
 def is_file(plugin: str) -> bool:
     """Return whether a plug-in is given as a Python file rather than as an entry point."""
     return plugin.endswith(".py") or os.sep in plugin
+
+
+def is_on_hub(path: str) -> bool:
+    """Return whether a path names files on the Hugging Face Hub."""
+    return path.startswith(HUB)
 
 
 def absolute(path: str | Path) -> str:
@@ -22,6 +30,8 @@ def with_absolute(values: dict[str, Any]) -> dict[str, Any]:
     """Make the paths in a recipe's values absolute, so that they can be read from any folder."""
 
     def change(path: str, is_path: bool) -> str:
+        if is_on_hub(path):
+            return path
         return absolute(path_of(path)) if is_path or Path(path).expanduser().exists() else path
 
     return _changed(values, change)
@@ -59,5 +69,7 @@ def _change(section: dict[str, Any], key: str, change: Callable[[str, bool], str
 
 def last_part(path: str, is_path: bool = False) -> str:
     """Return the last part of a path of any operating system; a value that is not clearly a path is unchanged."""
+    if is_on_hub(path):
+        return path
     parsed = PureWindowsPath(path)  # splits at / too
     return parsed.name or path if is_path or parsed.root or parsed.drive or path.startswith("~") else path

@@ -31,7 +31,9 @@ class Files(Options):
     """Files, folders or globs (** crosses folders), also compressed by .gz, .zst, .bz2 or .xz. Relative paths start at
     the current folder. One text with commas is a list: paths=a.txt,b.txt. In a folder, .txt, .md, .py, .jsonl, .ndjson,
     .parquet, .arrow, FASTA, documents and archives are read; all other files are reported as left out. - is standard
-    input, read as plain text, -.jsonl (or another suffix) as a file with that suffix; a copy is kept in the cache."""
+    input, read as plain text, -.jsonl (or another suffix) as a file with that suffix; a copy is kept in the cache.
+    hf://datasets/OWNER/NAME@REVISION/PATH is a file, folder or glob of a data set on the Hugging Face Hub; without
+    @REVISION, its newest commit."""
     column: str = "text"
     """Field of a record that holds the text."""
     soft_masks: Literal["keep", "upper"] = "keep"

@@ -9,8 +9,6 @@ from dataclasses import replace
 from threading import Event, Thread, current_thread
 from typing import NamedTuple, TypeVar
 
-from tqdm import tqdm
-
 from lmlong.data.token_file import tokens_of
 from lmlong.errors import UsageError
 from lmlong.evaluation.scorer import Scorer
@@ -117,7 +115,7 @@ def score(trained: TrainedLanguageModel, text: str, ended: Ended, learn: Level |
     documents = documents_of(tokens)
     scorer = Scorer(replace(trained, learn=learn), tokens.tokens, documents)
     sums = documents.sums()
-    for _, first, nats, _ in scorer.scored(whole(documents), tqdm(disable=True)):
+    for _, first, nats, _ in scorer.scored(whole(documents)):
         if ended():
             raise Closed("The server is shutting down.")
         sums.add(0, nats.sum(), len(nats), scorer.sizes(slice(first, first + len(nats))).sum())

@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from textwrap import indent
@@ -16,6 +16,7 @@ from lmlong.checkpoint.write import Contents
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.metrics import METRICS, LossTotals, batch_tensors, loss_totals
 from lmlong.recipe import file as recipe_file
+from lmlong.report.progress import waiting
 from lmlong.training.checkpoint_store import CheckpointStore
 from lmlong.training.distributed import all_reduce_sum, is_main_process
 from lmlong.training.figures import FetchedFigures, StepFigures, fetch
@@ -173,7 +174,8 @@ class TrainingCallback(Callback):
         self.sampled = limit is not None and max(limit, options.validation_tokens) < tokens
         if min(tokens, tokens if limit is None else limit) <= options.validation_tokens:
             return sample
-        totals = self._score(module, limit)
+        with waiting("final validation") if module.trainer.is_global_zero else nullcontext():
+            totals = self._score(module, limit)
         self._log_validation(module, "final_validation", totals)
         return totals
 

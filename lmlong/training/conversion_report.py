@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
-from tqdm import tqdm
 
 from lmlong.attention.parallel_window.layer import ParallelWindow, weighed
 from lmlong.checkpoint import read
@@ -20,6 +19,7 @@ from lmlong.model.build import build
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.metrics import LossTotals, batch_tensors, loss_totals
 from lmlong.recipe import Recipe
+from lmlong.report.progress import Progress
 from lmlong.report.table import Column, format_table
 from lmlong.training.conversion import StageRun
 from lmlong.training.distillation import layer_errors
@@ -68,10 +68,10 @@ def measure(teacher: str, planned: list[StageRun]) -> list[Point]:
         ((stage.name, _model(stage.recipe, stage.folder, tokens)) for stage in planned),  # one at a time
     )
     points = [Point("teacher", _loss(old, batches, tokens))]
-    with tqdm(total=1 + len(planned), desc="measuring", leave=False, disable=None) as bar:
+    with Progress("measuring", 1 + len(planned), "models") as progress:
         for name, model in models:
             points.append(_point(name, model, first.model.kinds, old, batches, tokens))
-            bar.update()
+            progress.update()
     return points
 
 

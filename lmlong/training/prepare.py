@@ -11,6 +11,7 @@ from torch import nn
 
 from lmlong.checkpoint import manifest, read
 from lmlong.data.data_module import DATA_MODULES, DataModule
+from lmlong.data.hub_path import with_commits
 from lmlong.data.token_dataset import TokenDataset, prepare
 from lmlong.errors import UsageError
 from lmlong.model.base import TextModel
@@ -155,7 +156,8 @@ def divides_weights(recipe: Recipe) -> bool:
 
 
 def _resolve(recipe: Recipe) -> tuple[Recipe, torch.device]:
-    """Return the recipe with `auto` resolved for this machine, and its device; refuse what the device cannot do."""
+    """Return the recipe with `auto` resolved for this machine, and revisions on the hub to commits; and its device.
+    Refuse what the device cannot do."""
     device = pick_device(recipe.device)
     if device.type == "mps" and (recipe.processes > 1 or recipe.training.strategy == "deepspeed"):
         raise UsageError("device: mps supports only one process, without deepspeed. Use devices: 1, or device: cpu.")
@@ -167,7 +169,8 @@ def _resolve(recipe: Recipe) -> tuple[Recipe, torch.device]:
     optimizer = "muon" if recipe.training.optimizer == "auto" else recipe.training.optimizer
     resolved = {"precision": resolve(recipe.training.precision, device), "optimizer": optimizer}
     training = recipe.training.model_copy(update=resolved)
-    return recipe.model_copy(update={"training": training, "device": device.type}), device
+    changed = {"training": training, "device": device.type, "text": with_commits(recipe.text)}
+    return recipe.model_copy(update=changed), device
 
 
 KernelName = Literal["auto", "torch", "triton", "fla"]

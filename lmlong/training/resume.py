@@ -20,6 +20,7 @@ from typing import Any
 
 from lmlong.checkpoint import manifest, read, write
 from lmlong.checkpoint.location import checkpoints_in, step_of
+from lmlong.data.hub_path import with_commits
 from lmlong.errors import CheckpointError, UsageError
 from lmlong.io.files import atomic_write
 from lmlong.model.kernel_choice import KernelChoice
@@ -99,12 +100,14 @@ def prepare_resumed_run(recipe: Recipe, checkpoint: Path) -> PreparedRun:
 
 
 def resumed_recipe(old: Recipe, new: Recipe) -> Recipe:
-    """Return the recipe to resume with: the new one, with the old number of sequences per step.
+    """Return the recipe to resume with: the new one, with the old number of sequences per step and the old commits of
+    data sets on the hub.
 
     Print all changes since the checkpoint, and refuse changes that would make it a different run.
     """
     old = _with_optimizer(old, "adamw")
     new = _with_optimizer(_share_out(old, new), old.training.optimizer)
+    new = new.model_copy(update={"text": with_commits(new.text, old.text)})
     passes_other_states = old.training.passes_states and _rows_at_once(old) != _rows_at_once(new)
     for key, before, now in changes(old.model_dump(), new.model_dump()):
         if key in RESOLVED and now == "auto":

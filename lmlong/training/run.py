@@ -33,6 +33,7 @@ from lmlong.model.base import count_parameters
 from lmlong.model.metrics import LossTotals
 from lmlong.recipe import Recipe
 from lmlong.recipe import file as recipe_file
+from lmlong.report.progress import waiting
 from lmlong.training.callbacks import ResampleFeatures, TrainingCallback
 from lmlong.training.distributed import check_launch, is_main_process, launcher
 from lmlong.training.loggers import check_loggers, finish_loggers, log_end, make_loggers
@@ -159,7 +160,8 @@ def _result(module: TrainingModule, callback: TrainingCallback, signals: StopOnS
     prepared, tokens, step, is_main = module.prepared, module.prepared.tokens, module.step, is_main_process()
     validation, compared = callback.final if is_main else None, None
     if validation and prepared.recipe.objective == "causal":
-        compared = baselines.measure(tokens.train, tokens.weights, tokens.validation, tokens.tokenizer)
+        with waiting("compressing the validation text for comparison"):
+            compared = baselines.measure(tokens.train, tokens.weights, tokens.validation, tokens.tokenizer)
     if is_main and step > prepared.first_step:
         log_end(module.trainer.loggers, step, callback, compared)
     return TrainingResult(callback.folder, step, validation, compared, signals.agreed, callback.sampled, is_main)

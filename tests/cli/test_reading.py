@@ -3,15 +3,27 @@
 import pytest
 
 from lmlong.cli import reading
+from lmlong.report import progress
 
 
-@pytest.mark.parametrize(("size", "line"), [(None, "pipe: read 3.0 MB\n"), (4_000_000, "pipe: read 3.0 of 4.0 MB\n")])
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        (None, ["reading pipe: 2.0 MB, 1.0 MB/s", "reading pipe: 4.0 MB, 0.3 MB/s"]),
+        (
+            8_000_000,
+            ["reading pipe: 25% of 8.0 MB, 1.0 MB/s, 00:06 left", "reading pipe: 50% of 8.0 MB, 0.3 MB/s, 00:13 left"],
+        ),
+    ],
+)
 def test_a_line_now_and_then(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], size: int | None, line: str
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], size: int | None, expected: list[str]
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr(reading.time, "monotonic", lambda: now[0])
-    text = reading.with_progress(iter(["a" * 1_000_000] * 4), "pipe", size)
-    for now[0] in (0.0, 1.0, 2.0, 10.5, 11.0):
+    monkeypatch.setattr(progress, "FIRST", 2.0)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    text = reading.with_progress(iter(["a" * 1_000_000] * 5), "pipe", size)
+    for now[0] in (0.0, 1.0, 2.0, 11.0, 13.0):
         next(text, None)
-    assert capsys.readouterr() == ("", line)
+    output, errors = capsys.readouterr()
+    assert (output, errors.splitlines()) == ("", expected)

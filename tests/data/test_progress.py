@@ -6,9 +6,9 @@ from collections.abc import Callable
 import pytest
 
 from lmlong import recipe
-from lmlong.data import progress
-from lmlong.data.progress import Progress
 from lmlong.data.token_dataset import prepare
+from lmlong.report import progress
+from lmlong.report.progress import Progress
 
 from .conftest import sentences
 from .small_batches import small_batches
@@ -19,7 +19,8 @@ TextOf = Callable[..., recipe.Text]
 def test_share_speed_and_time_left_are_shown(
     text_of: TextOf, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(progress, "LINE_INTERVAL", 0.0)
+    monkeypatch.setattr(progress, "FIRST", 0.0)
+    monkeypatch.setattr(progress, "INTERVAL", 0.0)
     with small_batches():
         prepare(text_of(sentences(30), tokenizer={"vocabulary": 300}), processes=1)
     lines = capsys.readouterr().err.splitlines()

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 from baseline_parts.machine import machine
-from tqdm import tqdm
 
 import lmlong
 from lmlong.errors import LmlongError, UsageError
 from lmlong.interop.importing import import_model
 from lmlong.model.quantization import Weights
+from lmlong.report.progress import Progress
 from lmlong.report.table import Column, format_table, plural
 
 from . import node_llama_cpp
@@ -104,19 +104,19 @@ def measure(commands: dict[str, list[str]], rounds: int, longest: int) -> tuple[
     ends with the rounds that are complete."""
     llama_cpp: dict[str, str] = {}
     complete: list[Measured] = []
-    with tqdm(total=rounds * len(commands) * longest, disable=None) as bar:
+    with Progress("decode", rounds * len(commands) * longest, "tokens") as progress:
         try:
             for number in range(rounds):
                 results = []
                 for candidate, command in commands.items():
-                    bar.set_description(f"round {number + 1}, {candidate}")
+                    progress.begin(f"round {number + 1}, {candidate}")
                     lines = run_process(command)
                     started = next(lines)
                     llama_cpp = started if candidate == LLAMA_CPP else llama_cpp
                     reached = 0
                     for line in lines:
                         results.append(Measured(candidate, **line))
-                        bar.update(line["length"] - reached)
+                        progress.update(line["length"] - reached)
                         reached = line["length"]
                 complete += results
         except KeyboardInterrupt:

@@ -57,7 +57,7 @@ class Records(FileFormat):
         options: dict[str, Any] = {"sep": "\t"} if suffix_of(path) == ".tsv" else {}
         if encoding != "auto" and self.is_text:
             options["encoding"] = encoding
-        files = [escape(str(path.resolve()))]
+        files = [escape(str(path.absolute()))]
         return _library().load_dataset(self.builder, data_files=files, split="train", streaming=True, **options)
 
     def _columns(self, path: Path) -> list[str] | None:

@@ -13,6 +13,7 @@ from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 from lmlong import recipe
 from lmlong.data.tokenizers.base import SubwordTokenizer
 from lmlong.errors import UsageError
+from lmlong.report.progress import waiting
 
 SPACE = "\u2581"  # how sentencepiece writes a space inside its pieces
 
@@ -71,7 +72,8 @@ def train_sentencepiece(pieces: Iterable[str], options: recipe.Tokenizer) -> byt
 
 def _train(**options: Any) -> None:
     try:
-        SentencePieceTrainer.train(**options)
+        with waiting("training the tokenizer"):
+            SentencePieceTrainer.train(**options)
     except (RuntimeError, ValueError) as error:
         reason = str(error).strip().removeprefix("INTERNAL: ").rstrip(".")
         raise UsageError(

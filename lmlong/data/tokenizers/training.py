@@ -5,14 +5,14 @@ from collections.abc import Iterable, Iterator
 from lmlong import recipe
 from lmlong.data.document import Skipped
 from lmlong.data.duplicates import Duplicates, divided, split_key
-from lmlong.data.progress import Progress, size_of
-from lmlong.data.sources import Input, check_inputs
+from lmlong.data.sources import Input, check_inputs, size_of
 from lmlong.data.split import Part
 from lmlong.data.tokenizers.base import Tokenizer
 from lmlong.data.tokenizers.factory import load_tokenizer, train_tokenizer
 from lmlong.data.tokenizers.sentencepiece import lines
 from lmlong.io.cache import cache_folder, fetch, key_of
 from lmlong.io.folder_manifest import Format
+from lmlong.report.progress import Progress
 
 FORMAT = Format("tokenizer", 2)  # also raised when the same text and options give another tokenizer
 

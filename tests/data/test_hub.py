@@ -1,0 +1,237 @@
+"""Files of data sets on the hub, read by huggingface_hub from a local server."""
+
+import gzip
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow
+import pytest
+from huggingface_hub import constants
+from pyarrow.parquet import write_table
+
+from lmlong.data import hub as hub_module
+from lmlong.data.hub import local_file
+from lmlong.data.hub_path import COMMITS, parse, with_commits
+from lmlong.data.source_files import find_files
+from lmlong.data.sources import open_source
+from lmlong.errors import UsageError
+
+from ..commands import lmlong
+from .conftest import text_over
+from .hub_server import NAME, URL, Hub, connect, forget, serving
+from .test_corpus import texts
+
+FILES = {
+    "README.md": b"the card",
+    ".gitattributes": b"hidden",
+    "data/a.txt": b"text a",
+    "data/b.txt": b"text a",  # the same content as a.txt
+    "data/deep/c.txt.gz": gzip.compress(b"text c"),
+    "data/deep/.hidden/d.txt": b"hidden",
+    "data/records.jsonl": b'{"text": "one"}\n{"text": "two"}\n',
+    "data/table.csv": b"text\nthree\n",
+    "data/old.doc": b"refused",
+}
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A server with one data set, which this process reads by an empty cache."""
+    with serving() as server:
+        server.repositories[NAME].commit(FILES)
+        connect(server.url, tmp_path / "hf", monkeypatch)
+        yield server
+
+
+def read(*urls: str) -> list[str]:
+    source = open_source(text_over(*urls).sources[0], "strict")  # type: ignore[arg-type]
+    return texts(source)
+
+
+def test_a_folder_is_read_as_on_disk_but_for_the_card(hub: Hub) -> None:
+    assert read(URL) == ["text a", "text a", "text c", "one", "two"]
+    left_out = {Path(entry.name).name: entry.reason for entry in find_files([URL], "text").left_out}
+    assert left_out["README.md"].startswith("describes the data set") and left_out[".gitattributes"] == "hidden"
+    assert left_out["d.txt"] == "hidden" and left_out["table.csv"].startswith("may hold no records")
+    assert "old.doc" not in hub.downloads() and "table.csv" not in hub.downloads()
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("data/a.txt", ["text a"]),
+        ("README.md", ["the card"]),
+        ("data/table.csv", ["three"]),
+        ("data/deep", ["text c"]),
+        ("data/*.txt", ["text a", "text a"]),
+        ("data/**/*.txt*", ["text a", "text a", "text c"]),
+        ("*/[b-z]*", ["text a", "one", "two", "three"]),
+        ("data/deep/.hid*/*", ["hidden"]),
+    ],
+)
+def test_a_path_or_glob_reads_what_it_matches_only(hub: Hub, path: str, expected: list[str]) -> None:
+    assert read(f"{URL}/{path}") == expected
+    wanted = {file.name for file in find_files([f"{URL}/{path}"], "text").files}
+    assert set(hub.downloads()) <= wanted  # the same content is downloaded once
+
+
+def test_records_of_parquet(hub: Hub, tmp_path: Path) -> None:
+    write_table(pyarrow.table({"body": ["four", "five"]}), tmp_path / "a.parquet")
+    hub.repositories[NAME].commit({"data/a.parquet": (tmp_path / "a.parquet").read_bytes()})
+    source = open_source(text_over(f"{URL}/data").sources[0].model_copy(update={"column": "body"}), "strict")  # type: ignore[arg-type]
+    assert texts(source) == ["four", "five"]
+
+
+def test_a_commit_that_was_read_needs_no_network(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned = with_commits(text_over(f"{URL}/data/*.txt")).sources[0].paths  # type: ignore[arg-type,union-attr]
+    first = read(*pinned)
+    forget(monkeypatch)
+    hub.log.clear()
+    assert read(*pinned) == first and hub.log == []
+
+
+def test_other_revisions(hub: Hub) -> None:
+    repository = hub.repositories[NAME]
+    repository.commit({"a.txt": b"of the branch"}, "dev/next")
+    repository.commit({"a.txt": b"converted"}, "refs/convert/parquet")
+    assert read(f"{URL}@dev%2Fnext/a.txt", f"{URL}@refs/convert/parquet/a.txt") == ["of the branch", "converted"]
+
+
+def test_a_revision_is_one_commit_for_a_process_and_its_children(hub: Hub) -> None:
+    assert read(f"{URL}/data/a.txt") == ["text a"]
+    hub.repositories[NAME].commit({"data/a.txt": b"newer"})
+    hub_module._tree.cache_clear()  # children inherit the environment alone
+    assert read(f"{URL}/data/a.txt") == ["text a"]
+
+
+def test_a_text_keeps_the_commits_of_an_earlier_one(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = text_over(f"{URL}/data/a.txt", "local.txt")  # type: ignore[arg-type]
+    before = with_commits(text)
+    hub.repositories[NAME].commit({"data/a.txt": b"newer"})
+    forget(monkeypatch)
+    assert with_commits(text, before) == before
+    assert with_commits(text) != before
+    assert with_commits(before) == before
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("hf://datasets/owner/none/a", "no such data set, or a private one"),
+        (f"{URL}@none/data", "no such revision"),
+        (f"{URL}/data/a.tx", "no such file or folder. Did you mean 'data/a.txt'?"),
+        (f"{URL}/dta", "Did you mean 'data'?"),
+        (f"{URL}/zzzzzzzz*", "It has data, data/deep"),
+        (f"{URL}/data/old.doc", "an unsupported document format"),
+        ("hf://owner/model/a.txt", "not a path of a data set"),
+        ("hf://spaces/owner/set/a.txt", "not a path of a data set"),
+        ("hf://datasets/owner", "not a path of a data set"),
+        (f"{URL}@..%2F..%2Fx/a", "not a path of a data set"),
+        ("hf://datasets/../set/a", "not a path of a data set"),
+    ],
+)
+def test_mistakes_are_reported_together(hub: Hub, url: str, message: str) -> None:
+    with pytest.raises(UsageError, match="2 files or paths") as caught:
+        find_files([url, "nowhere.txt"], "text")
+    assert message in str(caught.value)
+
+
+def test_a_gated_data_set_says_how_to_log_in(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.repositories[NAME].gated = True
+    with pytest.raises(UsageError, match=f"Ask for it at {hub.url}/datasets/{NAME}, and log in: set HF_TOKEN"):
+        read(f"{URL}/data/a.txt")
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    assert read(f"{URL}/data/a.txt") == ["text a"]
+
+
+def test_without_a_network_the_error_names_the_endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        connect(f"http://127.0.0.1:{unused.getsockname()[1]}", tmp_path, monkeypatch)
+    with pytest.raises(UsageError, match=r"cannot be read from http://127.0.0.1.*HF_HUB_OFFLINE=1"):
+        read(URL)
+
+
+def test_offline_the_cache_is_read(hub: Hub, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    assert read(f"{URL}/data/*.txt") == ["text a", "text a"]
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    for listings_kept in (True, False):
+        if not listings_kept:  # as after `hf download`
+            for kept in (cache / "hub").iterdir():
+                kept.unlink()
+        forget(monkeypatch)
+        hub.log.clear()
+        assert read(f"{URL}/data/*.txt") == ["text a", "text a"]
+        assert read(f"{URL}/data/a.txt") == ["text a"] and hub.log == []
+    for missing in (f"{URL}@dev/data", "hf://datasets/owner/other/a"):
+        with pytest.raises(UsageError, match=r"not in the hub's cache .* HF_HUB_OFFLINE is set"):
+            read(missing)
+
+
+def test_a_download_that_is_cut_off_continues(hub: Hub) -> None:
+    data = os.urandom(1 << 16).hex().encode()
+    hub.repositories[NAME].commit({"big.txt": data})
+    hub.bytes_until_cut = 1000
+    assert read(f"{URL}/big.txt") == [data.decode()]
+    assert len(hub.downloads()) == 2
+
+
+def test_a_killed_download_is_done_again_without_the_finished_files(hub: Hub, tmp_path: Path) -> None:
+    hub.repositories[NAME].commit({"a.txt": b"first", "b.txt": b"x" * 50_000})
+    code = f"""
+import os, signal, sys
+from lmlong.data import hub
+from lmlong.report.progress import Progress
+
+update = Progress.update
+def kill(self, size):
+    update(self, size)
+    if self.done > 10_000:
+        os.kill(os.getpid(), signal.SIGKILL)
+Progress.update = kill
+found = hub.find_on_hub("{URL}")
+found.download(["a.txt"])
+found.download(["b.txt"])
+"""
+    environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HUB_CACHE": constants.HF_HUB_CACHE, COMMITS: "{}"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == -9, done.stderr
+    hub.log.clear()
+    assert read(URL) == ["first", "x" * 50_000]
+    assert hub.downloads() == ["b.txt"]
+
+
+@pytest.mark.parametrize("name", ["../../evil.txt", "/evil.txt", "data/../../evil.txt", "data\\evil.txt", "C:evil.txt"])
+def test_a_path_that_leaves_the_cache_is_refused(hub: Hub, name: str) -> None:
+    hub.listed["data/a.txt"] = name
+    with pytest.raises(UsageError, match="which is not a path in the data set"):
+        read(URL)
+    assert hub.downloads() == []
+
+
+def test_a_commit_that_is_no_hash_is_refused(hub: Hub) -> None:
+    hub.repositories[NAME].commits["../../x"] = FILES
+    hub.repositories[NAME].branches["main"] = "../../x"
+    with pytest.raises(UsageError, match="instead of a commit"):
+        read(URL)
+
+
+def test_an_answer_of_another_commit_is_refused(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    repository = hub.repositories[NAME]
+    path = parse(URL).commit
+    repository.branches[path.revision] = repository.commit({"data/a.txt": b"other"}, "other")
+    hub_module._tree.cache_clear()
+    with pytest.raises(UsageError, match="another commit"):
+        read(f"{URL}/data/a.txt")
+
+
+def test_commands_take_hub_paths(hub: Hub) -> None:
+    shown = lmlong("data", "show", f"{URL}/data/deep", "--all")
+    assert (shown.returncode, shown.stdout) == (0, "text c\n"), shown.stderr
+    assert local_file(f"{URL}/data/a.txt").read_text() == "text a"
+    with pytest.raises(UsageError, match=r"matches 2 files\. Name one"):
+        local_file(f"{URL}/data/*.txt")
