@@ -35,10 +35,10 @@ LONGEST_MATCH = 16
 MEMORY = 1 << 16
 """Minimum number of last tokens that are looked up in."""
 
-MIN_GAIN = 1.1
+MIN_GAIN = 1.2
 """Minimum expected speed of a pass with a draft, relative to single steps."""
 
-IDLE_STEPS, LONGEST_REST = 16, 64
+IDLE_STEPS, LONGEST_REST = 8, 64
 """Tokens without a draft after which drafts rest for as many tokens; the maximum number of these tokens."""
 
 FIRST_SINGLE_STEPS, MAX_PASSES = 3, 64
@@ -136,7 +136,7 @@ class Pace:
 
     def __init__(self) -> None:
         self._right = [Average(matched / (matched + 4), 2) for matched in range(LONGEST_MATCH + 1)]
-        self._single = Average()  # seconds of one token without drafts
+        self._singles: deque[float] = deque(maxlen=Average.LAST)  # seconds of tokens without drafts
         self._additional = Average(0.4, 2)  # time of each token of a draft, relative to that
         self._passes = 0  # with a draft since the last single step
 
@@ -146,15 +146,15 @@ class Pace:
 
     def add_pass(self, tokens: int, seconds: float) -> None:
         """Add the time of one token, or of a token and a draft after it. An interruption counts as little."""
-        single, self._passes = self._single, 0 if tokens == 1 else self._passes + 1
+        self._passes = 0 if tokens == 1 else self._passes + 1
         if tokens == 1:
-            single.add(min(seconds, 2 * single.value) if single.count else seconds)
-        else:
-            self._additional.add(min(max(0.0, (seconds / single.value - 1) / (tokens - 1)), 1.5))
+            self._singles.append(seconds)
+        else:  # the fastest, since a step after a pass finds less of the weights in the caches
+            self._additional.add(min(max(0.0, (seconds / min(self._singles) - 1) / (tokens - 1)), 1.5))
 
     def draft_size(self, matched: int) -> int:
         """Return how many tokens to draft after `matched` known tokens; 0 if single steps are faster."""
-        if self._single.count < FIRST_SINGLE_STEPS or self._passes == MAX_PASSES:
+        if len(self._singles) < FIRST_SINGLE_STEPS or self._passes == MAX_PASSES:
             return 0
         gain, size, all_right, tokens = 1.0, 0, 1.0, 1.0
         for drafted in range(1, MAX_DRAFT + 1):
@@ -191,12 +191,15 @@ class Drafts:
         self._size, self._singles = 0, 1  # of its draft; single steps since then if it had none
         self.counts = DraftCounts(0, 0, 0)
 
-    @torch.inference_mode()
     def next_logits(self, session: Session) -> tuple[Tensor, ModelState]:
         """Return the logits (1, V) of the next token, and the state after the last, as `session.next_logits` does."""
         if self._rest:
             self._rest -= 1
             return next_logits(self._model, session)
+        return self._draft(session)
+
+    @torch.inference_mode()
+    def _draft(self, session: Session) -> tuple[Tensor, ModelState]:
         self._look_up(session)
         token, state, ahead = int(session.last), session.state, self._ahead
         if ahead and ahead[0].token == token and ahead[0].before is state.blocks:

@@ -104,7 +104,7 @@ def test_drafts_change_nothing(tmp_path: Path, number: int, form: str) -> None:
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 def test_drafts_change_nothing_with_any_sampling_options(tmp_path: Path, sampling: Sampling) -> None:
     model = decoding(tmp_path / "run", "ngram")
-    counts = assert_drafts_change_nothing(model, read(model), sampling, max_tokens=150).counts
+    counts = assert_drafts_change_nothing(model, read(model), sampling, max_tokens=300).counts
     assert 0 < counts.accepted < counts.drafted, "some are right and some wrong"
 
 
