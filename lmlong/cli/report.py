@@ -15,10 +15,10 @@ class HtmlFile(options.NewFile):
     """An .html file to write."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        path = super().convert(value, param, ctx)
+        path = Path(str(value))
         if path != STDOUT and path.suffix.lower() not in (".html", ".htm"):
             self.fail(f"{value!r} does not end in .html.", param, ctx)
-        return path
+        return super().convert(value, param, ctx)
 
 
 @click.command()

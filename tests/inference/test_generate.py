@@ -228,7 +228,7 @@ def test_statistics_go_to_standard_error(run: Path) -> None:
 @needs_compiler
 def test_statistics_count_the_drafts(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Greedy text of a small model soon repeats itself. Drafts have four tokens, whatever they cost."""
-    monkeypatch.setattr(Pace, "draft_size", lambda self, matched: 4 if self._single.count else 0)
+    monkeypatch.setattr(Pace, "draft_size", lambda self, matched: 4 if self._singles else 0)
     options = ["--prompt", "a", "--max-tokens", "200", "--temperature", "0", "--stats"]
     counts = re.search(r"drafts (\d+) of (\d+) tokens accepted \(\d+%\) in (\d+) passes", stderr(run, options))
     assert counts
