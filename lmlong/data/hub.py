@@ -101,7 +101,7 @@ def local_file(url: str) -> Path:
 
 @cache
 def _tree(where: HubPath, folder: str, recursive: bool) -> dict[str, int] | None:
-    """Return the sizes of the files in a folder of a commit, or None if there is no such folder."""
+    """Return the sizes of the files in a folder of a commit; None if the folder does not exist."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import EntryNotFoundError, OfflineModeIsEnabled
     from huggingface_hub.hf_api import RepoFile

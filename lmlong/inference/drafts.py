@@ -184,11 +184,13 @@ class Drafts:
     def __init__(self, model: LanguageModel, pace: Pace | None = None):
         assert isinstance(model.fast_step, NativeStep) and model.hourglass is None
         self._model, self._step = model, model.fast_step
-        self._lookup, self._pace, self._total = Lookup(), pace or Pace(), -RECENT
+        self._lookup, self._pace = Lookup(), pace or Pace()
+        self._total: int | None = None  # tokens of the text at the last lookup
         self._ahead: deque[Step] = deque()
         self._idle = self._rest = 0  # tokens since the last draft, and until the next lookup
         self._begun: float | None = None  # when the last pass began
-        self._size, self._singles = 0, 1  # of its draft; single steps since then if it had none
+        self._size = 0  # of its draft
+        self._steps = 1  # taken since then, without the tokens of the draft
         self.counts = DraftCounts(0, 0, 0)
 
     def next_logits(self, session: Session) -> tuple[Tensor, ModelState]:
@@ -216,7 +218,7 @@ class Drafts:
     def _look_up(self, session: Session) -> None:
         """Move the lookup to the last token of a session."""
         total, lookup, recent = int(session.total), self._lookup, session.recent[0]
-        new = total - self._total
+        new = RECENT if self._total is None else total - self._total
         if 0 <= new <= LONGEST_REST + 1:
             for token in recent[len(recent) - new :].tolist():
                 if lookup.expected is not None:
@@ -237,9 +239,9 @@ class Drafts:
             if self._idle >= IDLE_STEPS:
                 self._rest = min(self._idle, LONGEST_REST)
                 self._idle += self._rest
-            self._singles = 1 + self._rest
+            self._steps = 1 + self._rest
             return self._step(last, state, None)
-        self._idle = 0
+        self._idle, self._steps = 0, 1
         draft = lookup.draft(size)
         output, *more = self._step.steps([*last.tolist(), *draft], state)
         self.counts.passes += 1
@@ -251,8 +253,7 @@ class Drafts:
         """Add the time since the last pass began: all that its tokens took, with drawing and writing them."""
         now = time.perf_counter()
         if self._begun is not None:
-            seconds = now - self._begun
-            self._pace.add_pass(1 + self._size, seconds if self._size else seconds / self._singles)
+            self._pace.add_pass(1 + self._size, (now - self._begun) / self._steps)
         self._begun = now
 
 

@@ -26,7 +26,7 @@ let forest = new Forest();
 let current = location.hash.slice(1) || null; // id of the chosen session, PENDING, or null for a new text
 let isLoaded = false;
 let sizes = null; // a function from a number of tokens to the bytes of the state after them
-let model = { id: "lmlong", learns: false, writes: null }; // what the server tells of it
+let model = { id: "lmlong", learns: false, writes: null }; // from /v1/models
 let work = null; // the running action: {controller, turn, rate, last, count, busy}
 
 const tree = new TreeView(element("tree"), choose);
