@@ -169,7 +169,8 @@ def test_only_one_text_goes_into_a_file(run: Path, tmp_path: Path) -> None:
         loaded.save_state(concat_states([loaded.read("a"), loaded.read("b")]), tmp_path / "two.state")
     for words in (["--samples", "2"], ["--prompts", __file__]):
         with pytest.raises(UsageError, match="--save-state: saves the state of one text"):
-            CliRunner().invoke(generate, [str(run), *words, "--save-state", "x"], catch_exceptions=False)
+            options = [*words, "--save-state", str(tmp_path / "two.state")]
+            CliRunner().invoke(generate, [str(run), *options], catch_exceptions=False)
     assert not list(tmp_path.glob("*.state")) and not list(tmp_path.glob(".*partial"))
 
 
