@@ -98,7 +98,9 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         mixed_loss = nll_sum.clone()
         dhidden = dweight = None
         if needs_grad and any(ctx.needs_input_grad):
-            dhidden, dweight = torch.empty_like(hidden), torch.zeros_like(output, dtype=nll_sum.dtype)
+            dhidden = torch.empty_like(hidden)
+            if ctx.needs_input_grad[1]:
+                dweight = torch.zeros_like(output, dtype=nll_sum.dtype)
         for begin in range(0, len(hidden), chunk):
             span = slice(begin, begin + chunk)
             logits = logits_in_float32(hidden[span], output)
@@ -107,13 +109,14 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             if teacher is not None:
                 soft_loss, dsoft = _soft_loss(logits, targets[span], teacher, span)
                 mixed_loss += (1 - teacher.softening.share) * nll.sum() + soft_loss
-            if dhidden is not None and dweight is not None:
+            if dhidden is not None:
                 dlogits = _dnll(logits, log_total, targets[span])
                 if teacher is not None:
                     dlogits = dsoft.add_(dlogits, alpha=1 - teacher.softening.share)
                 dlogits = dlogits.to(hidden.dtype)
                 dhidden[span] = dlogits @ output
-                dweight += dlogits.mT @ hidden[span]
+                if dweight is not None:
+                    dweight += dlogits.mT @ hidden[span]
         ctx.save_for_backward(dhidden, dweight)
         ctx.weight_dtype = weight.dtype
         return nll_sum if teacher is None else torch.stack([mixed_loss, nll_sum])
@@ -123,7 +126,8 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         dhidden, dweight = ctx.saved_tensors
         dloss = grads[0].flatten()[0]
-        return dhidden * dloss.to(dhidden.dtype), (dweight * dloss).to(ctx.weight_dtype), None, None, None, None
+        dweight = None if dweight is None else (dweight * dloss).to(ctx.weight_dtype)
+        return dhidden * dloss.to(dhidden.dtype), dweight, None, None, None, None
 
 
 def _chunk_tokens(vocabulary: int, policy: DevicePolicy) -> int:

@@ -61,7 +61,7 @@ def segmented_loss(model: SegmentModel, segments: Sequence[Segment], state: Any)
             _, after = model.hidden_states(segment.tokens, states.get(number), segment.document_starts)
         if number + 1 < len(segments):
             states.put(number + 1, after)
-    weights = list(model.parameters())
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
     with _rows_apart(model) as drows:
         total, dweights = _backward_through_segments(model, segments, states, context, weights)
     return _KnownGradients.apply(total, _Gradients(model, dweights, drows), *weights), after

@@ -151,6 +151,8 @@ class Training(Budget):
     init_from: str | None = None
     """A run or checkpoint to take the initial weights and the tokenizer from. Its optimizer state and progress are not
     used. Options of `model` that the recipe does not set are taken from it too; the attention may differ."""
+    only_ngram: bool = False
+    """Train only the n-gram heads of model.add_ngram; all other weights stay as they are."""
     teacher: str | None = None
     """A run or checkpoint to learn from, in addition to the text (distillation). Its tokenizer is used."""
     teacher_of: Literal["predictions", "layers"] = "predictions"
@@ -201,6 +203,14 @@ class Training(Budget):
                 "a teacher reads each row from an empty state, unlike a model with carry_state or state_passing. "
                 "Leave out the teacher, or these two.",
             )
+        if self.only_ngram and self.teacher_of == "layers":
+            yield mistake("only_ngram", "teacher_of: layers trains the attention of each layer. Leave out one of them.")
+        if self.only_ngram and self.strategy == "deepspeed":
+            yield mistake(
+                "strategy", "deepspeed is not supported with only_ngram, which freezes weights. Use ddp or auto."
+            )
+        if self.quantize and self.only_ngram:
+            yield mistake("quantize", "only_ngram trains parts of the model only. Leave out one of them.")
         if self.quantize and self.teacher_of == "layers":
             yield mistake("quantize", "teacher_of: layers trains parts of the model only. Leave out one of them.")
         if self.quantize and self.compile:

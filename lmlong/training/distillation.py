@@ -15,6 +15,7 @@ from lmlong.checkpoint import manifest, read
 from lmlong.data.tokenizers.base import Tokenizer
 from lmlong.errors import UsageError
 from lmlong.model.base import TextModel
+from lmlong.model.block import with_states
 from lmlong.model.build import build
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.loss import IGNORED, Softening, TeacherOutput
@@ -87,6 +88,14 @@ def train_mixers_alone(student: TextModel, teacher: LanguageModel) -> None:
         block.mixer.requires_grad_(True)
 
 
+def train_ngram_alone(model: LanguageModel) -> None:
+    """Freeze all weights of a model except its added n-gram heads."""
+    model.requires_grad_(False)
+    for block in model.blocks:
+        if block.ngram is not None:
+            block.ngram.requires_grad_(True)
+
+
 def taught_loss(
     model: TextModel,
     teacher: Teacher | None,
@@ -125,9 +134,9 @@ def layer_errors(
     with torch.no_grad():
         x, teacher_positions = teacher.embed(tokens, teacher_state, document_starts)
     errors = []
-    for block, teacher_block, inner, teacher_inner in zip(
-        student.blocks, teacher.blocks, state.blocks, teacher_state.blocks, strict=True
-    ):
+    layers = with_states(student.blocks, state.blocks)
+    teacher_layers = with_states(teacher.blocks, teacher_state.blocks)
+    for (block, (inner, *_)), (teacher_block, (teacher_inner, *added)) in zip(layers, teacher_layers, strict=True):
         with torch.no_grad():
             target, _ = teacher_block.mixer(x, teacher_inner, teacher_positions)
         if student.activation_checkpointing and torch.is_grad_enabled():
@@ -138,5 +147,5 @@ def layer_errors(
         error = (output32 - target32).square().mean(-1) / (target32.square().mean(-1) + ERROR_EPSILON)
         errors.append(error.mean())
         with torch.no_grad():
-            x = teacher_block.add(x, target)
+            x, _ = teacher_block.finish(x, target, tuple(added), teacher_positions)
     return torch.stack(errors)

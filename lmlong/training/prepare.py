@@ -25,7 +25,7 @@ from lmlong.model.memory import check_memory
 from lmlong.model.precision import Precision, computes_in_bf16
 from lmlong.model.sequence_group import longest_part
 from lmlong.recipe import Recipe
-from lmlong.training.distillation import Teacher, load_teacher, train_mixers_alone
+from lmlong.training.distillation import Teacher, load_teacher, train_mixers_alone, train_ngram_alone
 from lmlong.training.optimizer import count_steps
 from lmlong.training.sequence_processes import check_divides
 
@@ -128,6 +128,9 @@ def _build(
         read.load_weights(model, start, new_attention, verify=False)
     if teacher and training.teacher_of == "layers":
         train_mixers_alone(model, teacher.model)
+    if training.only_ngram:
+        assert isinstance(model, LanguageModel)
+        train_ngram_alone(model)
     if isinstance(model, LanguageModel):
         set_kernel(model, training.kernel)
     if training.compile:
@@ -142,7 +145,8 @@ def trial_model(prepared: PreparedRun) -> LanguageModel:
     if not divides_weights(recipe):
         return model
     layers = min(recipe.model.layers, len(recipe.model.attention.kind_names))
-    one_of_each = recipe.model.model_copy(update={"layers": layers, "downsample": None})
+    added = [1] if recipe.model.add_ngram else []
+    one_of_each = recipe.model.model_copy(update={"layers": layers, "downsample": None, "add_ngram": added})
     with torch.random.fork_rng(devices=[]):
         small = build(recipe.model_copy(update={"model": one_of_each}), vocabulary=1)
     assert isinstance(small, LanguageModel)

@@ -40,6 +40,7 @@ FIXED = (
     "training.carry_state",
     "training.state_passing",
     "training.init_from",
+    "training.only_ngram",
     "training.teacher",
     "training.optimizer",
 )
