@@ -165,6 +165,11 @@ class Training(Budget):
     """teacher_of: predictions: softmax temperature of both models; above 1, tokens that the teacher finds unlikely
     count for more."""
 
+    keep_predictions: int | None = Field(default=None, gt=0, le=bounds.COUNT)
+    """teacher_of: predictions: number of the teacher's most probable tokens at each position that are kept in the
+    cache; all others count as one token. The teacher reads each row once, and later steps and runs that read the same
+    rows do without it. Left out, the teacher predicts in each step."""
+
     @field_validator("precision", mode="before")
     @classmethod
     def name_of_width(cls, precision: object) -> object:
@@ -197,12 +202,16 @@ class Training(Budget):
                 "strategy",
                 "deepspeed is not supported with teacher_of: layers, which freezes weights. Use ddp or auto.",
             )
-        if self.teacher and self.passes_states:
+        if self.teacher and self.carry_state:
             yield mistake(
                 "teacher",
-                "a teacher reads each row from an empty state, unlike a model with carry_state or state_passing. "
-                "Leave out the teacher, or these two.",
+                "a teacher reads each row from an empty state, unlike a model with carry_state. Leave out one of them, "
+                "or use state_passing.",
             )
+        if self.teacher_of == "layers" and self.state_passing:
+            yield mistake("state_passing", "teacher_of: layers reads each row from an empty state. Leave it out.")
+        if self.keep_predictions and (self.teacher is None or self.teacher_of == "layers"):
+            yield mistake("keep_predictions", "only for the predictions of a teacher. Leave it out.")
         if self.only_ngram and self.teacher_of == "layers":
             yield mistake("only_ngram", "teacher_of: layers trains the attention of each layer. Leave out one of them.")
         if self.only_ngram and self.strategy == "deepspeed":
@@ -246,6 +255,15 @@ class Stage(Budget):
 
     learning_rate: float | None = Field(default=None, gt=0, le=bounds.FACTOR)
     """Peak learning rate of the stage; left out, training.learning_rate."""
+    sequence_length: Annotated[int | None, Field(gt=0, le=bounds.TOKENS), LENGTH] = None
+    """Sequence length in the stage, which must divide text.sequence_length; left out, conversion.sequence_length."""
+
+
+class PredictionStage(Stage):
+    """The stage of a conversion that learns predictions."""
+
+    state_passing: float = Field(default=0.0, ge=0, le=1)
+    """training.state_passing of the stage. The old model reads each sequence from an empty state."""
 
 
 class Conversion(Options):
@@ -255,8 +273,15 @@ class Conversion(Options):
     layers: Stage = Stage()
     """First stage: each attention layer learns the output of the old one, given the same input. Only attention is
     trained."""
-    predictions: Stage = Stage()
+    predictions: PredictionStage = PredictionStage()
     """Second stage: the whole model learns the predictions of the old model."""
+    keep_predictions: int | None = Field(default=None, gt=0, le=bounds.COUNT)
+    """training.keep_predictions of the stage `predictions`."""
     sequence_length: Annotated[int | None, Field(gt=0, le=bounds.TOKENS), LENGTH] = None
     """Sequence length in both stages, which must divide text.sequence_length; left out, text.sequence_length. A step
     has the same number of tokens in all stages."""
+
+    def lengths(self) -> dict[str, int | None]:
+        """Return the sequence lengths of stages, by their keys in the section."""
+        keys = {"layers.sequence_length": self.layers, "predictions.sequence_length": self.predictions}
+        return {"sequence_length": self.sequence_length, **{key: of.sequence_length for key, of in keys.items()}}

@@ -4,7 +4,7 @@ B batch, T time.
 """
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from lmlong.model.base import TextModel
 from lmlong.model.block import with_states
 from lmlong.model.build import build
 from lmlong.model.language_model import LanguageModel
-from lmlong.model.loss import IGNORED, Softening, TeacherOutput
+from lmlong.model.loss import IGNORED, Softening, SoftTargets, TeacherOutput
 
 ERROR_EPSILON = 1e-4
 """Added to the mean square of the teacher's output, so that tokens to which a layer adds nothing do not dominate the
@@ -36,6 +36,11 @@ class Teacher(NamedTuple):
     tokenizer: Tokenizer
     weights_hash: str
 
+    def output(self, tokens: Tensor, document_starts: Tensor) -> TeacherOutput:
+        """Return the predictions for a batch."""
+        assert self.soft is not None
+        return TeacherOutput(self.hidden_states(tokens, document_starts), self.model.lm_head.weight, self.soft)
+
     @torch.no_grad()
     def hidden_states(self, tokens: Tensor, document_starts: Tensor | None = None) -> Tensor:
         """Return the last hidden states (B, T, width), read piece by piece from an empty state."""
@@ -46,6 +51,16 @@ class Teacher(NamedTuple):
             hidden, state = self.model.hidden_states(tokens[:, piece], state, starts)
             pieces.append(hidden)
         return torch.cat(pieces, dim=1)
+
+
+class AnyTeacher(Protocol):
+    """A teacher, or its kept predictions."""
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+    @property
+    def weights_hash(self) -> str: ...
+    def output(self, tokens: Tensor, document_starts: Tensor) -> SoftTargets: ...
 
 
 def load_teacher(options: recipe.Training) -> Teacher | None:
@@ -98,7 +113,7 @@ def train_ngram_alone(model: LanguageModel) -> None:
 
 def taught_loss(
     model: TextModel,
-    teacher: Teacher | None,
+    teacher: "AnyTeacher | None",
     tokens: Tensor,
     targets: Tensor,
     mask: Tensor,
@@ -114,11 +129,10 @@ def taught_loss(
         losses, state = model.loss(tokens, targets, mask, state, segment)
         return losses, losses.detach(), state
     assert isinstance(model, LanguageModel)
-    if teacher.soft is None:
+    if isinstance(teacher, Teacher) and teacher.soft is None:
         error = layer_errors(model, teacher.model, tokens, mask).mean()
         return error * targets.numel(), error.detach() * (targets != IGNORED).sum(), None
-    output = TeacherOutput(teacher.hidden_states(tokens, mask), teacher.model.lm_head.weight, teacher.soft)
-    losses, state = model.loss(tokens, targets, mask, state, segment, output)
+    losses, state = model.loss(tokens, targets, mask, state, segment, teacher.output(tokens, mask))
     return losses[0], losses[1].detach(), state
 
 

@@ -139,8 +139,13 @@ def test_the_error_of_layers_takes_the_teachers_heads_with_it() -> None:
         (["model.add_ngram=[2]", "objective=masked"], "an encoder already sees"),
         (["training.only_ngram=true"], "the model has no added heads"),
         (["model.add_ngram=[2]", "training={only_ngram: true, quantize: int8}"], "parts of the model only"),
+        (
+            ["model.add_ngram=[2]", "training={only_ngram: true, teacher: runs/t, teacher_of: layers}"],
+            "trains the attention of each layer",
+        ),
+        (["model.add_ngram=[2]", "training={only_ngram: true, strategy: deepspeed}"], "not supported with only_ngram"),
     ],
-    ids=range(7),
+    ids=range(9),
 )
 def test_what_does_not_fit_is_refused(overrides: list[str], message: str) -> None:
     with pytest.raises(RecipeError, match=re.escape(message)):

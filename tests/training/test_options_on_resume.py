@@ -63,7 +63,12 @@ REFUSED = {
     "teacher": "/nowhere",
 }
 
-OF_A_TEACHER = {"teacher_of": "layers", "teacher_share": "0.25", "teacher_temperature": "2.0"}
+OF_A_TEACHER = {
+    "teacher_of": "layers",
+    "teacher_share": "0.25",
+    "teacher_temperature": "2.0",
+    "keep_predictions": "8",
+}
 """What is refused beside a teacher."""
 
 FROM_THE_RECIPE = {
