@@ -5,6 +5,7 @@ validated too: a digest detects accidents, not attacks.
 """
 
 import ctypes
+import re
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
@@ -30,6 +31,9 @@ from lmlong.model.short_conv import ShortConvolution
 from lmlong.recipe import Recipe
 from lmlong.recipe import file as recipe_file
 from lmlong.recipe.parsed import MissingPlugin
+
+ADDED_HEADS = re.compile(r"blocks\.\d+\.ngram\.")
+"""The beginning of the names of the weights of added n-gram heads."""
 
 REAL = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 NUMBERS = {"F64", "F32", "F16", "BF16"}
@@ -159,7 +163,7 @@ def load_weights(model: nn.Module, checkpoint: Path, new_attention: bool = False
 
     With `new_attention`, weights specific to one kind of attention may be missing, and keep the model's values, or be
     unexpected, and are ignored; queries, keys and values mean the same to every kind. A missing convolution starts as
-    the identity, and missing head gains and tables of n-grams keep the model's values.
+    the identity. Missing head gains, tables of n-grams and added n-gram heads keep the model's values.
     """
     if verify:
         manifest.verify(checkpoint, [WEIGHTS])
@@ -220,9 +224,10 @@ def _identities(model: nn.Module) -> dict[str, ShortConvolution]:
 
 
 def _of_attention(name: str) -> bool:
-    """Return whether a weight is specific to a kind of attention: part of its features or gates."""
+    """Return whether a weight is specific to a kind of attention: part of its features or gates, or of added n-gram
+    heads."""
     _, inside, part = name.partition(".mixer.")
-    return bool(inside) and part.partition(".")[0] not in SHARED_PARTS
+    return bool(ADDED_HEADS.match(name)) or (bool(inside) and part.partition(".")[0] not in SHARED_PARTS)
 
 
 def _may_be_missing(name: str, identities: Container[str]) -> bool:

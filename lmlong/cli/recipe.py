@@ -134,6 +134,7 @@ def _summary(recipe: "Recipe") -> str:
     model, text, training = recipe.model, recipe.text, recipe.training
     kinds = model.attention.kind
     attention = kinds if isinstance(kinds, str) else ", ".join(kinds)
+    attention += f" attention and n-gram heads in {len(model.add_ngram)}" if model.add_ngram else " attention"
     shorter = (
         f" ({len(model.downsampled_layers)} of them on blocks of {model.factor} tokens)" if model.downsample else ""
     )
@@ -141,7 +142,7 @@ def _summary(recipe: "Recipe") -> str:
     limits += [f"{training.tokens} tokens"] if training.tokens else []
     limits += [f"{training.minutes:g} minutes{training.clock_note}"] if training.minutes else []
     return (
-        f"{recipe.name}: {model.layers} layers of width {model.width}{shorter}, {attention} attention, "
+        f"{recipe.name}: {model.layers} layers of width {model.width}{shorter}, {attention}, "
         f"sequences of {text.sequence_length} tokens, {' or '.join(limits)}"
     )
 

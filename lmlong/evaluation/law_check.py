@@ -106,7 +106,7 @@ def _same_text(model: LanguageModel, precision: str, text: Text) -> Iterator[Ver
 
 
 def _state_size(model: LanguageModel, tokens: Tensor) -> Verdict:
-    read = [model.layer_tokens(layer, tokens.shape[1]) for layer in range(len(model.blocks))]
+    read = [model.layer_tokens(layer, tokens.shape[1]) for layer in range(len(model.attentions))]
     declared = sum(attention.state_numbers(time) for attention, time in zip(model.attentions, read, strict=True))
     _, state = model.hidden_states(tokens[:1])
     held = sum(size(block.attention).numbers for block in state.blocks)

@@ -37,6 +37,7 @@ def run_facts(loaded: TrainedModel) -> dict[str, Any]:
         "vocabulary": loaded.tokenizer.vocabulary,
         "attention by layer": model.kinds,
         **({"window beside": window} if window and beside else {}),
+        **({"n-gram heads added to layers": model.add_ngram} if model.add_ngram else {}),
         **({"plug-ins": loaded.recipe.plugins} if loaded.recipe.plugins else {}),
         "tokens read as one by layer": [model.factor if at in model.downsampled_layers else 1 for at in layers],
         **_decoding(loaded.model),

@@ -63,7 +63,7 @@ class TrainedModel:
     """The kernels of training, from the checkpoint."""
 
     def __repr__(self) -> str:
-        kinds = " + ".join(dict.fromkeys(self.recipe.model.kinds))
+        kinds = " + ".join(dict.fromkeys(self.recipe.model.mixer_kinds))
         size, tokens = f"{count_parameters(self.model):,} parameters", f"{self.trained_tokens or 0:,} tokens"
         return f"<{type(self).__name__} {self.checkpoint}: {size}, {kinds} attention, trained on {tokens}>"
 

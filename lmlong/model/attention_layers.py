@@ -6,7 +6,7 @@ import torch
 
 from lmlong.attention.base import CausalAttention
 from lmlong.attention.recurrence import Recurrence
-from lmlong.model.block import Block
+from lmlong.model.block import Block, Mixer
 
 
 class AttentionLayers:
@@ -14,23 +14,28 @@ class AttentionLayers:
 
     blocks: Sequence[Block]
     kinds: Sequence[str]
-    """The kind of each layer's attention in the recipe."""
+    """The kind of each mixer's attention in the recipe."""
     kernel_is_set = False
     """Whether `use_kernel` has set the kernel, which `kernel: auto` then leaves alone."""
 
     @property
+    def mixers(self) -> list[Mixer]:
+        """The mixers of all layers, in the order in which a token passes them."""
+        return [mixer for block in self.blocks for mixer in block.mixers]
+
+    @property
     def attentions(self) -> list[CausalAttention]:
-        """The attention of each layer."""
-        return [block.mixer.attention for block in self.blocks]
+        """The attention of each mixer."""
+        return [mixer.attention for mixer in self.mixers]
 
     @property
     def attention_parts(self) -> list[CausalAttention]:
-        """The attentions that the attentions of all layers consist of."""
+        """The attentions that the attentions of all mixers consist of."""
         return [part for attention in self.attentions for part in attention.parts]
 
     @property
     def constant_state(self) -> bool:
-        """Whether the state of every layer has a constant size."""
+        """Whether the state of every mixer has a constant size."""
         return all(attention.state_growth == "constant" for attention in self.attentions)
 
     def set_state_dtype(self, dtype: torch.dtype) -> None:

@@ -3,7 +3,8 @@
 B batch, T time, H heads.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -43,6 +44,7 @@ class BlockState(NamedTuple):
 
 
 BlockStates = tuple[BlockState, ...]
+"""The states of mixers, in the order in which a token passes them. A layer with added n-gram heads has two."""
 
 SHARED_PARTS = frozenset({"norm", "in_proj", "convolution", "head_norm", "out_proj"})
 """The parts of a mixer that every attention has; the rest are the attention and its gates."""
@@ -178,43 +180,73 @@ class Mixer(nn.Module):
 class ResidualBlock(nn.Module):
     """x + mixer(x), then x + mlp(x)."""
 
+    mixer: nn.Module
+
     def __init__(self, options: recipe.Model, mixer: nn.Module):
         super().__init__()
         self.mixer = mixer
         self.mlp = SwiGLU(options)
         self.dropout = options.dropout
 
-    def add(self, x: Tensor, mixed: Tensor) -> Tensor:
-        """Return the output of the block, given its input and the mixer's output."""
-        x = x + dropout(mixed, self.dropout, self.training)
-        return x + dropout(self.mlp(x), self.dropout, self.training)
+    def add(self, x: Tensor, y: Tensor) -> Tensor:
+        """Add the output of a part of the block to the residual stream x."""
+        return x + dropout(y, self.dropout, self.training)
 
 
 class Block(ResidualBlock):
-    """A block of the language model."""
+    """A block of the language model, with n-gram heads between its mixer and its MLP if `model.add_ngram` names it.
+
+    The output projection of new n-gram heads is 0, so they do not change a trained model until they are trained.
+    """
 
     mixer: Mixer
 
-    def __init__(self, options: recipe.Model, kind: str):
+    def __init__(self, options: recipe.Model, kind: str, add_ngram: bool = False):
         super().__init__(options, Mixer(options, kind))
+        self.ngram = Mixer(options, "ngram") if add_ngram else None
 
-    def forward(self, x: Tensor, state: BlockState, positions: Positions) -> tuple[Tensor, BlockState]:
-        mixed, state = self.mixer(x, state, positions)
-        return self.add(x, mixed), state
+    @property
+    def mixers(self) -> tuple[Mixer, ...]:
+        """The mixers, in the order in which a token passes them."""
+        return (self.mixer,) if self.ngram is None else (self.mixer, self.ngram)
+
+    def forward(self, x: Tensor, states: BlockStates, positions: Positions) -> tuple[Tensor, BlockStates]:
+        first, *rest = states
+        mixed, first = self.mixer(x, first, positions)
+        x, after = self.finish(x, mixed, tuple(rest), positions)
+        return x, (first, *after)
+
+    def finish(self, x: Tensor, mixed: Tensor, states: BlockStates, positions: Positions) -> tuple[Tensor, BlockStates]:
+        """Return the output of the block, given its input x and the output of its first mixer, and the states of the
+        other mixers."""
+        x, after = self.add(x, mixed), []
+        for mixer, state in zip(self.mixers[1:], states, strict=True):
+            mixed, state = mixer(x, state, positions)
+            x = self.add(x, mixed)
+            after.append(state)
+        return self.add(x, self.mlp(x)), tuple(after)
 
     def native_spec(self) -> NativeSpec:
-        return NativeSpec("block", parts={"mixer": self.mixer, "mlp": self.mlp})
+        return NativeSpec("block", parts={"mixer": self.mixer, "ngram": self.ngram, "mlp": self.mlp})
+
+
+def with_states(blocks: Iterable[Block], states: BlockStates) -> Iterator[tuple[Block, BlockStates]]:
+    """Iterate over blocks with the states of their mixers."""
+    rest = iter(states)
+    for block in blocks:
+        yield block, tuple(islice(rest, len(block.mixers)))
+    assert next(rest, None) is None
 
 
 def run_blocks(
     blocks: Iterable[Block], x: Tensor, states: BlockStates, positions: Positions, recompute: bool = False
 ) -> tuple[Tensor, BlockStates]:
     """Run blocks in sequence. With `recompute`, activations are recomputed in the backward pass."""
-    after = []
-    for block, state in zip(blocks, states, strict=True):
+    after: list[BlockState] = []
+    for block, own in with_states(blocks, states):
         if recompute and torch.is_grad_enabled():
-            x, state = checkpoint(block, x, state, positions, use_reentrant=False)
+            x, own = checkpoint(block, x, own, positions, use_reentrant=False)
         else:
-            x, state = block(x, state, positions)
-        after.append(state)
+            x, own = block(x, own, positions)
+        after.extend(own)
     return x, tuple(after)

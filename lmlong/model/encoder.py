@@ -57,7 +57,8 @@ class EncoderBlock(ResidualBlock):
         super().__init__(options, EncoderMixer(options, attention))
 
     def forward(self, x: Tensor, padding: Tensor | None) -> Tensor:
-        return self.add(x, self.mixer(x, padding))
+        x = self.add(x, self.mixer(x, padding))
+        return self.add(x, self.mlp(x))
 
 
 class Encoder(TextModel):

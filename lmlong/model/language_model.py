@@ -25,7 +25,7 @@ from lmlong.model.learning.levels import Level
 from lmlong.model.learning.loss import Learning
 from lmlong.model.learning.read import Learner, Text
 from lmlong.model.learning.state import DEFAULT_RATES, Learned, init_learned, will_learn_token
-from lmlong.model.loss import IGNORED, TeacherOutput
+from lmlong.model.loss import IGNORED, SoftTargets
 from lmlong.model.ngram_embedding import NgramEmbedding
 from lmlong.model.quantized_model import QuantizableModel
 from lmlong.model.rope import document_positions
@@ -67,8 +67,9 @@ class LanguageModel(AttentionLayers, QuantizableModel):
 
     def __init__(self, options: recipe.Model, vocabulary: int, activation_checkpointing: bool = False):
         super().__init__(options, vocabulary, activation_checkpointing)
-        self.kinds = options.kinds
-        self.blocks = nn.ModuleList(Block(options, kind) for kind in self.kinds)  # type: ignore[assignment]
+        self.kinds = options.mixer_kinds
+        layers = (Block(options, kind, layer in options.add_ngram) for layer, kind in enumerate(options.kinds, 1))
+        self.blocks = nn.ModuleList(layers)  # type: ignore[assignment]
         self.hourglass = Hourglass(options) if options.downsample else None
         tables = options.ngram_embedding
         self.ngram_embedding = None if tables is None else NgramEmbedding(tables, options.width)
@@ -86,13 +87,13 @@ class LanguageModel(AttentionLayers, QuantizableModel):
     @torch.no_grad()
     def init_weights(self) -> None:
         super().init_weights()
-        for block in self.blocks:
-            block.mixer.init_recall()
+        for mixer in self.mixers:
+            mixer.init_recall()
 
     def init_state(self, batch: int, learn: Level | None = None) -> ModelState:
         """Return the state before the first token. With `learn`, the output layer learns from the text that is read."""
         like = self.embedding.weight.device, self.embedding.weight.dtype
-        blocks = tuple(block.mixer.init_state(batch, *like) for block in self.blocks)
+        blocks = tuple(mixer.init_state(batch, *like) for mixer in self.mixers)
         position = torch.zeros(batch, dtype=torch.long, device=self.embedding.weight.device)
         hourglass = self.hourglass.init_state(batch, *like) if self.hourglass else None
         past = None if self.past_tokens is None else position.new_zeros(batch, self.past_tokens)
@@ -147,7 +148,7 @@ class LanguageModel(AttentionLayers, QuantizableModel):
         mask: Tensor | None = None,
         state: ModelState | None = None,
         segment: int | None = None,
-        teacher: TeacherOutput | None = None,
+        teacher: SoftTargets | None = None,
     ) -> tuple[Tensor, ModelState]:
         """Return the summed -log p of the targets (B, T), starting from `state`, and the state after.
 

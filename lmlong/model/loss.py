@@ -4,7 +4,7 @@ N tokens, V vocabulary.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -24,19 +24,54 @@ class Softening(NamedTuple):
     temperature: float
 
 
-class TeacherOutput(NamedTuple):
+class SoftTargets(Protocol):
     """A teacher's predictions for a batch, from which a student learns."""
+
+    @property
+    def softening(self) -> Softening: ...
+
+    def flattened(self) -> "SoftTargets":
+        """Return the predictions with all tokens of the batch in one dimension."""
+        ...
+
+    def between(self, times: slice) -> "SoftTargets":
+        """Return the predictions of some tokens of every row."""
+        ...
+
+    def soft_loss(self, logits: Tensor, scored: Tensor, span: slice) -> tuple[Tensor, Tensor]:
+        """Return the weighted KL(teacher | student) over the scored tokens of a span, and its gradient for the logits
+        (N, V)."""
+        ...
+
+
+class TeacherOutput(NamedTuple):
+    """The predictions of a teacher that has just read the batch."""
 
     hidden: Tensor  # (B, T, width) the teacher's last hidden states
     weight: Tensor  # (V, width) of its output layer
     softening: Softening
+
+    def flattened(self) -> "TeacherOutput":
+        return self._replace(hidden=self.hidden.flatten(0, -2))
+
+    def between(self, times: slice) -> "TeacherOutput":
+        return self._replace(hidden=self.hidden[:, times])
+
+    def soft_loss(self, logits: Tensor, scored: Tensor, span: slice) -> tuple[Tensor, Tensor]:
+        share, temperature = self.softening
+        log_q = _log_softmax(logits_in_float32(self.hidden[span], self.weight).div_(temperature))
+        log_p = _log_softmax(logits / temperature)
+        q = log_q.exp()
+        divergence = scored_sum(torch.linalg.vecdot(q, log_q.sub_(log_p)), scored)
+        dlogits = log_p.exp_().sub_(q).mul_(scored[:, None] * (share * temperature))
+        return share * temperature**2 * divergence, dlogits
 
 
 def chunked_cross_entropy(
     hidden: Tensor,
     weight: Tensor,
     targets: Tensor,
-    teacher: TeacherOutput | None = None,
+    teacher: SoftTargets | None = None,
     policy: DevicePolicy = CPU_POLICY,
 ) -> Tensor:
     """Return the sum of -log p(target) over scored targets, for hidden (..., width), weight (V, width), targets (...).
@@ -46,7 +81,7 @@ def chunked_cross_entropy(
     gradient (Hinton et al. 2015).
     """
     if teacher is not None:
-        teacher = teacher._replace(hidden=teacher.hidden.flatten(0, -2))
+        teacher = teacher.flattened()
     # read here, since gradients are always disabled inside an autograd function
     needs_grad = torch.is_grad_enabled()
     chunk = _chunk_tokens(len(weight), policy)
@@ -89,7 +124,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         hidden: Tensor,
         weight: Tensor,
         targets: Tensor,
-        teacher: TeacherOutput | None,
+        teacher: SoftTargets | None,
         needs_grad: bool,
         chunk: int,
     ) -> Tensor:
@@ -98,22 +133,25 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         mixed_loss = nll_sum.clone()
         dhidden = dweight = None
         if needs_grad and any(ctx.needs_input_grad):
-            dhidden, dweight = torch.empty_like(hidden), torch.zeros_like(output, dtype=nll_sum.dtype)
+            dhidden = torch.empty_like(hidden)
+            if ctx.needs_input_grad[1]:
+                dweight = torch.zeros_like(output, dtype=nll_sum.dtype)
         for begin in range(0, len(hidden), chunk):
             span = slice(begin, begin + chunk)
             logits = logits_in_float32(hidden[span], output)
             nll, log_total = _nll(logits, targets[span])
             nll_sum += nll.sum()
             if teacher is not None:
-                soft_loss, dsoft = _soft_loss(logits, targets[span], teacher, span)
+                soft_loss, dsoft = teacher.soft_loss(logits, targets[span] != IGNORED, span)
                 mixed_loss += (1 - teacher.softening.share) * nll.sum() + soft_loss
-            if dhidden is not None and dweight is not None:
+            if dhidden is not None:
                 dlogits = _dnll(logits, log_total, targets[span])
                 if teacher is not None:
                     dlogits = dsoft.add_(dlogits, alpha=1 - teacher.softening.share)
                 dlogits = dlogits.to(hidden.dtype)
                 dhidden[span] = dlogits @ output
-                dweight += dlogits.mT @ hidden[span]
+                if dweight is not None:
+                    dweight += dlogits.mT @ hidden[span]
         ctx.save_for_backward(dhidden, dweight)
         ctx.weight_dtype = weight.dtype
         return nll_sum if teacher is None else torch.stack([mixed_loss, nll_sum])
@@ -123,7 +161,8 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         dhidden, dweight = ctx.saved_tensors
         dloss = grads[0].flatten()[0]
-        return dhidden * dloss.to(dhidden.dtype), (dweight * dloss).to(ctx.weight_dtype), None, None, None, None
+        dweight = None if dweight is None else (dweight * dloss).to(ctx.weight_dtype)
+        return dhidden * dloss.to(dhidden.dtype), dweight, None, None, None, None
 
 
 def _chunk_tokens(vocabulary: int, policy: DevicePolicy) -> int:
@@ -148,15 +187,9 @@ def _dnll(logits: Tensor, log_total: Tensor, targets: Tensor) -> Tensor:
     return dlogits.mul_(scored[:, None])
 
 
-def _soft_loss(logits: Tensor, targets: Tensor, teacher: TeacherOutput, span: slice) -> tuple[Tensor, Tensor]:
-    """Return the weighted KL(teacher | student) over the scored targets, and its gradient for the logits."""
-    share, temperature = teacher.softening
-    scored = (targets != IGNORED)[:, None]
-    log_q = _log_softmax(logits_in_float32(teacher.hidden[span], teacher.weight).div_(temperature))
-    log_p = _log_softmax(logits / temperature)
-    q = log_q.exp()
-    divergence = torch.linalg.vecdot(q, log_q.sub_(log_p))[:, None].where(scored, 0).sum()
-    return share * temperature**2 * divergence, log_p.exp_().sub_(q).mul_(scored * (share * temperature))
+def scored_sum(losses: Tensor, scored: Tensor) -> Tensor:
+    """Return the sum of the losses (N,) of scored tokens."""
+    return losses[:, None].where(scored[:, None], 0).sum()
 
 
 def _log_softmax(logits: Tensor) -> Tensor:

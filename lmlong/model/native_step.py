@@ -40,7 +40,7 @@ CONSTANTS = {
 """Constants of feature maps, gates and n-grams, which several kinds of attention share."""
 
 Kinds = Sequence[DecodeKind[Any]]
-"""The kind of each layer's attention."""
+"""The kind of each mixer's attention."""
 
 
 @cache

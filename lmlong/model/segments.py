@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from lmlong.attention.base import state_tensors
-from lmlong.model.loss import TeacherOutput
+from lmlong.model.loss import SoftTargets
 from lmlong.model.ngram_embedding import NgramEmbedding, RowGradients
 from lmlong.model.state import rebuild_state
 
@@ -27,7 +27,7 @@ class Segment(NamedTuple):
     tokens: Tensor  # (B, T)
     targets: Tensor  # (B, T)
     document_starts: Tensor | None = None  # (B, T)
-    teacher: TeacherOutput | None = None
+    teacher: SoftTargets | None = None
 
     def split(self, length: int) -> "list[Segment]":
         """Split into segments of up to `length` tokens."""
@@ -35,7 +35,7 @@ class Segment(NamedTuple):
         for begin in range(0, self.tokens.shape[1], length):
             span = slice(begin, begin + length)
             starts = None if self.document_starts is None else self.document_starts[:, span]
-            teacher = self.teacher and self.teacher._replace(hidden=self.teacher.hidden[:, span])
+            teacher = self.teacher and self.teacher.between(span)
             parts.append(Segment(self.tokens[:, span], self.targets[:, span], starts, teacher))
         return parts
 
@@ -61,7 +61,7 @@ def segmented_loss(model: SegmentModel, segments: Sequence[Segment], state: Any)
             _, after = model.hidden_states(segment.tokens, states.get(number), segment.document_starts)
         if number + 1 < len(segments):
             states.put(number + 1, after)
-    weights = list(model.parameters())
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
     with _rows_apart(model) as drows:
         total, dweights = _backward_through_segments(model, segments, states, context, weights)
     return _KnownGradients.apply(total, _Gradients(model, dweights, drows), *weights), after

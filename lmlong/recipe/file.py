@@ -108,12 +108,14 @@ class Recipe(Options):
                 f"{parts} devices cannot read a row together with devices: {self.devices} on nodes: {self.nodes}. "
                 "Use a divisor of devices, or all devices of several machines.",
             )
-        length = self.conversion and self.conversion.sequence_length
-        if length and self.text.sequence_length % length:
-            yield mistake(
-                "conversion.sequence_length",
-                f"text.sequence_length, {self.text.sequence_length}, is not a multiple of {length}. Use a divisor.",
-            )
+        if self.training.keep_predictions and self.processes > 1:
+            yield mistake("training.keep_predictions", "not supported with several processes. Leave it out.")
+        for key, length in (self.conversion.lengths() if self.conversion else {}).items():
+            if length and self.text.sequence_length % length:
+                yield mistake(
+                    f"conversion.{key}",
+                    f"text.sequence_length, {self.text.sequence_length}, is not a multiple of {length}. Use a divisor.",
+                )
 
 
 def load(

@@ -100,6 +100,10 @@ class Model(Options):
     ngram_embedding: NgramEmbedding | None = None
     """Trained vectors of the last tokens, added to the embedding; left out, none."""
     attention: Attention = Attention()
+    add_ngram: list[Annotated[int, Field(gt=0, le=10_000)]] = Field(default=[])
+    """Layers, counted from 1, that also get n-gram heads, after their attention of any kind and before the MLP. Their
+    options are those of attention.ngram. They add nothing until they are trained, so a trained model can get them with
+    training.init_from."""
     convolution: int = Field(default=4, ge=0, le=64)
     """Tokens seen by the causal convolution over queries, keys and values; 0 for none. An encoder has none."""
     positions: Literal["auto", "none", "rotary", "absolute"] = "auto"
@@ -196,6 +200,13 @@ class Model(Options):
         pattern = self.attention.kind_names
         return [pattern[layer % len(pattern)] for layer in range(self.layers)]
 
+    @property
+    def mixer_kinds(self) -> list[str]:
+        """The kinds of all attentions, in the order in which they read a token: that of each layer, and its n-gram
+        heads."""
+        layers = enumerate(self.kinds, 1)
+        return [name for layer, kind in layers for name in (kind, *(["ngram"] if layer in self.add_ngram else []))]
+
     def layer_lengths(self, kind: str, tokens: int) -> list[int]:
         """Return the input length of each layer of a kind in an encoder; the last block of tokens may be partial."""
         factors = [self.factor if layer in self.downsampled_layers else 1 for layer in range(self.layers)]
@@ -213,6 +224,7 @@ class Model(Options):
         if self.head_dim is None and self.width % self.heads:
             why = f"{self.heads} heads do not divide a width of {self.width}. Use a divisor, or give model.head_dim."
             yield mistake("heads", why)
+        yield from self._added_heads()
         if self.downsample and self.layers == 1:
             yield mistake("downsample", "a model of one layer has no middle. Leave downsample out.")
         elif self.downsample and not 0 < len(self.downsampled_layers) < self.layers:
@@ -224,6 +236,15 @@ class Model(Options):
             )
         else:
             yield from self._downsampled_tokens()
+
+    def _added_heads(self) -> Iterator[PydanticCustomError]:
+        """Iterate over the mistakes of added n-gram heads."""
+        if len(set(self.add_ngram)) < len(self.add_ngram):
+            yield mistake("add_ngram", f"{self.add_ngram} names a layer twice. Name each layer once.")
+        if beyond := [layer for layer in self.add_ngram if layer > self.layers]:
+            yield mistake("add_ngram", f"there is no layer {beyond[0]}. Choose from 1 to {self.layers}.")
+        if self.add_ngram and self.downsample:
+            yield mistake("add_ngram", "not supported with downsample. Leave out one of them.")
 
     def _downsampled_tokens(self) -> Iterator[PydanticCustomError]:
         """Iterate over the mistakes of downsampled layers whose kind reads token ids."""

@@ -28,6 +28,7 @@ CAUSAL_ONLY = {
     "model.embedding_scale": NO_CHOICE,
     "model.tied_output": NO_CHOICE,
     "model.ngram_embedding": "it is a vector of the last tokens, but an encoder looks at both sides",
+    "model.add_ngram": "n-gram heads look up what followed the last tokens, which an encoder already sees",
     "model.convolution": "it only sees the past, but an encoder looks at both sides",
     "training.segment": NO_STATE,
     "training.sequence_parallel": NO_STATE,
@@ -89,6 +90,8 @@ def _causal(text: Text, model: Model, training: Training) -> Iterator[PydanticCu
                 f"the state of {' and '.join(model.growing_kinds)} attention grows with each token, so it cannot be "
                 "passed on indefinitely. Leave this out, or use linear or window attention in all layers.",
             )
+    if training.only_ngram and not model.add_ngram:
+        yield mistake("training.only_ngram", "the model has no added heads. Choose layers in model.add_ngram.")
     if text.sequence_length % model.factor:
         yield mistake(
             "text.sequence_length",

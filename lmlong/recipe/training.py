@@ -151,6 +151,8 @@ class Training(Budget):
     init_from: str | None = None
     """A run or checkpoint to take the initial weights and the tokenizer from. Its optimizer state and progress are not
     used. Options of `model` that the recipe does not set are taken from it too; the attention may differ."""
+    only_ngram: bool = False
+    """Train only the n-gram heads of model.add_ngram; all other weights stay as they are."""
     teacher: str | None = None
     """A run or checkpoint to learn from, in addition to the text (distillation). Its tokenizer is used."""
     teacher_of: Literal["predictions", "layers"] = "predictions"
@@ -162,6 +164,11 @@ class Training(Budget):
     teacher_temperature: float = Field(default=1.0, ge=0.1, le=100)
     """teacher_of: predictions: softmax temperature of both models; above 1, tokens that the teacher finds unlikely
     count for more."""
+
+    keep_predictions: int | None = Field(default=None, gt=0, le=bounds.COUNT)
+    """teacher_of: predictions: number of the teacher's most probable tokens at each position that are kept in the
+    cache; all others count as one token. The teacher reads each row once, and later steps and runs that read the same
+    rows do without it. Left out, the teacher predicts in each step."""
 
     @field_validator("precision", mode="before")
     @classmethod
@@ -195,12 +202,24 @@ class Training(Budget):
                 "strategy",
                 "deepspeed is not supported with teacher_of: layers, which freezes weights. Use ddp or auto.",
             )
-        if self.teacher and self.passes_states:
+        if self.teacher and self.carry_state:
             yield mistake(
                 "teacher",
-                "a teacher reads each row from an empty state, unlike a model with carry_state or state_passing. "
-                "Leave out the teacher, or these two.",
+                "a teacher reads each row from an empty state, unlike a model with carry_state. Leave out one of them, "
+                "or use state_passing.",
             )
+        if self.teacher_of == "layers" and self.state_passing:
+            yield mistake("state_passing", "teacher_of: layers reads each row from an empty state. Leave it out.")
+        if self.keep_predictions and (self.teacher is None or self.teacher_of == "layers"):
+            yield mistake("keep_predictions", "only for the predictions of a teacher. Leave it out.")
+        if self.only_ngram and self.teacher_of == "layers":
+            yield mistake("only_ngram", "teacher_of: layers trains the attention of each layer. Leave out one of them.")
+        if self.only_ngram and self.strategy == "deepspeed":
+            yield mistake(
+                "strategy", "deepspeed is not supported with only_ngram, which freezes weights. Use ddp or auto."
+            )
+        if self.quantize and self.only_ngram:
+            yield mistake("quantize", "only_ngram trains parts of the model only. Leave out one of them.")
         if self.quantize and self.teacher_of == "layers":
             yield mistake("quantize", "teacher_of: layers trains parts of the model only. Leave out one of them.")
         if self.quantize and self.compile:
@@ -236,6 +255,15 @@ class Stage(Budget):
 
     learning_rate: float | None = Field(default=None, gt=0, le=bounds.FACTOR)
     """Peak learning rate of the stage; left out, training.learning_rate."""
+    sequence_length: Annotated[int | None, Field(gt=0, le=bounds.TOKENS), LENGTH] = None
+    """Sequence length in the stage, which must divide text.sequence_length; left out, conversion.sequence_length."""
+
+
+class PredictionStage(Stage):
+    """The stage of a conversion that learns predictions."""
+
+    state_passing: float = Field(default=0.0, ge=0, le=1)
+    """training.state_passing of the stage. The old model reads each sequence from an empty state."""
 
 
 class Conversion(Options):
@@ -245,8 +273,15 @@ class Conversion(Options):
     layers: Stage = Stage()
     """First stage: each attention layer learns the output of the old one, given the same input. Only attention is
     trained."""
-    predictions: Stage = Stage()
+    predictions: PredictionStage = PredictionStage()
     """Second stage: the whole model learns the predictions of the old model."""
+    keep_predictions: int | None = Field(default=None, gt=0, le=bounds.COUNT)
+    """training.keep_predictions of the stage `predictions`."""
     sequence_length: Annotated[int | None, Field(gt=0, le=bounds.TOKENS), LENGTH] = None
     """Sequence length in both stages, which must divide text.sequence_length; left out, text.sequence_length. A step
     has the same number of tokens in all stages."""
+
+    def lengths(self) -> dict[str, int | None]:
+        """Return the sequence lengths of stages, by their keys in the section."""
+        keys = {"layers.sequence_length": self.layers, "predictions.sequence_length": self.predictions}
+        return {"sequence_length": self.sequence_length, **{key: of.sequence_length for key, of in keys.items()}}

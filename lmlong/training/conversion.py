@@ -53,10 +53,16 @@ def stages(recipe: Recipe, teacher: str, folder: Path) -> list[StageRun]:
     conversion = recipe.conversion or Conversion()
     layers, predictions = (folder.with_name(f"{folder.name}-{name}") for name in ("layers", "predictions"))
     by_layer = {"init_from": teacher, "teacher": teacher, "teacher_of": "layers"} | _budget(conversion.layers)
-    by_output = {"init_from": str(layers), "teacher": teacher, "teacher_share": 1.0} | _budget(conversion.predictions)
+    by_output = {
+        "init_from": str(layers),
+        "teacher": teacher,
+        "teacher_share": 1.0,
+        "state_passing": conversion.predictions.state_passing,
+        "keep_predictions": conversion.keep_predictions,
+    } | _budget(conversion.predictions)
     return [
-        StageRun("layers", _from_teacher(recipe, by_layer), layers),
-        StageRun("predictions", _from_teacher(recipe, by_output), predictions),
+        StageRun("layers", _from_teacher(recipe, by_layer, conversion.layers), layers),
+        StageRun("predictions", _from_teacher(recipe, by_output, conversion.predictions), predictions),
         StageRun("text", _changed(recipe, {"init_from": str(predictions)}, {}), folder),
     ]
 
@@ -67,10 +73,10 @@ def _budget(stage: Stage) -> dict[str, Any]:
     return {"steps": stage.steps, "tokens": stage.tokens, "minutes": stage.minutes, **rate}
 
 
-def _from_teacher(recipe: Recipe, training: dict[str, Any]) -> Recipe:
+def _from_teacher(recipe: Recipe, training: dict[str, Any], stage: Stage) -> Recipe:
     """Return the recipe of a stage with a teacher, which reads each sequence from an empty state."""
     whole = recipe.text.sequence_length
-    length = (recipe.conversion and recipe.conversion.sequence_length) or whole
+    length = stage.sequence_length or (recipe.conversion and recipe.conversion.sequence_length) or whole
     not_with_a_teacher = {"carry_state": False, "state_passing": 0.0, "segment": None, "learn": 0.0, "quantize": None}
     rows = {"batch_size": recipe.training.batch_size * (whole // length)}
     return _changed(recipe, {**not_with_a_teacher, **rows, **training}, {"sequence_length": length})

@@ -4,7 +4,7 @@ B batch, T time.
 """
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -15,9 +15,10 @@ from lmlong.checkpoint import manifest, read
 from lmlong.data.tokenizers.base import Tokenizer
 from lmlong.errors import UsageError
 from lmlong.model.base import TextModel
+from lmlong.model.block import with_states
 from lmlong.model.build import build
 from lmlong.model.language_model import LanguageModel
-from lmlong.model.loss import IGNORED, Softening, TeacherOutput
+from lmlong.model.loss import IGNORED, Softening, SoftTargets, TeacherOutput
 
 ERROR_EPSILON = 1e-4
 """Added to the mean square of the teacher's output, so that tokens to which a layer adds nothing do not dominate the
@@ -35,6 +36,11 @@ class Teacher(NamedTuple):
     tokenizer: Tokenizer
     weights_hash: str
 
+    def output(self, tokens: Tensor, document_starts: Tensor) -> TeacherOutput:
+        """Return the predictions for a batch."""
+        assert self.soft is not None
+        return TeacherOutput(self.hidden_states(tokens, document_starts), self.model.lm_head.weight, self.soft)
+
     @torch.no_grad()
     def hidden_states(self, tokens: Tensor, document_starts: Tensor | None = None) -> Tensor:
         """Return the last hidden states (B, T, width), read piece by piece from an empty state."""
@@ -45,6 +51,16 @@ class Teacher(NamedTuple):
             hidden, state = self.model.hidden_states(tokens[:, piece], state, starts)
             pieces.append(hidden)
         return torch.cat(pieces, dim=1)
+
+
+class AnyTeacher(Protocol):
+    """A teacher, or its kept predictions."""
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+    @property
+    def weights_hash(self) -> str: ...
+    def output(self, tokens: Tensor, document_starts: Tensor) -> SoftTargets: ...
 
 
 def load_teacher(options: recipe.Training) -> Teacher | None:
@@ -87,9 +103,17 @@ def train_mixers_alone(student: TextModel, teacher: LanguageModel) -> None:
         block.mixer.requires_grad_(True)
 
 
+def train_ngram_alone(model: LanguageModel) -> None:
+    """Freeze all weights of a model except its added n-gram heads."""
+    model.requires_grad_(False)
+    for block in model.blocks:
+        if block.ngram is not None:
+            block.ngram.requires_grad_(True)
+
+
 def taught_loss(
     model: TextModel,
-    teacher: Teacher | None,
+    teacher: "AnyTeacher | None",
     tokens: Tensor,
     targets: Tensor,
     mask: Tensor,
@@ -105,11 +129,10 @@ def taught_loss(
         losses, state = model.loss(tokens, targets, mask, state, segment)
         return losses, losses.detach(), state
     assert isinstance(model, LanguageModel)
-    if teacher.soft is None:
+    if isinstance(teacher, Teacher) and teacher.soft is None:
         error = layer_errors(model, teacher.model, tokens, mask).mean()
         return error * targets.numel(), error.detach() * (targets != IGNORED).sum(), None
-    output = TeacherOutput(teacher.hidden_states(tokens, mask), teacher.model.lm_head.weight, teacher.soft)
-    losses, state = model.loss(tokens, targets, mask, state, segment, output)
+    losses, state = model.loss(tokens, targets, mask, state, segment, teacher.output(tokens, mask))
     return losses[0], losses[1].detach(), state
 
 
@@ -125,9 +148,9 @@ def layer_errors(
     with torch.no_grad():
         x, teacher_positions = teacher.embed(tokens, teacher_state, document_starts)
     errors = []
-    for block, teacher_block, inner, teacher_inner in zip(
-        student.blocks, teacher.blocks, state.blocks, teacher_state.blocks, strict=True
-    ):
+    layers = with_states(student.blocks, state.blocks)
+    teacher_layers = with_states(teacher.blocks, teacher_state.blocks)
+    for (block, (inner, *_)), (teacher_block, (teacher_inner, *added)) in zip(layers, teacher_layers, strict=True):
         with torch.no_grad():
             target, _ = teacher_block.mixer(x, teacher_inner, teacher_positions)
         if student.activation_checkpointing and torch.is_grad_enabled():
@@ -138,5 +161,5 @@ def layer_errors(
         error = (output32 - target32).square().mean(-1) / (target32.square().mean(-1) + ERROR_EPSILON)
         errors.append(error.mean())
         with torch.no_grad():
-            x = teacher_block.add(x, target)
+            x, _ = teacher_block.finish(x, target, tuple(added), teacher_positions)
     return torch.stack(errors)

@@ -12,6 +12,7 @@ is finite in each step by themselves: DeepSpeed, and the gradient scaler of floa
 
 import math
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -25,9 +26,10 @@ from lmlong.model.kernel_trial import Work
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.sequence_group import longest_part
 from lmlong.model.state import detach_state, where_state
-from lmlong.training.distillation import taught_loss
+from lmlong.training.distillation import Teacher, taught_loss
 from lmlong.training.distributed import print_once
 from lmlong.training.figures import BatchFigures, FetchedFigures, StepFigures
+from lmlong.training.kept_predictions import KeptTeacher
 from lmlong.training.loader import Loader, TrainingBatch
 from lmlong.training.optimizer import learning_rate_factor, make_optimizer, masks_updates, set_learning_rate
 from lmlong.training.prepare import PreparedRun, divides_weights, trial_model
@@ -60,7 +62,7 @@ class TrainingModule(LightningModule):
         training = prepared.recipe.training
         self.skips_allowed = training.skips if training.on_nonfinite == "skip" else 0
         self.model, self.teacher = prepared.model, prepared.teacher
-        for model in (self.model, *([self.teacher.model] if self.teacher else [])):
+        for model in (self.model, *([self.teacher.model] if isinstance(self.teacher, Teacher) else [])):
             use_policy(model, policy)
         seconds = prepared.state["seconds"] if prepared.state else 0.0
         self.clock = TrainingClock(self.recipe.training, prepared.steps, seconds)
@@ -85,7 +87,7 @@ class TrainingModule(LightningModule):
     def setup(self, stage: str) -> None:
         """Choose the kernels, while the device is still empty."""
         work, known = self.prepared.work, self.prepared.kernels
-        if self.teacher:
+        if isinstance(self.teacher, Teacher):
             self._choose_kernels(self.teacher.model, work._replace(trains=False))
         if isinstance(self.model, LanguageModel):
             decision = self._choose_kernels(trial_model(self.prepared), work, known)
@@ -105,7 +107,7 @@ class TrainingModule(LightningModule):
                 self.model.use_kernels(self.kernels.names)
 
     def on_fit_start(self) -> None:
-        if self.teacher:
+        if isinstance(self.teacher, Teacher):
             self.teacher.model.to(self.device)  # of each process
 
     def train_dataloader(self) -> Loader:
@@ -134,6 +136,8 @@ class TrainingModule(LightningModule):
         self._seed(number)
         state, mask = self._initial_state(batch)
         with self.trainer.precision_plugin.forward_context():
+            if isinstance(self.teacher, KeptTeacher):
+                self.teacher.prepare(batch.tokens, mask, self._rows_from(number))
             learned, nll, state = self._loss(batch, mask, state)
         if self.recipe.training.passes_states:
             self.carried = detach_state(state if self.group is None else self.group.state_after(state))
@@ -233,6 +237,12 @@ class TrainingModule(LightningModule):
         assert isinstance(self.model, LanguageModel)
         loss, state = self.model.loss_of_part(*rows, self.group)
         return loss, loss.detach(), state
+
+    def _rows_from(self, number: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Iterate over the tokens and masks of the batches of the run from this one on."""
+        end = self.first_batch + self.remaining_steps * self.recipe.training.accumulate
+        for batch in Loader(self.prepared, range(number, end), self.trainer.global_rank):
+            yield batch.tokens, batch.mask
 
     def _learns(self) -> bool:
         """Return whether the output layer learns while it reads at this step."""

@@ -25,7 +25,8 @@ from lmlong.model.memory import check_memory
 from lmlong.model.precision import Precision, computes_in_bf16
 from lmlong.model.sequence_group import longest_part
 from lmlong.recipe import Recipe
-from lmlong.training.distillation import Teacher, load_teacher, train_mixers_alone
+from lmlong.training.distillation import AnyTeacher, Teacher, load_teacher, train_mixers_alone, train_ngram_alone
+from lmlong.training.kept_predictions import open_kept
 from lmlong.training.optimizer import count_steps
 from lmlong.training.sequence_processes import check_divides
 
@@ -38,7 +39,7 @@ class PreparedRun(NamedTuple):
     model: TextModel  # on the meta device if `divides_weights`
     device: torch.device
     build: Callable[[], TextModel]  # the model again, with memory
-    teacher: Teacher | None = None
+    teacher: AnyTeacher | None = None
     start: Path | str | None = None  # the checkpoint or run that its weights come from
     state: dict[str, Any] | None = None  # the training state to resume from
     weights_hash: str = ""  # of the weights to resume from
@@ -100,7 +101,7 @@ def prepare_run(
     """
     recipe, device = _resolve(recipe)
     training = recipe.training
-    teacher = load_teacher(training)
+    teacher = open_kept(training) if training.teacher and training.keep_predictions else load_teacher(training)
     tokenizer = read.read_tokenizer(start, verify) if start else teacher.tokenizer if teacher else None
     tokens = prepare(recipe.text, tokenizer)
     if teacher and teacher.tokenizer.hash != tokens.tokenizer.hash:
@@ -118,7 +119,7 @@ def prepare_run(
 
 
 def _build(
-    recipe: Recipe, vocabulary: int, start: Path | None, new_attention: bool, teacher: Teacher | None
+    recipe: Recipe, vocabulary: int, start: Path | None, new_attention: bool, teacher: AnyTeacher | None
 ) -> TextModel:
     """Return the model of a run before its first step, with the weights of a verified checkpoint, if any."""
     training = recipe.training
@@ -126,8 +127,11 @@ def _build(
     model = build(recipe, vocabulary)
     if start:
         read.load_weights(model, start, new_attention, verify=False)
-    if teacher and training.teacher_of == "layers":
+    if isinstance(teacher, Teacher) and training.teacher_of == "layers":
         train_mixers_alone(model, teacher.model)
+    if training.only_ngram:
+        assert isinstance(model, LanguageModel)
+        train_ngram_alone(model)
     if isinstance(model, LanguageModel):
         set_kernel(model, training.kernel)
     if training.compile:
@@ -142,7 +146,8 @@ def trial_model(prepared: PreparedRun) -> LanguageModel:
     if not divides_weights(recipe):
         return model
     layers = min(recipe.model.layers, len(recipe.model.attention.kind_names))
-    one_of_each = recipe.model.model_copy(update={"layers": layers, "downsample": None})
+    added = [1] if recipe.model.add_ngram else []
+    one_of_each = recipe.model.model_copy(update={"layers": layers, "downsample": None, "add_ngram": added})
     with torch.random.fork_rng(devices=[]):
         small = build(recipe.model_copy(update={"model": one_of_each}), vocabulary=1)
     assert isinstance(small, LanguageModel)

@@ -21,7 +21,8 @@ from lmlong.model.kernel_choice import choose_kernels
 from lmlong.model.language_model import LanguageModel
 from lmlong.recipe import Recipe
 from lmlong.recipe.file import recipe_class
-from lmlong.training.distillation import taught_loss
+from lmlong.training.distillation import Teacher, taught_loss
+from lmlong.training.kept_predictions import DrawnTeacher, KeptTeacher
 from lmlong.training.optimizer import LoopOptimizer
 from lmlong.training.prepare import PreparedRun, prepare_run
 from lmlong.training.progress import CLOCKS, TICK
@@ -80,7 +81,7 @@ def _profile(recipe: Recipe, shape: BatchShape, timed: int) -> StepProfile:
         model.use_kernels(choose_kernels(model, prepared.work, prepared.device).choice.names)
         if prepared.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()  # trials of kernels do not count
-    if prepared.teacher:
+    if isinstance(prepared.teacher, Teacher):
         prepared.teacher.model.to(prepared.device)
     optimizer = LoopOptimizer(model, prepared.recipe.training, policy_of(prepared.device))
     works, updates, now = [], [], CLOCKS[recipe.training.clock]
@@ -122,7 +123,10 @@ def _backward(model: TextModel, prepared: PreparedRun, shape: BatchShape) -> Non
             assert isinstance(model, LanguageModel)
             loss, _ = model.learning_loss(tokens, tokens, mask)
         else:
-            loss, _, _ = taught_loss(model, prepared.teacher, tokens, tokens, mask, segment=shape.segment)
+            teacher = prepared.teacher
+            if isinstance(teacher, KeptTeacher):
+                teacher = DrawnTeacher(teacher)
+            loss, _, _ = taught_loss(model, teacher, tokens, tokens, mask, segment=shape.segment)
     (loss / tokens.numel()).backward()
 
 

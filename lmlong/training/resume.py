@@ -40,7 +40,9 @@ FIXED = (
     "training.carry_state",
     "training.state_passing",
     "training.init_from",
+    "training.only_ngram",
     "training.teacher",
+    "training.keep_predictions",
     "training.optimizer",
 )
 """Options that determine weights, data order and random draws; all others may change during a run."""

@@ -39,7 +39,8 @@ class StateHealth:
         self.block_sizes: dict[int, int] = {}  # tokens that a layer reads as one
         # torch.compile ignores hooks, and in DeepSpeed's stage 3 a weight is whole only in its own module
         if isinstance(model, LanguageModel) and not model.is_compiled and not model.partitioned:
-            parts = [(layer, part) for layer, attention in enumerate(model.attentions) for part in attention.parts]
+            layers = enumerate(block.mixer.attention for block in model.blocks)
+            parts = [(layer, part) for layer, attention in layers for part in attention.parts]
             for layer, attention in parts:
                 if isinstance(attention, Recurrence):
                     self.layers[layer] = attention

@@ -142,7 +142,7 @@ def gathered_bytes(recipe: Recipe, length: int, parts: int) -> int:
 def _of_layers(recipe: Recipe, of: Callable[[Recipe], int]) -> int:
     """Return the bytes of all layers of a recipe, by those of fewer layers if all are alike."""
     model = recipe.model
-    if model.layers <= MOST_LAYERS or len(set(model.kinds)) > 1 or model.downsampled_layers:
+    if model.layers <= MOST_LAYERS or len(set(model.mixer_kinds)) > 1 or model.downsampled_layers:
         return of(recipe)
     counts = MOST_LAYERS - 1, MOST_LAYERS
     fewer, more = (of(recipe.model_copy(update={"model": model.model_copy(update={"layers": n})})) for n in counts)

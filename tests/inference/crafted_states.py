@@ -25,6 +25,7 @@ from lmlong.recipe import Attention, Downsample, Model, Ngram
 SMALL = partial(Model, width=16, heads=2, layers=2)
 MODELS: dict[str, Model] = {
     "ngram": SMALL(attention=Attention(kind=["linear", "ngram"], ngram=Ngram(buckets=64))),
+    "added": SMALL(add_ngram=[2], attention=Attention(kind="linear", ngram=Ngram(buckets=64))),
     "softmax": SMALL(kv_heads=1, attention=Attention(kind="softmax")),
     "softmax in float32": SMALL(kv_heads=1, attention=Attention(kind="softmax")),
     "window": SMALL(attention=Attention(kind=["linear", "window"], window=8)),

@@ -320,6 +320,12 @@ def test_a_model_that_cannot_be_exported_is_refused(
     assert os.listdir(tmp_path) == ["run"]
 
 
+def test_added_heads_are_refused_by_the_export_to_transformers(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", add_ngram=[1], **FORMS["softmax"])
+    with pytest.raises(UsageError, match=r"model\.add_ngram: .* Use `--to onnx`"):
+        export_hf(str(tmp_path / "run"), tmp_path / "out")
+
+
 def test_a_kind_that_the_exported_module_lacks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_run(tmp_path / "run", **FORMS["window"])
     monkeypatch.setattr("lmlong.interop.hf.config.KINDS", {"linear"})

@@ -37,6 +37,11 @@ FORMS_HERE = {
         "value_dim": 12,
         "kv_heads": 2,
     },
+    "added heads": {
+        "attention": {"kind": ["softmax", "linear"], "ngram": {"sizes": [1, 2], "buckets": 11}},
+        "add_ngram": [1, 2],
+        "kv_heads": 2,
+    },
     "n-grams alone": {"attention": {"kind": "ngram", "ngram": {"sizes": [3, 1], "buckets": 5}}, "kv_heads": 2},
     **{f"{kind} alone": {"attention": {"kind": kind}} for kind in CAUSAL if kind != "ngram"},
 }

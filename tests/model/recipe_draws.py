@@ -75,9 +75,11 @@ def draw_model(draw: Random) -> dict[str, Any]:
         "downsample": draw_downsample(draw, layers) if layers > 1 and draw.random() < 0.5 else None,
         **draw_shape(draw),
     }
+    # drawn apart, so that all else is drawn as it was without it
+    model["add_ngram"] = draw_added(Random(str(draw.getstate()[1][:9])), layers)
     pattern = model["attention"]["kind"]
     pattern = [pattern] if isinstance(pattern, str) else pattern
-    if any(ATTENTION_KINDS[kind].reads_tokens for kind in pattern):
+    if model["add_ngram"] or any(ATTENTION_KINDS[kind].reads_tokens for kind in pattern):
         model["downsample"] = None
     model |= {
         "kv_heads": draw.choice([None, *(count for count in range(1, heads + 1) if not heads % count)]),
@@ -127,6 +129,11 @@ def draw_tables(draw: Random) -> dict[str, Any] | None:
         "width": draw.choice((1, 2, 5, 8, 33)),
     }
     return draw.choice((None, tables))
+
+
+def draw_added(draw: Random, layers: int) -> list[int]:
+    """Return the layers that get n-gram heads; none in most models."""
+    return draw.sample(range(1, layers + 1), draw.randint(1, layers)) if draw.random() < 0.3 else []
 
 
 def draw_scaling(draw: Random) -> dict[str, Any]:
@@ -236,7 +243,7 @@ def _in_use(model: dict[str, Any]) -> dict[str, Any]:
     features = attention["feature_map"]
     owners = {
         "window": "window" in attention["kind"],
-        "ngram": "ngram" in attention["kind"],
+        "ngram": "ngram" in attention["kind"] or model["add_ngram"],
         "linformer": "linformer" in attention["kind"],
         **dict.fromkeys(["feature_map", "decay", "longest_memory"], "linear" in attention["kind"]),
         "parallel_window": {"linear", "delta"} & set(attention["kind"]),

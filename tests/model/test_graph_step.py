@@ -176,11 +176,12 @@ def test_of_a_state_in_a_lower_precision_only_the_cache_is_kept_in_it() -> None:
     assert all((x.dtype == torch.bfloat16) == (id(x) in cached) for x in state_tensors(state))
 
 
-@pytest.mark.parametrize("form", ["delta", "ngram", "tables", "hourglass"])
+@pytest.mark.parametrize("form", ["delta", "ngram", "tables", "hourglass", "added heads"])
 @torch.inference_mode()
 def test_rows_that_come_and_go_step_as_each_would_alone(form: str) -> None:
     cut: dict[str, Any] = {"downsample": Downsample(factor=3, layers=1)} if form == "hourglass" else {}
     cut |= {"ngram_embedding": NgramEmbedding(rows=50, width=5)} if form == "tables" else {}
+    cut |= {"add_ngram": [1]} if form == "added heads" else {}
     model, tokens = build({"kind": "linear" if cut else form}, **cut), text(4, 60)
     steps, levels = GraphRowStep(model, record), ("output", None, "bias", None)
     begun = [model.init_state(1, level) for level in levels]  # type: ignore[arg-type]

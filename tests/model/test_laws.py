@@ -26,9 +26,12 @@ SHAPES: list[dict] = [
     {"positions": "rotary"},
     {"convolution": 2, "positions": "none"},
     {"ngram_embedding": TABLES},
+    {"add_ngram": [2]},
 ]
 
-every_shape = pytest.mark.parametrize("shape", SHAPES, ids=["default", "like Llama", "rotary", "unplaced", "tables"])
+every_shape = pytest.mark.parametrize(
+    "shape", SHAPES, ids=["default", "like Llama", "rotary", "unplaced", "tables", "added heads"]
+)
 
 
 def build(form: recipe.Attention, dtype: torch.dtype, **shape: object) -> LanguageModel:

@@ -64,6 +64,8 @@ SHAPES: list[dict[str, Any]] = [
     {"layers": 4, "attention": GROWING, "downsample": Downsample(factor=2)},
     {"attention": Attention(kind=["ngram", "linear"]), "ngram_embedding": TABLES},
     {"layers": 3, "downsample": Downsample(factor=2), "ngram_embedding": NgramEmbedding(orders=[4], rows=9, width=70)},
+    {"layers": 3, "attention": MIXED, "add_ngram": [1, 3]},
+    {"heads": 4, "attention": SOFTMAX, **LIKE_LLAMA, "add_ngram": [1]},
 ]
 every_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
 KEPT = pytest.mark.parametrize("kept", ["32", "bf16", "int8", "int4"])

@@ -108,6 +108,10 @@ def test_heads_that_share_keys_are_read_in_parts(kind: str) -> None:
     assert_same(build(kind, **shape), 3, text([40, 50, 51]))
 
 
+def test_added_heads_are_read_in_parts() -> None:
+    assert_same(build("linear", add_ngram=[1]), 3, text([40, 50, 51]))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [8, 64])
 @pytest.mark.parametrize("kind", KINDS)

@@ -129,6 +129,34 @@ def test_the_last_stage_is_of_full_length_and_the_others_have_as_many_tokens(fol
     assert recipes[2].training.teacher is None
 
 
+def test_each_stage_has_its_length_and_later_ones_pass_states(folder: Path) -> None:
+    recipe = recipe_file.load(
+        str(folder / "tiny.yaml"),
+        [
+            *("training.batch_size=2", "training.carry_state=true", "text.sequence_length=64"),
+            "conversion={sequence_length: 16, keep_predictions: 8, "
+            "predictions: {sequence_length: 64, state_passing: 0.5, steps: 3}}",
+        ],
+    )
+    layers, predictions, text = (stage.recipe for stage in conversion.stages(recipe, "teacher", folder / "none"))
+    assert [each.text.sequence_length for each in (layers, predictions, text)] == [16, 64, 64]
+    assert [each.training.batch_size for each in (layers, predictions, text)] == [8, 2, 2]
+    assert [each.training.state_passing for each in (layers, predictions, text)] == [0, 0.5, 0]
+    assert [each.training.keep_predictions for each in (layers, predictions, text)] == [None, 8, None]
+    assert [each.training.carry_state for each in (layers, predictions, text)] == [False, False, True]
+
+
+@pytest.mark.usefixtures("stages_here")
+def test_heads_are_added_by_a_conversion_and_trained_from_the_predictions_on(folder: Path) -> None:
+    words = [*HYBRID, "model.add_ngram=[2]", "model.attention.ngram.buckets=64", "training.steps=2", "--out", "headed"]
+    words += ["conversion={layers: {steps: 2}, predictions: {steps: 4}, keep_predictions: 8}"]
+    done = convert(folder, *words)
+    assert done.returncode == 0, done.stderr
+    after = [read.read_weights(read.find(folder / run)) for run in ("headed-layers", "headed-predictions", "headed")]
+    outputs = [bool(weights["blocks.1.ngram.out_proj.weight"].any()) for weights in after]
+    assert outputs == [False, True, True]
+
+
 @pytest.mark.usefixtures("stages_here")
 def test_a_conversion_that_is_done_has_no_more_to_do(folder: Path, converted: dict) -> None:
     weights = read.read_weights(read.find(folder / "student"))
@@ -187,6 +215,7 @@ def test_a_conversion_that_was_stopped_resumes_exactly(folder: Path, converted: 
         (["conversion.layers.steps=0"], "conversion.layers.steps"),
         (["text.sequence_length=100000"], "one sequence needs 100,001"),
         (["conversion.sequence_length=48"], "not a multiple of 48"),
+        (["conversion.predictions.sequence_length=48"], "not a multiple of 48"),
         (["training.teacher=teacher"], "training.teacher"),
         (["devices=2", "training.sequence_parallel=2"], "learns from a teacher, which reads whole rows"),
         (["--resume", "--overwrite"], "Leave out one"),

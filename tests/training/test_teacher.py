@@ -112,9 +112,16 @@ def test_a_teacher_that_cannot_teach_is_refused(recipe_of: Recipes, tmp_path: Pa
     with pytest.raises(UsageError, match="is an encoder"):
         train(recipe_of(f"training.teacher={tmp_path / 'encoder'}"), tmp_path / "run")
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
-    for options in (["objective=masked"], ["training.carry_state=true"], ["training.state_passing=0.5"]):
+    for options in (["objective=masked"], ["training.carry_state=true"]):
         with pytest.raises(RecipeError, match=r"training\.teacher"):
             recipe_of(f"training.teacher={tmp_path / 'encoder'}", *options)
+
+
+def test_a_student_may_begin_with_the_state_of_another_text(taught: Recipes, tmp_path: Path) -> None:
+    for name, share in {"empty": 0.0, "passed": 1.0}.items():
+        train(taught("training.steps=2", f"training.state_passing={share}"), tmp_path / name)
+    (first, second), (same, other) = (losses(tmp_path / name) for name in ("empty", "passed"))
+    assert first == same and second != other
 
 
 def test_a_profiled_step_reads_the_teacher(taught: Recipes, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,8 @@ KINDS = {"linear", "delta", "ngram", "window", "softmax"}
 
 def is_llama(model: recipe.Model) -> bool:
     """Return whether transformers' own Llama can load the model."""
-    plain = not (model.convolution or model.output_gate or model.head_norm or model.downsample or model.ngram_embedding)
+    added = model.downsample or model.ngram_embedding or model.add_ngram
+    plain = not (model.convolution or model.output_gate or model.head_norm or added)
     keys, values = model.head_dims
     return (
         plain
@@ -55,6 +56,8 @@ def lmlong_config(model: recipe.Model, built: LanguageModel, vocabulary: int) ->
     """Return the configuration of any other model, for the module that is exported with it."""
     if unknown := set(model.kinds) - KINDS:
         raise UsageError(f"model.attention.kind: the export to transformers does not have {unknown.pop()}. Use ONNX.")
+    if model.add_ngram:
+        raise UsageError("model.add_ngram: added n-gram heads are not exported to transformers. Use `--to onnx`.")
     attention, scaling = model.attention, model.rope.scaling
     keys, values = model.head_dims
     favor = {"features": attention.favor.features or 2 * keys, "form": attention.favor.form}

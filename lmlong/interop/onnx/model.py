@@ -51,6 +51,9 @@ def _language_model(reader: GraphReader, model: LanguageModel) -> OnnxModel:
         parts = reader.open(block).parts
         with graph.scope(f"blocks.{number}"):
             x = x + _mixer(reader, parts["mixer"], x, tokens, str(number))
+            if parts["ngram"] is not None:
+                with graph.scope("ngram"):
+                    x = x + _mixer(reader, parts["ngram"], x, tokens, f"{number}.added")
             x = x + _swiglu(reader, parts["mlp"], x)
     x = _rms_norm(reader, spec.parts["norm"], x)
     output = reader.open(reader.open(spec.parts["lm_head"]).parts["matrix"]).weights["weight"]

@@ -30,7 +30,7 @@ struct Forgetting {          // the decay of a recurrence
     Int rank;                // and biases (heads, features)
 };
 
-struct Layer {
+struct Layer {               // a mixer, and the MLP if it is the last mixer of its block
     Int kind;                // of its attention, a case in kinds.h
     const void* attention;   // its weights, a structure of its kind
     Int state;               // offset of the layer's state in the state of a row, in bytes
@@ -39,7 +39,7 @@ struct Layer {
     Int gated;               // whether a gate multiplies the output
     Int grouped;             // whether its attention takes the heads of queries that share keys and values together
     const float *norm, *conv_weight, *head_norm, *mlp_norm;  // conv_weight (conv width, channels); null without them
-    Matrix in_proj, out_proj, mlp_in_proj, mlp_out_proj;
+    Matrix in_proj, out_proj, mlp_in_proj, mlp_out_proj;  // mlp: without outputs if another mixer follows in the block
 };
 
 struct Hourglass {

@@ -32,7 +32,7 @@ class PackedModel(Packer):
     def __init__(self, model: nn.Module, kinds: Collection[DecodeKind[Any]]):
         super().__init__(model)
         self.kinds: list[DecodeKind[Any]] = []
-        """The kind of each layer's attention."""
+        """The kind of each mixer's attention."""
         self._compiled = list(kinds)
         self._attentions: list[ctypes.Structure] = []
         self.model = self._language_model(model)
@@ -49,7 +49,6 @@ class PackedModel(Packer):
         assert isinstance(embedding, Tensor) and isinstance(blocks, Sequence) and isinstance(downsampled, range)
         self.epsilon = self.open(spec.parts["norm"], "rms_norm").options["epsilon"]
         whole = structures.Model(
-            layers=len(blocks),
             width=embedding.shape[1],
             embedding_scale=spec.options["embedding_scale"],
             past_tokens=spec.options["past_tokens"] or 0,
@@ -61,8 +60,9 @@ class PackedModel(Packer):
             whole.tables = self._tables(spec.parts["ngram_embedding"])
         if hourglass is not None:
             whole.hourglass = self._hourglass(hourglass, downsampled)
-        self._layers = (structures.Layer * len(blocks))(*(self._block(block, whole) for block in blocks))
-        whole.layer = self._layers
+        layers = [layer for block in blocks for layer in self._block(block, whole)]
+        self._layers = (structures.Layer * len(layers))(*layers)
+        whole.layer, whole.layers = self._layers, len(layers)
         whole.output = self.matrix(self.open(spec.parts["lm_head"], "lm_head").parts["matrix"])
         return whole
 
@@ -93,16 +93,19 @@ class PackedModel(Packer):
             packed.conv = self.matrix(spec.parts["convolution"])
         return packed
 
-    def _block(self, module: Any, whole: structures.Model) -> structures.Layer:
-        spec = self.open(module, "block")
-        layer = structures.Layer()
-        self._mixer(spec.parts["mixer"], layer, whole)
-        mlp = self.open(spec.parts["mlp"], "swiglu")
+    def _block(self, module: Any, whole: structures.Model) -> list[structures.Layer]:
+        """Return a layer for each mixer of a block; the last one has the MLP."""
+        spec, layers = self.open(module, "block"), []
+        for mixer in (spec.parts["mixer"], spec.parts["ngram"]):
+            if mixer is not None:
+                layers.append(structures.Layer())
+                self._mixer(mixer, layers[-1], whole)
+        layer, mlp = layers[-1], self.open(spec.parts["mlp"], "swiglu")
         layer.mlp_norm = self.norm(mlp.parts["norm"])
         layer.mlp_in_proj = self.matrix(mlp.parts["in_proj"])
         layer.mlp_out_proj = self.matrix(mlp.parts["out_proj"])
         whole.mlp_width = layer.mlp_out_proj.inputs
-        return layer
+        return layers
 
     def _mixer(self, module: Any, layer: structures.Layer, whole: structures.Model) -> None:
         spec = self.open(module, "mixer")

@@ -145,6 +145,7 @@ struct Step {
             team.wait();
             add_linear(layer.out_proj, mixed, values, batch);
             team.wait();
+            if (!layer.mlp_in_proj.outputs) continue;
             rms_norm(layer.mlp_norm, batch);
             swiglu(layer.mlp_in_proj, batch.count);
             team.wait();

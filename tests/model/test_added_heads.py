@@ -1,0 +1,152 @@
+"""n-gram heads that are added to a model: they change nothing until they are trained."""
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from attention.cases import both_types
+from machine import needs_compiler
+from models import LIKE_LLAMA, kinds, stirred
+
+from lmlong import recipe
+from lmlong.errors import RecipeError
+from lmlong.model.fast_step import make_fast_step
+from lmlong.model.language_model import LanguageModel
+from lmlong.recipe import file as recipe_file
+from lmlong.training.distillation import layer_errors, train_ngram_alone
+
+VOCABULARY = 40
+SHAPES: dict[str, dict[str, Any]] = {
+    **{kind: {"attention": options} for kind, options in kinds(7).items()},
+    "hybrid": {"attention": {"kind": ["linear", "softmax"]}},
+    "like Llama": {"attention": {"kind": "softmax"}, **LIKE_LLAMA},
+}
+every_shape = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+
+
+def build(shape: dict[str, Any], **more: Any) -> LanguageModel:
+    shape = {"width": 16, "layers": 3, "heads": 4, **shape, **more}
+    if shape["attention"]["kind"] == "delta":
+        shape["head_norm"] = True
+    return LanguageModel(recipe.Model(**shape), VOCABULARY).eval()
+
+
+def pair(shape: dict[str, Any], dtype: torch.dtype = torch.float32) -> tuple[LanguageModel, LanguageModel]:
+    """Return a trained model, and the same with new heads."""
+    before, after = stirred(build(shape), 0.5).to(dtype), build(shape, add_ngram=[1, 3]).to(dtype)
+    missing = after.load_state_dict(before.state_dict(), strict=False).missing_keys
+    assert missing and all(re.match(r"blocks\.[02]\.ngram\.", name) for name in missing)
+    return before, after
+
+
+def text(time: int = 90) -> tuple[torch.Tensor, torch.Tensor]:
+    draw = torch.Generator().manual_seed(0)
+    tokens = torch.randint(4, (2, time), generator=draw)
+    return tokens, torch.rand(2, time, generator=draw) < 1 / 30
+
+
+@every_shape
+@both_types
+@torch.no_grad()
+def test_new_heads_leave_the_outputs_as_they_were_to_the_bit(shape: dict[str, Any], dtype: torch.dtype) -> None:
+    before, after = pair(shape, dtype)
+    tokens, starts = text()
+    (logits, state), (expected, expected_state) = (model(tokens, None, starts) for model in (after, before))
+    assert torch.equal(logits, expected)
+    for token in tokens[:, :3].T:
+        (logits, state), (expected, expected_state) = after.step(token, state), before.step(token, expected_state)
+        assert torch.equal(logits, expected)
+
+
+@needs_compiler
+@pytest.mark.parametrize("weights", ["32", "bf16", "int8", "int4"])
+@pytest.mark.parametrize("shape", ["linear", "hybrid", "like Llama"])
+@torch.inference_mode()
+def test_native_steps_with_new_heads_are_those_without_to_the_bit(shape: str, weights: Any) -> None:
+    models = pair(SHAPES[shape])
+    for model in models:
+        if weights != "32":
+            model.quantize(weights)
+        model.fast_step = make_fast_step(model)
+    tokens, starts = text()
+    states = [model(tokens, None, starts)[1] for model in models]
+    for token in tokens[:, :40].T:
+        (logits, *_), (expected, *_) = steps = [
+            model.step(token, state) for model, state in zip(models, states, strict=True)
+        ]
+        states = [state for _, state in steps]
+        assert torch.equal(logits, expected)
+
+
+def test_heads_are_a_second_mixer_of_the_layer() -> None:
+    model = stirred(build(SHAPES["linear"], add_ngram=[2]), 0.5)
+    assert model.kinds == ["linear", "linear", "ngram", "linear"]
+    x, state = torch.randn(2, 5, 16), model.init_state(2)
+    _, positions = model.embed(torch.zeros(2, 5, dtype=torch.long), state, None)
+    block, own = model.blocks[1], state.blocks[1:3]
+    y, _ = block(x, own, positions)
+    mixed = x + block.mixer(x, own[0], positions)[0]
+    mixed = mixed + block.ngram(mixed, own[1], positions)[0]
+    assert torch.equal(y, mixed + block.mlp(mixed))
+
+
+def test_heads_add_what_followed_the_same_tokens_earlier() -> None:
+    model = stirred(build(SHAPES["linear"], add_ngram=[2]), 0.5)
+    outputs: list[torch.Tensor] = []
+    model.blocks[1].ngram.register_forward_hook(lambda module, inputs, output: outputs.append(output[0]))
+    model(torch.tensor([[1, 2, 3, 4, 5, 1]]))
+    assert outputs[0][0, :5].abs().max() == 0  # every n-gram is new
+    assert outputs[0][0, 5].abs().max() > 0
+
+
+def test_alone_they_get_gradients_from_a_frozen_model_with_segments_too() -> None:
+    model = build(SHAPES["linear"], add_ngram=[2]).double()
+    train_ngram_alone(model)
+    tokens, starts = text()
+    targets = tokens.roll(-1, 1)
+    grads = {}
+    for segment in (None, 16):
+        model.zero_grad()
+        loss, _ = model.loss(tokens, targets, starts, segment=segment)
+        loss.backward()
+        grads[segment] = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
+    assert grads[None].keys() == {name for name, weight in model.named_parameters() if ".ngram." in name}
+    assert grads[None]["blocks.1.ngram.out_proj.weight"].abs().max() > 0
+    for name, grad in grads[None].items():
+        torch.testing.assert_close(grads[16][name], grad)
+
+
+def test_the_error_of_layers_takes_the_teachers_heads_with_it() -> None:
+    teacher, student = (stirred(build(SHAPES["softmax"], add_ngram=layers), 0.5) for layers in ([1], []))
+    student.load_state_dict({name: x for name, x in teacher.state_dict().items() if name in student.state_dict()})
+    tokens, starts = text()
+    assert layer_errors(student, teacher, tokens, starts).max() < 1e-6
+    inputs: list[torch.Tensor] = []
+    teacher.blocks[1].mixer.register_forward_hook(lambda module, arguments, output: inputs.append(arguments[0]))
+    layer_errors(student, teacher, tokens, starts)
+    teacher(tokens, None, starts)
+    assert torch.equal(*inputs)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["model.add_ngram=[7]"], "there is no layer 7. Choose from 1 to 6."),
+        (["model.add_ngram=[2, 2]"], "names a layer twice"),
+        (["model.add_ngram=[0]"], "model.add_ngram"),
+        (["model.add_ngram=[2]", "model.downsample={factor: 2}"], "not supported with downsample"),
+        (["model.add_ngram=[2]", "objective=masked"], "an encoder already sees"),
+        (["training.only_ngram=true"], "the model has no added heads"),
+        (["model.add_ngram=[2]", "training={only_ngram: true, quantize: int8}"], "parts of the model only"),
+        (
+            ["model.add_ngram=[2]", "training={only_ngram: true, teacher: runs/t, teacher_of: layers}"],
+            "trains the attention of each layer",
+        ),
+        (["model.add_ngram=[2]", "training={only_ngram: true, strategy: deepspeed}"], "not supported with only_ngram"),
+    ],
+    ids=range(9),
+)
+def test_what_does_not_fit_is_refused(overrides: list[str], message: str) -> None:
+    with pytest.raises(RecipeError, match=re.escape(message)):
+        recipe_file.load({"training": {"steps": 1}}, overrides)
