@@ -78,7 +78,8 @@ def pieces(batch: Batch) -> dict[int, Piece]:
 def session_body(info: SessionInfo) -> dict[str, Any]:
     """Return a session as JSON."""
     about = {"id": info.id, "object": "session", "parent": info.parent, "created": int(info.made)}
-    return {**about, "tokens": info.tokens, "bytes": info.bytes, "learns": info.learns, "tail": printable(info.tail)}
+    sizes = {"tokens": info.tokens, "bytes": info.bytes, "state_bytes": info.state_bytes}
+    return {**about, **sizes, "learns": info.learns, "tail": printable(info.tail)}
 
 
 class ResponseFormat(ABC):

@@ -20,7 +20,7 @@ SESSIONS, COMPLETIONS = "/v1/sessions", "/v1/completions"
 TEXT_FILE = {"Content-Type": "application/octet-stream"}
 STATE_FILE = {"Content-Type": "application/vnd.lmlong.state"}
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 20}
-FIELDS = {"id", "object", "parent", "created", "tokens", "bytes", "learns", "tail"}
+FIELDS = {"id", "object", "parent", "created", "tokens", "bytes", "state_bytes", "learns", "tail"}
 BOOK = "abacad cab, bad dab\n" * 30
 
 
