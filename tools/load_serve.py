@@ -5,6 +5,7 @@
     tools/load_serve.py vanish runs/quickstart --clients 100
     tools/load_serve.py malformed runs/quickstart --requests 10000
     tools/load_serve.py kill runs/quickstart --kills 50
+    tools/load_serve.py soak runs/quickstart --minutes 20
 
 Each command starts its own servers on free ports. The machine should be quiet, because the client runs beside the
 server. Texts are cut from the standard library of Python. Exits 1 if there is a fault; a figure beyond its bound is
@@ -18,10 +19,10 @@ import sys
 import time
 from pathlib import Path
 
-from load import kill, malformed, streams, vanish
+from load import kill, malformed, soak, streams, vanish
 from load.findings import Findings
 
-COMMANDS = {"streams": streams, "vanish": vanish, "malformed": malformed, "kill": kill}
+COMMANDS = {"streams": streams, "vanish": vanish, "malformed": malformed, "kill": kill, "soak": soak}
 
 
 def main() -> int:

@@ -6,7 +6,7 @@ model.
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,6 @@ from lmlong.io.files import check_ordinary, fsync, parse_json
 from lmlong.io.system_errors import explain_errors
 from lmlong.model.language_model import MOST_TOKENS, LanguageModel
 from lmlong.model.learning.levels import Level
-from lmlong.model.learning.state import level_of
 from lmlong.model.sampling_options import RECENT
 from lmlong.model.state import rebuild_state
 
@@ -76,9 +75,8 @@ def save(
         raise UsageError(f"{path}: not a regular file, so it cannot be replaced. Choose another name.")
     about = {"format": FORMAT, "run": run, "tokens": int(session.total), "tail": tail_of(session, tokenizer)}
     about |= {**belongs, **(more or {})}
-    session = session._replace(state=model.settle(session.state))
-    kept = {name: tensor.detach().cpu().contiguous() for name, tensor in _named(session)}
-    kept = sparse.pack(kept, dict(_named(_empty(model, level_of(session.state.learned)))))
+    kept = tensors_of(session._replace(state=model.settle(session.state)))
+    kept = sparse.pack(kept, empty_tensors(model, kept))
     staged = path.with_name(f".{path.name}.partial")
     with explain_errors(path):
         try:
@@ -98,20 +96,34 @@ def load(path: Path, model: LanguageModel, belongs: dict[str, str], tokenizer: T
     compute one."""
     about = describe(path)
     refuse_other(path, about, belongs, run, "or read the text again by lmlong state build.")
-    tensors = _verified(path, about)
-    empty = _empty(model, _level_in(tensors))
-    expected = dict(_named(empty))
+    tensors = verified(path, about)
     try:
-        tensors = sparse.unpack(tensors, expected)
-        unread = {name: tensor for name, tensor in expected.items() if name.startswith("unread.")}
-        if not tensors.keys() & unread.keys():  # a file from before sessions left text unread
-            tensors |= unread
-        if mismatched := tensors.keys() ^ expected.keys():
-            raise StateError(f"{min(mismatched)} is missing, or not a tensor of this model's state")
-        session = rebuild_state(empty, iter([tensors[name] for name in expected]))
-        _check(session, empty, model, tokenizer)
+        return restored(sparse.unpack(tensors, empty_tensors(model, tensors)), model, tokenizer)
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}. Read the text again.") from None
+
+
+def tensors_of(session: Session) -> dict[str, Tensor]:
+    """Return the tensors of a settled session by their names, on the CPU."""
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in _named(session)}
+
+
+def empty_tensors(model: LanguageModel, names: Iterable[str]) -> dict[str, Tensor]:
+    """Return the tensors of an empty session that learns what one with tensors of these names does."""
+    return dict(_named(_empty(model, _level_in(names))))
+
+
+def restored(tensors: Mapping[str, Tensor], model: LanguageModel, tokenizer: Tokenizer) -> Session:
+    """Return the session of tensors from a file; raise ValueError if they are not possible for this model."""
+    empty = _empty(model, _level_in(tensors))
+    expected = dict(_named(empty))
+    unread = {name: tensor for name, tensor in expected.items() if name.startswith("unread.")}
+    if not tensors.keys() & unread.keys():  # a file from before sessions left text unread
+        tensors = {**tensors, **unread}
+    if mismatched := tensors.keys() ^ expected.keys():
+        raise StateError(f"{min(mismatched)} is missing, or not a tensor of this model's state")
+    session = rebuild_state(empty, iter([tensors[name] for name in expected]))
+    _check(session, empty, model, tokenizer)
     device = model.embedding.weight.device
     dtypes = {name: _dtype(tensors[name], tensor) for name, tensor in expected.items()}
     return rebuild_state(session, iter([tensors[name].to(device, dtype) for name, dtype in dtypes.items()]))
@@ -173,13 +185,10 @@ def refuse_other(path: Path, about: Mapping[str, Any], belongs: dict[str, str], 
 def describe(path: Path) -> dict[str, Any]:
     """Return the metadata of the session in a file."""
     try:
-        check_ordinary(path)
-        with safe_open(path, "pt") as file:
-            about = dict(parse_json((file.metadata() or {})["lmlong"]))
+        about = dict(parse_json(metadata(path)["lmlong"]))
         if type(about["format"]) is int and about["format"] != FORMAT:
             raise CheckpointError(other_format(path, about["format"], FORMAT, "Read the text again"))
-        if type(about["format"]) is not int or not all(type(about[name]) is kind for name, kind in ABOUT.items()):
-            raise ValueError
+        check_about(about)
         return about
     except FileNotFoundError:
         raise UsageError(f"{path}: no such file. Make one by lmlong state build.") from None
@@ -189,7 +198,20 @@ def describe(path: Path) -> dict[str, Any]:
         ) from error
 
 
-def _verified(path: Path, about: dict[str, Any]) -> dict[str, Tensor]:
+def metadata(path: Path) -> dict[str, str]:
+    """Return the metadata of a safetensors file."""
+    check_ordinary(path)
+    with safe_open(path, "pt") as file:
+        return file.metadata() or {}
+
+
+def check_about(about: Mapping[str, Any]) -> None:
+    """Raise KeyError or ValueError unless metadata has all fields, of their types."""
+    if type(about["format"]) is not int or not all(type(about[name]) is kind for name, kind in ABOUT.items()):
+        raise ValueError
+
+
+def verified(path: Path, about: dict[str, Any]) -> dict[str, Tensor]:
     """Return the tensors of a file, verified by its digest."""
     tensors = load_file(path)
     if about["sha256"] != _digest({name: value for name, value in about.items() if name != "sha256"}, tensors):
@@ -209,11 +231,12 @@ def tail_of(session: Session, tokenizer: Tokenizer) -> str:
     return data.decode("utf-8", LOSSLESS)[-TAIL:]
 
 
-def _level_in(tensors: Mapping[str, Tensor]) -> Level | None:
+def _level_in(names: Iterable[str]) -> Level | None:
     """Return what the session in a file learns from its text, by the names of its tensors."""
-    if not any(name.startswith("state.learned.") for name in tensors):
+    learned = [name for name in names if name.startswith("state.learned.")]
+    if not learned:
         return None
-    return "output" if any(name.startswith("state.learned.delta.D") for name in tensors) else "bias"
+    return "output" if any(name.startswith("state.learned.delta.D") for name in learned) else "bias"
 
 
 def _empty(model: LanguageModel, learn: Level | None) -> Session:

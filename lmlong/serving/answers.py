@@ -10,6 +10,7 @@ from typing import Any
 
 from lmlong.data.tokenizers.base import Tokenizer
 from lmlong.serving.inbox import Batch
+from lmlong.serving.reading import Progress
 from lmlong.serving.request import TokenLikelihood, WrittenToken
 from lmlong.serving.sessions import SessionInfo
 
@@ -35,6 +36,7 @@ class Piece:
     text: str = ""
     tokens: list[WrittenToken] = field(default_factory=list)
     reason: str | None = None
+    progress: Progress | None = None
 
 
 @dataclass
@@ -68,6 +70,7 @@ def pieces(batch: Batch) -> dict[int, Piece]:
     for number, event in batch:
         piece = by_text.setdefault(number, Piece())
         piece.text += event.text
+        piece.progress = event.progress or piece.progress
         if event.token is not None:
             piece.tokens.append(event.token)
         if event.end is not None:
@@ -78,7 +81,13 @@ def pieces(batch: Batch) -> dict[int, Piece]:
 def session_body(info: SessionInfo) -> dict[str, Any]:
     """Return a session as JSON."""
     about = {"id": info.id, "object": "session", "parent": info.parent, "created": int(info.made)}
-    return {**about, "tokens": info.tokens, "bytes": info.bytes, "learns": info.learns, "tail": printable(info.tail)}
+    sizes = {"tokens": info.tokens, "bytes": info.bytes, "state_bytes": info.state_bytes}
+    return {**about, **sizes, "learns": info.learns, "tail": printable(info.tail)}
+
+
+def progress_body(progress: Progress) -> dict[str, Any]:
+    """Return the progress of reading as JSON."""
+    return {"object": "progress", "read_bytes": progress.read, "total_bytes": progress.total}
 
 
 class ResponseFormat(ABC):
@@ -199,6 +208,10 @@ class Envelope:
     def chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
         """Return one chunk of a stream."""
         return self._body(self.format.chunk_kind, [choice], None, None)
+
+    def progress_chunk(self, progress: Progress) -> dict[str, Any]:
+        """Return a chunk that reports how much of a prompt has been read."""
+        return {**self._body(self.format.chunk_kind, [], None, None), "progress": progress_body(progress)}
 
     def last_chunk(self, usage: Usage | None, session: SessionInfo | None) -> dict[str, Any]:
         """Return the last chunk of a stream, which has no text."""

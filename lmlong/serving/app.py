@@ -34,7 +34,7 @@ from lmlong.serving.session_api import SessionApi
 from lmlong.serving.session_change import Change, Sessions
 from lmlong.serving.sessions import SessionStore
 from lmlong.serving.settings import Settings
-from lmlong.serving.streaming import Deadline, Disconnected, EventStream, while_connected, written
+from lmlong.serving.streaming import Deadline, Disconnected, TextStream, while_connected, written
 from lmlong.serving.worker import Worker, chat_tokens, score
 
 
@@ -148,6 +148,7 @@ class ModelServer:
 
         def make(**what: Any) -> list[Request]:
             what |= {"max_tokens": most, "stop": tuple(body.stop), "alternatives": body.alternatives, "owner": owner}
+            what["reports"] = body.include_progress
             sampling = body.sampling()
             return [Request(sampling=sampling, draws=(number,), **what) for number in range(body.n)]
 
@@ -167,7 +168,7 @@ class ModelServer:
         envelope = Envelope(response_format, self.name, self.trained.weights_hash)
         usage = Usage(body.n)
         if body.stream:
-            return EventStream(texts, envelope, usage, range(len(requests)), body.include_usage, deadline)
+            return TextStream(texts, envelope, usage, range(len(requests)), body.include_usage, deadline)
         with closing(texts):
             result = await while_connected(request.receive, written(texts, usage), deadline)
         return JSONResponse(envelope.whole(result.pieces, usage, result.session))

@@ -35,6 +35,9 @@ LONGEST_LIST = 4096
 MOST_ALTERNATIVES = 20
 """The most alternatives of a token whose log-probabilities are returned."""
 
+LONGEST_PAGE = 1000
+"""The most sessions of one answer."""
+
 MEANINGLESS = frozenset(
     {
         *("user", "safety_identifier", "metadata", "store", "service_tier"),
@@ -99,6 +102,11 @@ def _learn(value: Any) -> Any:
     return value
 
 
+def _number(value: Any) -> Any:
+    """Return the number in a query, all of whose values are text."""
+    return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 9 else value
+
+
 Text = Annotated[str, AfterValidator(_plain)]
 Learn = Annotated[Level | bool | None, BeforeValidator(_learn)]
 StopText = Annotated[Text, Field(min_length=1, max_length=LONGEST_STOP)]
@@ -118,6 +126,7 @@ class Body(BaseModel):
 class StreamOptions(Body):
     include_usage: bool = False
     include_obfuscation: bool = False  # of lengths, which is not done
+    include_progress: bool = False
 
 
 class WritingBody(Body):
@@ -152,6 +161,10 @@ class WritingBody(Body):
     @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def include_progress(self) -> bool:
+        return self.stream and self.stream_options is not None and self.stream_options.include_progress
 
     @property
     @abstractmethod
@@ -218,6 +231,14 @@ class FileQuery(Body):
     """What the query of a request says of the file in its body."""
 
     learn: Learn = None
+    stream: bool = False
+
+
+class ListQuery(Body):
+    """Which part of a list is asked for."""
+
+    limit: Annotated[int, BeforeValidator(_number), Field(ge=1, le=LONGEST_PAGE)] = LONGEST_PAGE
+    after: Annotated[str, Field(max_length=200)] | None = None
 
 
 class TextBody(Body):
@@ -225,6 +246,7 @@ class TextBody(Body):
 
     text: Text = ""
     learn: Learn = None
+    stream: bool = False
 
 
 class NoBody(Body):
@@ -266,9 +288,9 @@ def parse(kind: type[AnyBody], data: bytes) -> AnyBody:
     return _validated(kind, read_json(data))
 
 
-def parse_query(query: Mapping[str, str]) -> FileQuery:
-    """Parse the query of a file; raise a 400 that names the mistake."""
-    return _validated(FileQuery, {name: SWITCH.get(value, value) for name, value in query.items()})
+def parse_query(kind: type[AnyBody], query: Mapping[str, str]) -> AnyBody:
+    """Parse the query of a request; raise a 400 that names the mistake."""
+    return _validated(kind, {name: SWITCH.get(value, value) for name, value in query.items()})
 
 
 def _validated(kind: type[AnyBody], value: Any) -> AnyBody:

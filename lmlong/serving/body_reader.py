@@ -7,7 +7,7 @@ from pathlib import PurePath
 from lmlong.data.formats.table import SUFFIXES, format_of, suffix_of_bytes
 from lmlong.io.limited_process import LimitedProcess, RequestFailed
 from lmlong.serving.api_errors import ApiError
-from lmlong.serving.bodies import AnyBody, TextBody, parse, parse_query, text_of_file
+from lmlong.serving.bodies import AnyBody, FileQuery, TextBody, parse, parse_query, text_of_file
 from lmlong.serving.engine import Closed
 from lmlong.serving.settings import Settings
 from lmlong.serving.worker import Ended, Worker
@@ -41,12 +41,12 @@ class BodyReader:
         """Return the text of a body of any kind: JSON, plain text, a document or a compressed file."""
         if media_type == "application/json":
             return await self.parse(TextBody, data, owner)
-        options = parse_query(query)
+        options = parse_query(FileQuery, query)
         if suffix := SUFFIXES.get(media_type) or suffix_of_bytes(data):
             text = await self.converter.run(partial(self._convert, data, suffix), owner)
         else:
             text = await self.parser.run(lambda _: text_of_file(data), owner)
-        return TextBody.model_construct(text=text, learn=options.learn)
+        return TextBody.model_construct(text=text, **dict(options))
 
     def _convert(self, data: bytes, suffix: str, ended: Ended) -> str:
         if reason := format_of(PurePath(f"upload{suffix}")).refusal:

@@ -119,7 +119,7 @@ class Texts:
             batch = self._inbox.take()
         if self._inbox.lagged:
             raise ApiError(400, "The stream was read too slowly, and ended.", code="slow_reader")
-        if batch and not self._has_begun:
+        if not self._has_begun and any(event.progress is None for _, event in batch):
             self._has_begun = True
             self._metrics.first_token.observe(time.perf_counter() - self._begun)
         for _, event in batch:

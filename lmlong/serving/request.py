@@ -7,6 +7,7 @@ from lmlong.inference.generation import End
 from lmlong.inference.session import Session
 from lmlong.model.learning.levels import Level
 from lmlong.model.sampling_options import MAX_TOKENS, Sampling
+from lmlong.serving.reading import Progress
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ class Request:
     """The number of most likely tokens whose log-probability is returned too; None: no log-probabilities."""
     owner: str = ""
     """The owner, who may reuse cached prefixes of own requests."""
+    reports: bool = False
+    """Whether events report how much of the prompt has been read."""
     keep_session: bool = False
     """Whether the last event has the session after exactly the generated text."""
 
@@ -59,6 +62,7 @@ class Event(NamedTuple):
     prompt_tokens: int = 0  # at the end: tokens of the prompt,
     cached_tokens: int = 0  # how many of them were read before,
     written_tokens: int = 0  # and tokens written
+    progress: Progress | None = None  # while the prompt is read, where it is asked for
 
     @property
     def is_last(self) -> bool:

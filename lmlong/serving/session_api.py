@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from contextlib import closing
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp
 
 from lmlong.serving.answers import Usage, session_body
-from lmlong.serving.bodies import NoBody, check_length, parse_query
+from lmlong.serving.bodies import FileQuery, ListQuery, NoBody, check_length, parse_query
 from lmlong.serving.body_reader import BodyReader
 from lmlong.serving.engine import Engine
 from lmlong.serving.guard import BODY, OWNER, STATE, media_type
@@ -17,7 +18,7 @@ from lmlong.serving.metrics import Metrics
 from lmlong.serving.request import Request
 from lmlong.serving.session_change import Sessions
 from lmlong.serving.settings import Settings
-from lmlong.serving.streaming import Deadline, while_connected, written
+from lmlong.serving.streaming import Deadline, SessionStream, while_connected, written
 
 Result = TypeVar("Result")
 
@@ -29,14 +30,14 @@ class SessionApi:
         self._sessions, self._engine, self._reader = sessions, engine, reader
         self._settings, self._metrics = settings, metrics
 
-    async def create(self, request: HttpRequest) -> Response:
+    async def create(self, request: HttpRequest) -> ASGIApp:
         if media_type(request.headers) == STATE:
-            upload, learn = self._sessions.store.upload, parse_query(request.query_params).learn
+            upload, learn = self._sessions.store.upload, parse_query(FileQuery, request.query_params).learn
             info = await self._sessions.run(upload, request.scope[OWNER], request.scope[BODY], learn)
             return JSONResponse(session_body(info), 201)
         return await self._read(request, None, 201)
 
-    async def append(self, request: HttpRequest) -> Response:
+    async def append(self, request: HttpRequest) -> ASGIApp:
         return await self._read(request, request.path_params["name"], 200)
 
     async def fork(self, request: HttpRequest) -> Response:
@@ -44,8 +45,10 @@ class SessionApi:
         return JSONResponse(session_body(await self._run(self._sessions.store.fork, request)), 201)
 
     async def list(self, request: HttpRequest) -> Response:
-        infos = await self._sessions.run(self._sessions.store.list, request.scope[OWNER])
-        return JSONResponse({"object": "list", "data": list(map(session_body, infos))})
+        query = parse_query(ListQuery, request.query_params)
+        page = await self._sessions.run(self._sessions.store.page, request.scope[OWNER], query.limit, query.after)
+        rest = {"has_more": page.next is not None, "next": page.next}
+        return JSONResponse({"object": "list", "data": list(map(session_body, page.infos)), **rest})
 
     async def info(self, request: HttpRequest) -> Response:
         return JSONResponse(session_body(await self._run(self._sessions.store.info, request)))
@@ -68,7 +71,7 @@ class SessionApi:
     async def _run(self, call: Callable[[str, str], Result], request: HttpRequest) -> Result:
         return await self._sessions.run(call, request.scope[OWNER], request.path_params["name"])
 
-    async def _read(self, request: HttpRequest, name: str | None, status: int) -> Response:
+    async def _read(self, request: HttpRequest, name: str | None, status: int) -> ASGIApp:
         """Read the text in the body after a session, or as a new one."""
         deadline, owner = Deadline(self._settings.timeout), request.scope[OWNER]
         reading = self._reader.text(request.scope[BODY], media_type(request.headers), request.query_params, owner)
@@ -77,11 +80,14 @@ class SessionApi:
         change = self._sessions.change(owner, name)
         try:
             continued = await change.start(body.learn)
-            engine_request = Request(body.text, max_tokens=0, owner=owner, keep_session=True, **continued._asdict())
+            what: dict[str, Any] = {"max_tokens": 0, "owner": owner, "keep_session": True, "reports": body.stream}
+            engine_request = Request(body.text, **what, **continued._asdict())
             texts = Texts(self._engine, [engine_request], self._settings.lag, self._metrics, change)
         except BaseException:
             change.release()
             raise
+        if body.stream:
+            return SessionStream(texts, deadline)
         with closing(texts):
             result = await while_connected(request.receive, written(texts, Usage(1)), deadline)
         assert result.session is not None

@@ -64,6 +64,7 @@ class Change:
     def __init__(self, sessions: Sessions, owner: str, name: str | None):
         self._sessions, self._owner, self._name = sessions, owner, name
         self._reserved = name
+        self._before: Session | None = None
 
     async def start(self, learn: Level | bool | None) -> "Start":
         """Return the session before the request, which asks to learn or not. A session that learns cannot stop."""
@@ -71,6 +72,7 @@ class Change:
         if self._name is None:
             return Start(None, as_level(learn, trained.learn))
         session = await self._sessions.run(self._sessions.store.get, self._owner, self._name)
+        self._before = session
         check_learn(session, learn)
         return Start(session, as_level(learn, trained.learn) if learn else None)
 
@@ -79,7 +81,7 @@ class Change:
         store = self._sessions.store
         if self._name is None:
             return await self._sessions.run(store.create, self._owner, session)
-        return await self._sessions.run(store.update, self._owner, self._name, session)
+        return await self._sessions.run(store.update, self._owner, self._name, session, self._before)
 
     def release(self) -> None:
         """Allow other requests to change the session. Only the first call has an effect, since another request may have

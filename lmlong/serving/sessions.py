@@ -1,31 +1,35 @@
 """Sessions of clients, each a file on disk; the most recently used ones are in memory too.
 
-A session is written to its file before the client gets a response, so none is lost however the server ends. The file is
-a state file with the owner of the session and the session that it was forked from.
+A session is written to its file before the client gets a response, so none is lost however the server ends. The file
+holds what differs from the session that it continues, with its owner and the session that it was forked from.
 """
 
 import hashlib
 import json
 import secrets
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from threading import RLock
+from threading import Lock, RLock
 from typing import IO, Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from lmlong.errors import CheckpointError, LmlongError, UsageError
-from lmlong.inference import state_file
+from lmlong.inference import session_file, sparse, state_file
 from lmlong.inference.awake import AwakeSessions
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.session import Session
+from lmlong.inference.session_file import Known, Packed
 from lmlong.io.lock import lock_file
 from lmlong.io.system_errors import explain_errors
 from lmlong.model.learning.levels import Level
 from lmlong.model.learning.state import level_of
+from lmlong.model.state import state_bytes
+from lmlong.serving.session_folder import STAGED, Kept, SessionFolder
 from lmlong.serving.settings import DEFAULT_SETTINGS, Settings
 
-SUFFIX, STAGED = ".state", ".new"
 EVERYBODY = "everybody"
 """The owner of sessions made without a key."""
 
@@ -57,6 +61,8 @@ class SessionInfo(NamedTuple):
     tokens: int
     bytes: int
     """Of its file."""
+    state_bytes: int | None
+    """Of its state in memory; unknown for files from before it was noted."""
     tail: str
     """The end of its text."""
     learns: Level | None
@@ -89,37 +95,52 @@ def lock_folder(folder: Path) -> IO[bytes]:
     return file
 
 
+class Page(NamedTuple):
+    """A part of a list of sessions."""
+
+    infos: list[SessionInfo]
+    next: str | None
+    """Where the rest begins, if there is more."""
+
+
 class SessionStore:
     """The sessions of all owners, from any thread."""
 
     def __init__(self, trained: TrainedLanguageModel, folder: Path, settings: Settings = DEFAULT_SETTINGS):
         self.folder = folder
         self.trained, self._settings = trained, settings
-        self._lock = RLock()
-        self._infos: dict[str, dict[str, SessionInfo]] = {}  # by owner and id
+        self._lock = RLock()  # of what is in memory
+        self._disk = Lock()  # of the files
+        self._limit = session_file.limit_of(trained.model)
         self._awake = AwakeSessions[str](settings.memory)
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for path in sorted(folder.iterdir()):
-            if path.suffix == SUFFIX:
-                self._find(path)
-            elif path.name.endswith((STAGED, ".partial")):  # of a server that was killed while it wrote
-                path.unlink()
+        self._files = SessionFolder(folder, trained.owners)
+        self._infos: dict[str, dict[str, SessionInfo]] = {}  # by owner and id
+        for name, kept in self._files.live.items():
+            self._infos.setdefault(kept.owner, {})[name] = _info(name, self._files.found.pop(name), kept.bytes)
 
-    def create(self, owner: str, session: Session, parent: str | None = None) -> SessionInfo:
-        """Save a new session."""
+    def create(
+        self, owner: str, session: Session, parent: str | None = None, before: Session | None = None
+    ) -> SessionInfo:
+        """Save a new session. With a `parent`, `before` is what `get` returned for it."""
         with self._lock:
             infos = self._infos.get(owner, {})
             if len(infos) >= self._settings.max_sessions:
                 raise QuotaReached(f"{len(infos):,} sessions are all that one key may have. Delete some.")
-        return self._write(owner, secrets.token_hex(12), session, parent, time.time())
+        with self._disk:
+            base = self._files.live.get(parent) if parent and before else None
+            return self._write(owner, secrets.token_hex(12), session, base, before, parent, time.time())
 
-    def update(self, owner: str, name: str, session: Session) -> SessionInfo:
+    def update(self, owner: str, name: str, session: Session, before: Session | None = None) -> SessionInfo:
+        """Save what a session has become; `before` is what `get` returned for it."""
         info = self.info(owner, name)
-        return self._write(owner, name, session, info.parent, info.made)
+        before = self.get(owner, name) if before is None else before
+        with self._disk:
+            return self._write(owner, name, session, self._files.live[name], before, info.parent, info.made)
 
     def fork(self, owner: str, name: str) -> SessionInfo:
         """Save a copy of a session as a new one."""
-        return self.create(owner, self.get(owner, name), parent=name)
+        session = self.get(owner, name)
+        return self.create(owner, session, name, session)
 
     def upload(self, owner: str, data: bytes, learn: Level | bool | None = None) -> SessionInfo:
         """Save the session of a state file, which may be hostile. `learn` works as in `load_state`."""
@@ -143,7 +164,8 @@ class SessionStore:
             session = self._awake.get(name)
             if session is not None:
                 return session
-        session = self.trained.load_state(self._path(name), learn=False)
+        with self._disk:
+            session = self._load(name)
         with self._lock:
             self._awake.put(name, session)
         return session
@@ -152,9 +174,9 @@ class SessionStore:
         """Return a session's info. A session of another owner, or whose file was removed, is unknown."""
         with self._lock:
             info = self._infos.get(owner, {}).get(name)
-            if info is not None and not self._path(name).exists():
-                self._forget(owner, name)
-                info = None
+        if info is not None and not self._files.path(name).exists():
+            self._forget(owner, name)
+            info = None
         if info is None:
             raise UnknownSession(f"There is no session {name!r}.")
         return info
@@ -162,17 +184,30 @@ class SessionStore:
     def list(self, owner: str) -> list[SessionInfo]:
         """Return the sessions of an owner, the oldest first."""
         with self._lock:
-            return sorted(self._infos.get(owner, {}).values(), key=lambda info: info.made)
+            return sorted(self._infos.get(owner, {}).values(), key=_cursor)
+
+    def page(self, owner: str, most: int, after: str | None = None) -> Page:
+        """Return up to `most` sessions of an owner, the oldest first, after those that earlier pages had."""
+        infos = self.list(owner)
+        if after is not None:
+            infos = [info for info in infos if _cursor(info) > after]
+        return Page(infos[:most], _cursor(infos[most - 1]) if len(infos) > most else None)
 
     def delete(self, owner: str, name: str) -> None:
         self.info(owner, name)
-        with self._lock:
-            self._forget(owner, name)
-            self._path(name).unlink(missing_ok=True)
+        self._forget(owner, name)
 
     def file(self, owner: str, name: str) -> bytes:
-        self.info(owner, name)
-        return self._path(name).read_bytes()
+        """Return a session as a state file."""
+        session, trained = self.get(owner, name), self.trained
+        path = self.folder / f".{secrets.token_hex(12)}{STAGED}"
+        try:
+            state_file.save(
+                path, session, trained.model, trained.owners, trained.tokenizer, str(trained.checkpoint), durable=False
+            )
+            return path.read_bytes()
+        finally:
+            path.unlink(missing_ok=True)
 
     @property
     def count(self) -> int:
@@ -181,54 +216,91 @@ class SessionStore:
 
     @property
     def file_bytes(self) -> int:
-        with self._lock:
-            return sum(info.bytes for infos in self._infos.values() for info in infos.values())
+        return self._files.bytes_of.total()
 
     @property
     def awake_bytes(self) -> int:
         return self._awake.bytes
 
+    def _load(self, name: str) -> Session:
+        """Return a session from its file and those of its bases, or from the first of these that is in memory."""
+        trained, path = self.trained, self._files.path(name)
+        try:
+            tensors = session_file.tensors_of(self._chain(name), trained.model, self._limit)
+            return state_file.restored(tensors, trained.model, trained.tokenizer)
+        except ValueError as error:
+            raise CheckpointError(f"{path}: {error}. Read the text again.") from None
+
+    def _chain(self, name: str) -> Iterator[Known]:
+        for kept in self._files.live[name].chain():
+            with self._lock:
+                session = self._awake.get(kept.session) if kept.is_live else None
+            yield Known(kept.file, None if session is None else state_file.tensors_of(session))
+
     @torch.inference_mode()
-    def _write(self, owner: str, name: str, session: Session, parent: str | None, made: float) -> SessionInfo:
-        path, trained = self._path(name), self.trained
+    def _write(
+        self,
+        owner: str,
+        name: str,
+        session: Session,
+        base: Kept | None,
+        before: Session | None,
+        parent: str | None,
+        made: float,
+    ) -> SessionInfo:
+        """Write a session, as what differs from `before`, the session in the file `base`, if that is worth it."""
+        trained = self.trained
         session = session._replace(state=trained.model.settle(session.state))
-        learns = level_of(session.state.learned)
-        about: dict[str, Any] = {"owner": owner, "parent": parent, "made": made, "learns": learns}
-        staged = path.with_suffix(STAGED)
-        state_file.save(
-            staged, session, trained.model, trained.owners, trained.tokenizer, str(trained.checkpoint), about
-        )
-        size = staged.stat().st_size
-        others = sum(info.bytes for info in self.list(owner) if info.id != name)
-        if others + size > self._settings.max_session_bytes:
-            staged.unlink()
-            raise QuotaReached(
-                f"{self._settings.max_session_bytes:,} bytes of sessions are all that one key may have. Delete some."
-            )
-        tail = state_file.tail_of(session, trained.tokenizer)
-        info = SessionInfo(name, parent, made, int(session.total), size, tail, learns)
+        tensors = state_file.tensors_of(session)
+        base, packed = self._packed(tensors, base, before, name)
+        about: dict[str, Any] = {"id": name, "run": str(trained.checkpoint), "tokens": int(session.total)}
+        about |= {"tail": state_file.tail_of(session, trained.tokenizer), "owner": owner, "parent": parent}
+        about |= {"made": made, "learns": level_of(session.state.learned), "state_bytes": state_bytes(session)}
+        staged = self._files.staged(name)
+        try:
+            file = session_file.save(staged, {**about, **trained.owners}, packed, base.name if base else None)
+            size = staged.stat().st_size
+            held = self._files.bytes_of[owner] - self._files.freed(name, base)
+            if held + size > self._settings.max_session_bytes:
+                most = self._settings.max_session_bytes
+                raise QuotaReached(f"{most:,} bytes of sessions are all that one key may have. Delete some.")
+            self._files.put(Kept(file, name, owner, size, base))
+        finally:
+            staged.unlink(missing_ok=True)
         with self._lock:
-            staged.replace(path)
-            self._infos.setdefault(owner, {})[name] = info
+            info = self._infos.setdefault(owner, {})[name] = _info(name, about, size)
             self._awake.put(name, session)
         return info
 
+    def _packed(
+        self, tensors: Mapping[str, Tensor], base: Kept | None, before: Session | None, name: str
+    ) -> tuple[Kept | None, Packed]:
+        """Return the parts of a file for tensors, and its base, or None if it is better without."""
+        if base is not None and before is not None:
+            changed = sparse.pack(tensors, state_file.tensors_of(before))
+            if base.session == name and base.base is not None and not base.users:  # so that it need not be kept
+                changed = sparse.merged(tensors, base.file.rows(self._limit), changed)
+                base = base.base
+            packed = session_file.pack(changed, self._limit)
+            if base.takes(len(packed.rows), packed.bytes):
+                return base, packed
+        empty = state_file.empty_tensors(self.trained.model, tensors)
+        return None, session_file.pack(sparse.pack(tensors, empty), self._limit)
+
     def _forget(self, owner: str, name: str) -> None:
-        self._awake.pop(name)
-        del self._infos[owner][name]
+        with self._disk, self._lock:
+            if name in self._files.live:
+                self._awake.pop(name)
+                del self._infos[owner][name]
+                self._files.remove(name)
 
-    def _find(self, path: Path) -> None:
-        """Add the session in a file, unless it is damaged or of another model."""
-        try:
-            about = state_file.describe(path)
-            owner, parent, made = about["owner"], about["parent"], float(about["made"])
-            if any(about[key] != value for key, value in self.trained.owners.items()):
-                raise CheckpointError("of another model")
-        except (CheckpointError, UsageError, KeyError, TypeError, ValueError):
-            return
-        size, learns = path.stat().st_size, about.get("learns")  # not in files from before sessions could learn
-        info = SessionInfo(path.stem, parent, made, about["tokens"], size, about["tail"], learns)
-        self._infos.setdefault(owner, {})[info.id] = info
 
-    def _path(self, name: str) -> Path:
-        return self.folder / f"{name}{SUFFIX}"
+def _info(name: str, about: Mapping[str, Any], size: int) -> SessionInfo:
+    learns, state = about.get("learns"), about.get("state_bytes")  # which older files have not
+    made = float(about["made"])
+    return SessionInfo(name, about["parent"], made, about["tokens"], size, state, about["tail"], learns)
+
+
+def _cursor(info: SessionInfo) -> str:
+    """Return the place of a session in a list, as text whose order is that of the list."""
+    return f"{info.made:020.6f}-{info.id}"

@@ -3,15 +3,16 @@
 import asyncio
 import json
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Iterable
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
-from lmlong.serving.answers import Envelope, Piece, Usage, pieces
+from lmlong.serving.answers import Envelope, Piece, Usage, pieces, progress_body, session_body
 from lmlong.serving.api_errors import ApiError, api_error, shutting_down, timed_out
-from lmlong.serving.inbox import Texts
+from lmlong.serving.inbox import Batch, Texts
 from lmlong.serving.sessions import SessionInfo
 
 Result = TypeVar("Result")
@@ -86,20 +87,11 @@ async def written(texts: Texts, usage: Usage) -> WrittenTexts:
     return WrittenTexts(pieces(batch), await texts.saved())
 
 
-class EventStream:
-    """A response that streams its texts."""
+class EventStream(ABC):
+    """A response that streams events until its texts end."""
 
-    def __init__(
-        self,
-        texts: Texts,
-        envelope: Envelope,
-        usage: Usage,
-        numbers: Iterable[int],
-        include_usage: bool,
-        deadline: Deadline,
-    ):
-        self._texts, self._envelope, self._usage, self._deadline = texts, envelope, usage, deadline
-        self._numbers, self._include_usage = numbers, include_usage
+    def __init__(self, texts: Texts, deadline: Deadline):
+        self._texts, self._deadline = texts, deadline
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -116,28 +108,79 @@ class EventStream:
             self._texts.close()
 
     async def _stream(self, send: Send) -> None:
-        response_format, texts, until = self._envelope.format, self._texts, 0.0
-        first = [chunk for number in self._numbers if (chunk := response_format.first_chunk(number))]
-        if first:
-            await send(_body(map(self._envelope.chunk, first)))
+        texts, until = self._texts, 0.0
+        if first := self.first():
+            await send(_body(first))
         while not texts.ended:
             batch = await texts.next(SILENCE)
             if batch and not texts.ended and (pause := until - time.monotonic()) > 0:
                 await asyncio.sleep(pause)
                 batch += await texts.next(0)
-            self._usage.add(batch)
-            chunks = [
-                chunk for number, piece in pieces(batch).items() for chunk in response_format.chunks(number, piece)
-            ]
-            await send(_body(map(self._envelope.chunk, chunks), b"" if batch else b": waiting\n\n"))
+            await send(_body(self.events(batch), b"" if batch else b": waiting\n\n"))
             until = time.monotonic() + TOGETHER
-        session, usage = await texts.saved(), self._usage if self._include_usage else None
-        last = [self._envelope.last_chunk(usage, session)] if session or usage else []
+        last = self.last(await texts.saved())
         await send({**_body(last, b"data: [DONE]\n\n"), "more_body": False})
+
+    def first(self) -> list[dict[str, Any]]:
+        """Return the events before any text."""
+        return []
+
+    @abstractmethod
+    def events(self, batch: Batch) -> list[dict[str, Any]]:
+        """Return the events of what the engine delivered."""
+
+    @abstractmethod
+    def last(self, session: SessionInfo | None) -> list[dict[str, Any]]:
+        """Return the events after all text, once the session is saved."""
 
     async def _end_by(self, error: ApiError, send: Send) -> None:
         with suppress(asyncio.TimeoutError):  # the client does not read
             await asyncio.wait_for(send({**_body([error.body]), "more_body": False}), LAST_WORDS)
+
+
+class TextStream(EventStream):
+    """The texts of one of OpenAI's endpoints."""
+
+    def __init__(
+        self,
+        texts: Texts,
+        envelope: Envelope,
+        usage: Usage,
+        numbers: Iterable[int],
+        include_usage: bool,
+        deadline: Deadline,
+    ):
+        super().__init__(texts, deadline)
+        self._envelope, self._usage = envelope, usage
+        self._numbers, self._include_usage = numbers, include_usage
+
+    def first(self) -> list[dict[str, Any]]:
+        found = map(self._envelope.format.first_chunk, self._numbers)
+        return [self._envelope.chunk(chunk) for chunk in found if chunk]
+
+    def events(self, batch: Batch) -> list[dict[str, Any]]:
+        self._usage.add(batch)
+        found = []
+        for number, piece in pieces(batch).items():
+            if piece.progress:
+                found.append(self._envelope.progress_chunk(piece.progress))
+            if piece.text or piece.tokens or piece.reason:
+                found += map(self._envelope.chunk, self._envelope.format.chunks(number, piece))
+        return found
+
+    def last(self, session: SessionInfo | None) -> list[dict[str, Any]]:
+        usage = self._usage if self._include_usage else None
+        return [self._envelope.last_chunk(usage, session)] if session or usage else []
+
+
+class SessionStream(EventStream):
+    """How much of a text has been read into a session, then the session."""
+
+    def events(self, batch: Batch) -> list[dict[str, Any]]:
+        return [progress_body(event.progress) for _, event in batch[-1:] if event.progress]
+
+    def last(self, session: SessionInfo | None) -> list[dict[str, Any]]:
+        return [session_body(session)] if session else []
 
 
 def _body(events: Iterable[dict[str, Any]], more: bytes = b"") -> dict[str, Any]:

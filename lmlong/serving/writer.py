@@ -17,6 +17,7 @@ from lmlong.inference.unread import Encoding, UnreadText, as_tensors
 from lmlong.model.row_step import Row, RowStep
 from lmlong.model.sampling_options import RECENT
 from lmlong.serving.prefix_cache import PrefixCache
+from lmlong.serving.reading import ReadingProgress
 from lmlong.serving.request import Event, Request, TokenLikelihood, WrittenToken
 
 Deliver = Callable[[Event], None]
@@ -67,9 +68,17 @@ class Writer:
             cached = int(self._session.total) if self._session else 0
             self.cached_tokens = max(0, cached - self._begins_with_bos)
             pieces = [self._tokens[cached:]]
+        progress = None
+        if self.request.reports and isinstance(prompt, str):
+            known = self._tokens[: int(self._session.total)] if self._cache and self._session else []
+            progress = ReadingProgress(prompt, tokenizer.token_bytes, known)
+            pieces = progress.counted(pieces)
+        before = int(self._session.total) if self._session else 0
         for session in prefill_pieces(self._trained.model, pieces, self._session, piece, self.request.learn):
             self._session = session
             self._keep(every=KEPT_EVERY, new=piece)
+            if progress and (report := progress.after(int(session.total) - before)):
+                self._deliver(Event(progress=report))
             yield
         assert self._session is not None
         self._keep()

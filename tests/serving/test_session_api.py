@@ -15,12 +15,13 @@ from serving.engines import subwords, tiny
 from serving.servers import Served, served, until
 
 from lmlong.inference.loading import TrainedLanguageModel
+from lmlong.serving import reading
 
 SESSIONS, COMPLETIONS = "/v1/sessions", "/v1/completions"
 TEXT_FILE = {"Content-Type": "application/octet-stream"}
 STATE_FILE = {"Content-Type": "application/vnd.lmlong.state"}
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 20}
-FIELDS = {"id", "object", "parent", "created", "tokens", "bytes", "learns", "tail"}
+FIELDS = {"id", "object", "parent", "created", "tokens", "bytes", "state_bytes", "learns", "tail"}
 BOOK = "abacad cab, bad dab\n" * 30
 
 
@@ -106,6 +107,53 @@ def test_forks_go_their_own_ways(server: Served) -> None:
     assert answer.json() == {"id": root["id"], "object": "session.deleted", "deleted": True}
     assert refused(server.client.get(f"{SESSIONS}/{root['id']}")) == (404, "session_not_found")
     assert [one["id"] for one in server.client.get(SESSIONS).json()["data"]] == [fork["id"]]
+
+
+def test_a_long_list_comes_in_pages(server: Served) -> None:
+    names = [made(server.post(SESSIONS, text=text))["id"] for text in ("a", "b", "c", "d", "e")]
+    found, after, sizes = list[str](), "", list[int]()
+    while after is not None:
+        page = server.client.get(f"{SESSIONS}?limit=2{after and '&after='}{after}").json()
+        found += [session["id"] for session in page["data"]]
+        sizes.append(len(page["data"]))
+        assert page["has_more"] == (page["next"] is not None)
+        after = page["next"]
+        if len(found) == 2:  # what is deleted, or made, meanwhile changes nothing else
+            server.client.delete(f"{SESSIONS}/{names[1]}")
+            names.append(made(server.post(SESSIONS, text="f"))["id"])
+    assert found == names and sizes == [2, 2, 2]
+    assert server.client.get(SESSIONS).json()["next"] is None
+    for query in ("limit=0", "limit=1001", "limit=x", "limit=-1", "offset=1"):
+        assert server.client.get(f"{SESSIONS}?{query}").status_code == 400
+
+
+def test_reading_is_reported_while_it_lasts(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "SECONDS", 0)
+    book = BOOK * 30
+    options = {"stream": True, "stream_options": {"include_progress": True}}
+    streams = [
+        ("POST", f"{SESSIONS}?stream=true", {"content": book.encode(), "headers": TEXT_FILE}),
+        ("POST", SESSIONS, {"json": {"text": book, "stream": True}}),
+        ("POST", COMPLETIONS, {"json": {"prompt": book, "max_tokens": 3, **options}}),
+    ]
+    for method, path, body in streams:
+        with server.client.stream(method, path, **body) as answer:
+            assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/event-stream")
+            lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line.startswith("data: ")]
+        assert lines.pop() == "[DONE]"
+        events = [json.loads(line) for line in lines]
+        if path == COMPLETIONS:
+            assert all(event["choices"] == [] for event in events if "progress" in event)
+            told = [event["progress"] for event in events if "progress" in event]
+        else:
+            told = events[:-1]
+            assert made(server.client.get(f"{SESSIONS}/{events[-1]['id']}"), 200) == events[-1]
+        shares = [event["read_bytes"] / event["total_bytes"] for event in told]
+        assert len(shares) > 3 and shares == sorted(shares) and 0 < shares[0] < 0.5 and 0.9 < shares[-1] <= 1
+        assert {event["object"] for event in told} == {"progress"}
+        assert {event["total_bytes"] for event in told} == {len(book)}
+    refused(server.client.post(f"{SESSIONS}?stream=true", content=b"a\0", headers=TEXT_FILE))
+    assert "progress" not in server.post(COMPLETIONS, prompt=book, max_tokens=1, stream=True).text
 
 
 def test_files_are_taken_and_given(server: Served, trained: TrainedLanguageModel, tmp_path: Path) -> None:
