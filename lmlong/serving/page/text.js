@@ -59,10 +59,11 @@ export class TextView {
   /** The number of the first turn that is shown: long texts begin later, and what this browser does not have is a turn's end. */
   #start(path) {
     let size = 0;
-    for (let number = path.length - 1; number > 0; number--) {
+    for (let number = path.length - 1; number >= 0; number--) {
       const entry = texts.get(path[number].id);
-      size += entry ? textOf(entry.segments).length : 0;
-      if (!entry || size > this.most) return number;
+      if (!entry) return number;
+      size += textOf(entry.segments).length;
+      if (size > this.most && number < path.length - 1) return number + 1;
     }
     return 0;
   }
