@@ -275,7 +275,7 @@ def text_of_file(data: bytes) -> str:
     except UnicodeDecodeError as error:
         raise ApiError(
             400,
-            f"The file is neither text in {encoding.upper()} (see byte {error.start:,}) nor EPUB, DOCX, PDF or HTML. "
+            f"The file is not {encoding.upper()} at byte {error.start:,}, and not EPUB, DOCX, PDF or HTML. "
             "Convert it to one of these.",
         ) from None
     except ValueError as error:

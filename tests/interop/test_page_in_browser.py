@@ -367,7 +367,7 @@ def test_what_cannot_be_read_is_told(visit: Visit, tmp_path: Path) -> None:
     for name, data, message in [
         ("old.doc", b"x", "old.doc is an unsupported document format: save it as .docx or plain text."),
         ("none.txt", b"", "none.txt is empty."),
-        ("photo.png", b"\x89PNG\r\n\x1a\n\0\xff", "neither text in UTF-8"),
+        ("photo.png", b"\x89PNG\r\n\x1a\n\0\xff", "The file is not UTF-8 at byte 0, and not EPUB"),
     ]:
         (tmp_path / name).write_bytes(data)
         page.set_input_files("#file", tmp_path / name)
