@@ -274,7 +274,9 @@ def text_of_file(data: bytes) -> str:
         return _plain(data.decode(encoding))
     except UnicodeDecodeError as error:
         raise ApiError(
-            400, f"The file is not {encoding.upper()} at byte {error.start:,}. Convert it to UTF-8."
+            400,
+            f"The file is not {encoding.upper()} at byte {error.start:,}, and not EPUB, DOCX, PDF or HTML. "
+            "Convert it to one of these.",
         ) from None
     except ValueError as error:
         raise ApiError(400, f"The file {error}") from None

@@ -103,6 +103,7 @@ class Texts:
     def close(self) -> None:
         """Cancel unfinished texts, and release the session."""
         self._cancel()
+        self._session = None  # a state, like those of the writers
         if self._change:
             self._change.release()
 

@@ -86,6 +86,7 @@ class Change:
     def release(self) -> None:
         """Allow other requests to change the session. Only the first call has an effect, since another request may have
         reserved it by the next."""
+        self._before = None  # a state, which a reference cycle would keep until it is collected
         if self._reserved is not None:
             self._sessions.in_use.discard(self._reserved)
             self._reserved = None

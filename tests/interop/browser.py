@@ -32,6 +32,25 @@ DROP = """(text) => {
     document.body.dispatchEvent(new DragEvent("drop", { dataTransfer: data, bubbles: true, cancelable: true }));
 }"""
 
+DROP_TWO = """() => {
+    const data = new DataTransfer();
+    for (const name of ["one.txt", "two.txt"]) data.items.add(new File(["text"], name));
+    document.body.dispatchEvent(new DragEvent("drop", { dataTransfer: data, bubbles: true, cancelable: true }));
+}"""
+
+WATCH_PROGRESS = """() => {
+    window.shown = [];
+    const countdown = document.getElementById("countdown");
+    new MutationObserver(() => shown.push(countdown.textContent)).observe(countdown, { childList: true });
+}"""
+
+RUN_AXE = """async () => {
+    const found = await axe.run(document, { resultTypes: ["violations"] });
+    const isSerious = ({ impact }) => impact === "serious" || impact === "critical";
+    const about = ({ id, nodes }) => [id, ...nodes.map(({ html, any }) => [html.slice(0, 200), any[0]?.message])];
+    return found.violations.filter(isSerious).map(about);
+}"""
+
 FILL = """
 localStorage.setItem("lmlong.text.old", "x".repeat(2_999_000));
 const index = JSON.parse(localStorage["lmlong.texts"]);
@@ -43,6 +62,16 @@ WATCH = """
 window.violations = [];
 addEventListener("securitypolicyviolation", (event) => violations.push([event.violatedDirective, event.blockedURI]));
 """
+
+
+def axe_source() -> str | None:
+    """The source of axe-core, if npm has installed it in the repository's root or below NODE_PATH."""
+    folders = [
+        Path(__file__).parents[2] / "node_modules",
+        *map(Path, os.environ.get("NODE_PATH", "").split(os.pathsep)),
+    ]
+    files = [folder / "axe-core" / "axe.min.js" for folder in folders]
+    return next((file.read_text(encoding="utf-8") for file in files if file.is_file()), None)
 
 
 class ServerProcess:

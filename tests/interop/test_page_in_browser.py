@@ -8,7 +8,20 @@ from typing import Any
 import httpx
 import pytest
 from data.made_documents import docx, epub, html
-from interop.browser import DROP, FAILED, FILL, NAME_OF_FOCUS, ServerProcess, Visit, process_of, visiting
+from interop.browser import (
+    DROP,
+    DROP_TWO,
+    FAILED,
+    FILL,
+    NAME_OF_FOCUS,
+    RUN_AXE,
+    WATCH_PROGRESS,
+    ServerProcess,
+    Visit,
+    axe_source,
+    process_of,
+    visiting,
+)
 from serving.servers import until
 
 pytestmark = pytest.mark.interop
@@ -302,6 +315,108 @@ def test_ten_thousand_turns_are_one_line_of_the_tree(visit: Visit) -> None:
     )
     assert rows == 10_000 and following == ["9999", "9998"]
     assert forks == [["5", 0, 1], ["0", 0, 1], ["2", 1, 2], ["4", 1, 3], ["3", 1, 2], ["1", 0, 2]]
+
+
+def test_of_ten_thousand_turns_those_in_view_are_made(visit: Visit) -> None:
+    page = visit.page
+    visit.set(max_tokens=3)
+    visit.write("bad cab")
+    made, focused, told = page.evaluate(
+        """async () => {
+            const { Forest, TreeView } = await import("./page/tree.js");
+            const about = (id) => ({ tokens: id, created: id, tail: "a" });
+            const turn = (id) => ({ id: `t${id}`, parent: id ? `t${id - 1}` : null, ...about(id) });
+            const forest = new Forest(Array.from({ length: 10_000 }, (_, id) => turn(id)));
+            const element = document.createElement("div");
+            element.style.cssText = "height: 300px; overflow: auto";
+            document.body.append(element);
+            const tree = new TreeView(element, () => {});
+            tree.show(forest, "t9000", 34);
+            const rows = () => [...element.querySelectorAll("[role=treeitem]")];
+            const made = [rows().length, rows().some(({ dataset }) => dataset.id === "t9000")];
+            rows().find(({ dataset }) => dataset.id === "t9000").focus();
+            const event = (key) => new KeyboardEvent("keydown", { key, bubbles: true });
+            const press = (key) => document.activeElement.dispatchEvent(event(key));
+            const focused = ["ArrowDown", "End", "ArrowUp", "Home"].map((key) => {
+                press(key);
+                return document.activeElement.dataset.id;
+            });
+            const said = (name) => rows()[0].getAttribute(`aria-${name}`);
+            const told = [element.scrollTop, said("setsize"), said("level")];
+            element.remove();
+            return [made, focused, told];
+        }"""
+    )
+    assert made[0] < 300 and made[1]
+    assert focused == ["t9001", "t9999", "t9998", "t0"] and told == [0, "1", "1"]
+
+
+def test_a_long_text_is_shown_from_its_end(visit: Visit) -> None:
+    page = visit.page
+    visit.set(max_tokens=1)
+    for letter in "ab":
+        visit.write(f"{letter}{'bad cab ' * 4000}")
+    visit.write("dab")
+    assert not visit.text.startswith("abad") and visit.text.count("bbad") == 1
+    page.get_by_role("button", name="Show earlier text").click()
+    assert visit.text.startswith("abad") and page.get_by_role("button", name="Show earlier text").count() == 0
+
+
+def test_what_cannot_be_read_is_told(visit: Visit, tmp_path: Path) -> None:
+    page = visit.page
+    for name, data, message in [
+        ("old.doc", b"x", "old.doc is an unsupported document format: save it as .docx or plain text."),
+        ("none.txt", b"", "none.txt is empty."),
+        ("photo.png", b"\x89PNG\r\n\x1a\n\0\xff", "The file is not UTF-8 at byte 0, and not EPUB"),
+    ]:
+        (tmp_path / name).write_bytes(data)
+        page.set_input_files("#file", tmp_path / name)
+        page.wait_for_selector(f"#status.error >> text={message}")
+    page.evaluate(DROP_TWO)
+    page.wait_for_selector("text=These are 2 files")
+    visit.forgive(FAILED)
+
+
+def test_how_much_has_been_read_is_shown(visit: Visit) -> None:
+    page = visit.page
+    page.evaluate(WATCH_PROGRESS)
+    page.evaluate(DROP, "abacad, cab bad é\n" * 20_000)
+    page.wait_for_selector("text=Read book.txt")
+    shown = page.evaluate("window.shown")
+    shares = [int(text.removesuffix(" %")) for text in shown if text.endswith(" %")]
+    assert len(shares) > 1 and shares == sorted(shares) and 0 <= shares[0] < 100 and shares[-1] <= 100
+    visit.wait()
+    assert not page.is_visible("#progress") and page.inner_text("#countdown") == ""
+
+
+AXE = axe_source()
+
+
+@pytest.mark.skipif(AXE is None, reason="there is no axe-core; see CONTRIBUTING")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_axe_finds_nothing_serious(chromium: Any, page_server: ServerProcess, scheme: str, width: int) -> None:
+    size = {"width": width, "height": 844}
+    with visiting(chromium, page_server.url, color_scheme=scheme, viewport=size, reduced_motion="reduce") as visit:
+        page = visit.page
+        page.evaluate(AXE)
+        found = {"empty": page.evaluate(RUN_AXE)}
+        visit.set(max_tokens=60, temperature=1)
+        visit.write("bad cab " * 9)
+        visit.write()
+        found["text"] = page.evaluate(RUN_AXE)
+        page.evaluate("document.getElementById('sampling').open = true")
+        page.locator(".token").last.click()
+        found["card and sampling"] = page.evaluate(RUN_AXE)
+        page.keyboard.press("Escape")
+        if width < 760:
+            page.click("#show-tree")
+            found["tree"] = page.evaluate(RUN_AXE)
+            page.keyboard.press("Escape")
+        page.click("#delete")
+        found["question"] = page.evaluate(RUN_AXE)
+        assert {name: rules for name, rules in found.items() if rules} == {}
+        visit.check()
 
 
 def test_a_text_is_learned_from_where_the_switch_says_so(

@@ -118,8 +118,12 @@ function unless(signal, promise) {
 }
 
 /** Iterate over the events of a stream as they arrive. */
-export async function* stream(path, body, signal) {
-  const answer = await request(path, jsonBody({ ...body, stream: true }), signal);
+export const stream = (path, body, signal) => events(path, jsonBody({ ...body, stream: true }), signal);
+
+/** Iterate over the events of an answer, or the one value that it is. */
+export async function* events(path, options, signal) {
+  const answer = await request(path, options, signal);
+  if (!answer.headers.get("Content-Type")?.startsWith("text/event-stream")) return yield await answer.json();
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   for (let rest = ""; ; ) {
     const { done, value } = await nextPart(reader, signal);

@@ -1,6 +1,6 @@
 // The state of the page, and what each action does to it: write, go back, open a file, delete.
 
-import { ask, Away, jsonBody, Refused } from "./api.js";
+import { ask, Away, events, jsonBody, patience, Refused } from "./api.js";
 import { Card } from "./card.js";
 import { isSure, say } from "./dialogs.js";
 import { element, make } from "./dom.js";
@@ -20,6 +20,7 @@ const BEGINNINGS = ["def ", "class ", "import "];
 
 const prompt = element("prompt");
 const mediaTypes = { ".state": "application/vnd.lmlong.state", ...JSON.parse(element("file").dataset.mediaTypes) };
+const refused = JSON.parse(element("file").dataset.refused);
 export const narrow = matchMedia("(max-width: 760px)");
 
 let forest = new Forest();
@@ -46,7 +47,7 @@ export function show() {
   element("welcome").hidden = Boolean(turn || session);
   element("text").hidden = !(turn || session);
   element("actions").hidden = !session;
-  if (session) element("download").title = `The state after this turn as a file: ${meter.inBytes(session.bytes)}`;
+  if (session) element("download").title = `The state after this turn as a file: up to ${meter.inBytes(stateBytes(session))}`;
   element("again").disabled = !forest.nodes.has(session?.parent) || Boolean(work);
   element("where").textContent = turn ? `Turn ${path.length + 1}` : session ? place(session) : "";
   prompt.placeholder = session || turn ? "Add your own text, or leave this empty and let the model continue." : "Start of the text";
@@ -69,16 +70,18 @@ export function showTree() {
   tree.show(forest, current, narrow.matches ? 44 : 34);
 }
 
+/** The bytes of a state in memory; older servers and files do not have them. */
+const stateBytes = ({ state_bytes: known, tokens, bytes }) => known ?? sizes?.(tokens) ?? bytes;
+
 function showMeter() {
   const turn = current === PENDING ? work?.turn : null;
   const path = forest.path(turn ? turn.parent : current);
-  const learning = Math.max(...path.map((session) => (session.learns ? session.bytes : 0))); // a file may be smaller
-  const bytesOf = (tokens, session) => (session.learns ? learning : sizes?.(tokens) ?? session.bytes);
-  const points = path.map((session) => ({ tokens: session.tokens, bytes: bytesOf(session.tokens, session) }));
+  const points = path.map((session) => ({ tokens: session.tokens, bytes: stateBytes(session) }));
   let most = points.at(-1)?.tokens ?? 0;
   if (turn && points.length) {
     const written = turn.asked - turn.left;
-    points.push({ tokens: most + written, bytes: bytesOf(most + written, path.at(-1)) });
+    const grown = sizes ? sizes(most + written) - sizes(most) : 0; // of a state that grows with the text
+    points.push({ tokens: most + written, bytes: stateBytes(path.at(-1)) + grown });
     most += turn.asked;
   }
   meter.show(points, most, turn ? work.rate : forest.nodes.get(current)?.rate);
@@ -101,7 +104,12 @@ export function choose(id) {
 // Sessions on the server
 
 export async function load() {
-  const { data } = await (await ask("v1/sessions")).json();
+  const data = [];
+  for (let next = ""; next !== null; ) {
+    const part = await (await ask(`v1/sessions${next && `?after=${encodeURIComponent(next)}`}`)).json();
+    data.push(...part.data);
+    next = part.next ?? null;
+  }
   const rates = new Map([...forest.nodes.values()].map(({ id, rate }) => [id, rate]));
   const { pending } = forest;
   isLoaded = true;
@@ -161,6 +169,7 @@ async function doing(what, action) {
   } finally {
     clearInterval(timer);
     element("countdown").textContent = "";
+    element("progress").hidden = true;
     work = null;
     show();
   }
@@ -170,7 +179,15 @@ async function doing(what, action) {
 function showTime(begun) {
   if (!element("now").hidden) return;
   const seconds = Math.round((performance.now() - begun) / 1000);
-  element("countdown").textContent = work.last ? "" : `${seconds} s`;
+  if (work.share === undefined) element("countdown").textContent = work.last ? "" : `${seconds} s`;
+}
+
+/** Show how much of a text has been read; undefined once all has. */
+function showRead(progress) {
+  work.share = progress && Math.min(1, progress.read_bytes / Math.max(1, progress.total_bytes));
+  element("progress").hidden = !progress;
+  element("progress").value = work.share ?? 0;
+  if (element("now").hidden) element("countdown").textContent = progress ? `${Math.floor(100 * work.share)} %` : "";
 }
 
 export async function tell(error) {
@@ -197,7 +214,7 @@ export function write() {
     prompt.value = ""; // its draft is kept until the turn is
     let root = null;
     try {
-      if (!parent) root = await create({ segments: [{ told: text }], given: 1 }, jsonBody({ text, learn }), signal);
+      if (!parent) root = await create({ segments: [{ told: text }], given: 1 }, jsonBody({ text, learn, stream: true }), signal);
       const segments = parent && text ? [{ told: text }] : [];
       await follow(parent ?? root.id, segments, options, signal);
       keepDraft();
@@ -248,7 +265,7 @@ async function follow(parent, segments, { max_tokens: most, ...sampling }, signa
   current = PENDING;
   show();
   let isWatched = true;
-  const { session, error } = await perform(turn, signal, () => wrote(turn)).finally(() => {
+  const { session, error } = await perform(turn, signal, () => wrote(turn), showRead).finally(() => {
     forest.pending = null;
     isWatched = current === PENDING;
     if (isWatched) current = parent;
@@ -275,6 +292,7 @@ function wrote(turn) {
   const count = turn.asked - turn.left;
   if (!work.last) {
     Object.assign(work, { busy: 0, counted: 0 });
+    showRead();
     say("Generating …");
   } else if (now - work.last < PAUSE) {
     work.busy += now - work.last;
@@ -290,24 +308,52 @@ function wrote(turn) {
   });
 }
 
-async function create(entry, body, signal, path = "v1/sessions") {
-  const session = await (await ask(path, body, signal)).json();
+async function create(entry, options, signal, path = "v1/sessions") {
+  const session = await created(path, options, signal);
   forest.add(session);
   if (entry) texts.keep(session.id, entry);
   return session;
 }
 
+/** Read a text into a new session, and show how much of it has been read. */
+async function created(path, options, signal) {
+  for (let attempt = 0; ; attempt++) {
+    try {
+      let session = null;
+      for await (const event of events(path, options, signal)) {
+        if (event.object === "progress") showRead(event);
+        else session = event;
+      }
+      if (session) return session;
+      throw new Away();
+    } catch (error) {
+      await patience(error, attempt, signal);
+    }
+  }
+}
+
 // Files
 
-export function openFile(file) {
-  const type = mediaTypes[file.name.slice(file.name.lastIndexOf(".")).toLowerCase()];
+/** Open what was dropped or chosen, if it is one file of a kind that can be read. */
+export function openFiles(files, isFolder = false) {
+  const [file] = files;
+  const suffix = file.name.slice(file.name.lastIndexOf(".")).toLowerCase();
+  if (isFolder) say("That is a folder. Open one file at a time.", true);
+  else if (files.length > 1) say(`These are ${files.length} files. Open one at a time.`, true);
+  else if (!file.size) say(`${file.name} is empty.`, true);
+  else if (refused[suffix]) say(`${file.name} is ${refused[suffix]}.`, true);
+  else openFile(file, mediaTypes[suffix]);
+}
+
+function openFile(file, type) {
   const learn = learns();
   doing(`Reading ${file.name} (${meter.inBytes(file.size)}) …`, async (signal) => {
     const headers = { "Content-Type": type ?? "application/octet-stream" };
     const text = type ? null : inUtf8(await file.arrayBuffer());
     const entry = text === null ? null : texts.ofFile(file.name, text);
-    const path = learn || type !== mediaTypes[".state"] ? `v1/sessions?learn=${learn}` : "v1/sessions"; // it may learn already
-    const session = await create(entry, { method: "POST", body: file, headers }, signal, path);
+    const isState = type === mediaTypes[".state"];
+    const query = isState ? (learn ? "?learn=true" : "") : `?learn=${learn}&stream=true`; // a state may learn already
+    const session = await create(entry, { method: "POST", body: file, headers }, signal, `v1/sessions${query}`);
     current = session.id;
     say(`Read ${file.name}: ${session.tokens.toLocaleString("en")} tokens.`);
     prompt.focus();

@@ -49,7 +49,7 @@ element("new").addEventListener("click", () => {
 });
 element("open").addEventListener("click", () => element("file").click());
 element("file").addEventListener("change", ({ target }) => {
-  if (target.files[0]) app.openFile(target.files[0]);
+  if (target.files.length) app.openFiles([...target.files]);
   target.value = "";
 });
 element("show-tree").addEventListener("click", ({ currentTarget }) => {
@@ -71,7 +71,8 @@ addEventListener("drop", (event) => {
   element("drop").hidden = true;
   if (!event.dataTransfer?.files.length) return;
   event.preventDefault();
-  app.openFile(event.dataTransfer.files[0]);
+  const isFolder = [...event.dataTransfer.items].some((item) => item.webkitGetAsEntry?.()?.isDirectory);
+  app.openFiles([...event.dataTransfer.files], isFolder);
 });
 
 for (const id of ["colours", "mono"]) {

@@ -4,6 +4,7 @@ import { ask } from "./api.js";
 import { element, makeSvg } from "./dom.js";
 
 const EDGE = 4; // pixels that stay free for the dot
+const MOST = 60; // dots
 
 /**
  * A function from a number of tokens to the bytes of a state in memory, from the server's metrics, or null without
@@ -17,11 +18,12 @@ export async function stateSizes() {
 }
 
 /**
- * @param points [{tokens, bytes}] of the turns so far; the last is the current one
+ * @param all    [{tokens, bytes}] of the turns so far; the last is the current one
  * @param most   tokens at the right end, while more are being generated
  * @param rate   tokens per second, if any were generated
  */
-export function show(points, most, rate) {
+export function show(all, most, rate) {
+  const points = all.filter((_, number) => number === all.length - 1 || number % Math.ceil(all.length / MOST) === 0);
   const now = points.at(-1);
   element("text-size").textContent = now ? `${now.tokens.toLocaleString("en")} tokens` : "–";
   element("state-size").textContent = now ? inBytes(now.bytes) : "–";

@@ -1,10 +1,11 @@
 // The text from the first turn to the selected one; the color of a generated token shows its surprisal.
 
 import { make } from "./dom.js";
-import { bits } from "./tokens.js";
+import { bits, textOf } from "./tokens.js";
 import * as texts from "./texts.js";
 
 const NEAR = 80; // pixels from the end within which the view follows what is written
+const SHOWN = 40_000; // characters from the end that are shown at first
 const SOFT = 4; // tokens at once that appear softly; a fast model would never be seen
 
 export class TextView {
@@ -32,8 +33,11 @@ export class TextView {
     const [isEnd, place] = [this.writing && !turn, this.scroller.scrollTop];
     this.key = key;
     const parts = document.createDocumentFragment();
-    const unknown = path.findLastIndex((session) => !texts.get(session.id));
-    path.slice(Math.max(0, unknown)).forEach((session, number, shown) => {
+    if (path[0]?.id !== this.root) this.most = SHOWN;
+    this.root = path[0]?.id;
+    const from = this.#start(path);
+    if (from && texts.get(path[from].id)) parts.append(this.#earlier(path, turn));
+    path.slice(from).forEach((session, number, shown) => {
       const entry = texts.get(session.id);
       parts.append(entry ? this.#turn(session.id, entry) : this.#end(session));
       if (turn || number < shown.length - 1) parts.append(this.#mark(session));
@@ -50,6 +54,30 @@ export class TextView {
     if (isEnd) this.scroller.scrollTop = place; // of a turn that somebody has read along with
     else this.toEnd();
     return true;
+  }
+
+  /** The number of the first turn that is shown: long texts begin later, and what this browser does not have is a turn's end. */
+  #start(path) {
+    let size = 0;
+    for (let number = path.length - 1; number >= 0; number--) {
+      const entry = texts.get(path[number].id);
+      if (!entry) return number;
+      size += textOf(entry.segments).length;
+      if (size > this.most && number < path.length - 1) return number + 1;
+    }
+    return 0;
+  }
+
+  #earlier(path, turn) {
+    const button = make("button", "quiet", "Show earlier text");
+    button.addEventListener("click", () => {
+      const below = this.scroller.scrollHeight - this.scroller.scrollTop;
+      Object.assign(this, { most: 4 * this.most, key: null });
+      this.show(path, turn);
+      this.scroller.scrollTop = this.scroller.scrollHeight - below;
+      this.element.focus();
+    });
+    return make("p", "earlier", [button]);
   }
 
   /** Show what the turn that is being written has got since it was shown last. */

@@ -7,6 +7,7 @@ import * as texts from "./texts.js";
 
 const LANE = 14; // pixels from one line to the next
 const LANES = 9;
+const BESIDE = 100; // rows that are made above and below those in view
 
 /** The sessions by id, and their children. */
 export class Forest {
@@ -59,18 +60,22 @@ export class Forest {
     return found.reverse();
   }
 
-  /** Rows from top to bottom: {id, parent, lane, level}. The first that follows a node stays on its line, below the others. */
+  /** Rows from top to bottom: {id, parent, lane, level, and its place among beside others}. The first that follows a node stays on its line, below the others. */
   rows() {
     const children = this.following([...this.nodes.values(), ...(this.pending ? [this.pending] : [])]);
     const rows = [];
-    const waiting = (children.get(null) ?? []).map((id) => ({ id, parent: null, lane: 0, level: 1 }));
+    const roots = children.get(null) ?? [];
+    const waiting = roots.map((id, number) => ({ id, parent: null, lane: 0, level: 1, place: roots.length - number, beside: roots.length }));
     while (waiting.length) {
       const row = waiting.pop();
       rows.push(row);
       const [first, ...others] = children.get(row.id) ?? [];
-      const below = { parent: row.id, level: row.level + 1 };
-      if (first !== undefined) waiting.push({ ...below, id: first, lane: row.lane });
-      for (const id of others.reverse()) waiting.push({ ...below, id, lane: Math.min(row.lane + 1, LANES) });
+      const beside = others.length + 1;
+      const below = { parent: row.id, level: row.level + 1, beside };
+      if (first !== undefined) waiting.push({ ...below, id: first, lane: row.lane, place: beside });
+      others.reverse().forEach((id, number) => {
+        waiting.push({ ...below, id, lane: Math.min(row.lane + 1, LANES), place: others.length - number });
+      });
     }
     return rows;
   }
@@ -88,41 +93,72 @@ export function label(session) {
   return { told: told.length > 28 && written ? `${told.slice(0, 27)}…` : told.slice(0, 80), written: written.slice(0, 80) };
 }
 
-/** Shows a forest in an element; `choose` is called with the id of the selected row. */
+/** Shows a forest in an element, whose visible rows alone are made; `choose` is called with the id of the selected row. */
 export class TreeView {
   constructor(element, choose) {
     this.element = element;
+    this.sheet = make("div");
+    this.sheet.setAttribute("role", "none");
+    element.append(this.sheet);
+    Object.assign(this, { rows: [], height: 1 });
     element.addEventListener("click", (event) => {
       const row = event.target.closest("[data-id]");
       if (row) choose(row.dataset.id);
     });
     element.addEventListener("keydown", (event) => this.#move(event, choose));
+    element.addEventListener("scroll", () => this.#draw());
+    new ResizeObserver(() => this.#draw()).observe(element);
   }
 
   show(forest, current, height) {
-    const rows = forest.rows();
-    const onPath = new Set([current, ...forest.path(current).map((node) => node.id)]);
-    if (current === forest.pending?.id) for (const { id } of forest.path(forest.pending.parent)) onPath.add(id);
     const hadFocus = this.element.contains(document.activeElement);
-    const items = rows.map((row) => this.#row(row, forest, current));
-    if (items.length && !items.some((item) => item.tabIndex === 0)) items[0].tabIndex = 0;
-    this.element.replaceChildren(lines(rows, onPath, height), ...items);
-    const chosen = this.element.querySelector("[aria-selected=true]");
-    if (hadFocus) (chosen ?? items[0])?.focus();
-    chosen?.scrollIntoView({ block: "nearest" });
+    Object.assign(this, { forest, current, height, rows: forest.rows() });
+    this.numbers = new Map(this.rows.map(({ id }, number) => [id, number]));
+    this.onPath = new Set([current, ...forest.path(current).map((node) => node.id)]);
+    if (current === forest.pending?.id) for (const { id } of forest.path(forest.pending.parent)) this.onPath.add(id);
+    this.sheet.style.height = `${this.rows.length * height}px`;
+    if (this.numbers.has(current)) this.#reveal(this.numbers.get(current));
+    this.#draw(true);
+    if (hadFocus) this.#item(current)?.focus({ preventScroll: true });
   }
 
-  #row({ id, lane, level }, forest, current) {
+  /** Make the rows that are in view, and some beside them. */
+  #draw(isNew = false) {
+    const { scrollTop, clientHeight } = this.element;
+    const first = Math.max(0, Math.floor(scrollTop / this.height) - BESIDE);
+    const last = Math.min(this.rows.length, Math.ceil((scrollTop + clientHeight) / this.height) + BESIDE);
+    if (!isNew && first === this.first && last === this.last) return;
+    Object.assign(this, { first, last });
+    const focused = this.element.contains(document.activeElement) ? document.activeElement.dataset.id : undefined;
+    const items = this.rows.slice(first, last).map((row, number) => this.#row(row, first + number));
+    if (items.length && !items.some((item) => item.tabIndex === 0)) items[0].tabIndex = 0;
+    this.sheet.replaceChildren(lines(this, first, last), ...items);
+    if (focused !== undefined) (this.#item(focused) ?? this.#item(this.current) ?? items[0])?.focus({ preventScroll: true });
+  }
+
+  #item(id) {
+    return this.sheet.querySelector(`[data-id="${CSS.escape(id ?? "")}"]`);
+  }
+
+  /** Scroll as little as shows a row. */
+  #reveal(number) {
+    const [top, seen] = [number * this.height, this.element];
+    if (top < seen.scrollTop) seen.scrollTop = top;
+    else if (top + this.height > seen.scrollTop + seen.clientHeight) seen.scrollTop = top + this.height - seen.clientHeight;
+  }
+
+  #row({ id, lane, level, place, beside }, number) {
+    const { forest, current } = this;
     const session = forest.nodes.get(id);
     const { told, written } = session ? label(session) : forest.pending.label;
     const line = [part("told", told), told && written ? " " : "", part("written", written || (told ? "" : "(empty)"))];
     const learns = session?.learns ? [part("learns", "learns")] : [];
     const item = make("div", "", [part("line", line), ...learns, part("count", session ? compact(session.tokens) : "…")]);
-    item.setAttribute("role", "treeitem");
-    item.setAttribute("aria-level", level);
-    item.setAttribute("aria-selected", id === current);
+    const said = { role: "treeitem", "aria-level": level, "aria-posinset": place, "aria-setsize": beside };
+    for (const [name, value] of Object.entries({ ...said, "aria-selected": id === current })) item.setAttribute(name, value);
     item.tabIndex = id === current ? 0 : -1;
     item.dataset.id = id;
+    item.style.top = `${number * this.height}px`;
     item.style.paddingLeft = `${(lane + 1) * LANE + 10}px`;
     if (session) item.title = `${session.tokens.toLocaleString("en")} tokens, ${when(session.created)}`;
     else item.classList.add("pending");
@@ -130,13 +166,17 @@ export class TreeView {
   }
 
   #move(event, choose) {
-    const items = [...this.element.querySelectorAll("[data-id]")];
-    const at = items.indexOf(document.activeElement);
-    const to = { ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: items.length - 1 }[event.key];
-    if (at < 0) return;
-    if (event.key === "Enter" || event.key === " ") choose(items[at].dataset.id);
-    else if (to !== undefined) items[Math.max(0, Math.min(to, items.length - 1))].focus();
-    else return;
+    const at = this.numbers.get(document.activeElement.dataset.id);
+    if (at === undefined) return;
+    const last = this.rows.length - 1;
+    const to = { ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: last }[event.key];
+    if (event.key === "Enter" || event.key === " ") choose(this.rows[at].id);
+    else if (to !== undefined) {
+      const number = Math.max(0, Math.min(to, last));
+      this.#reveal(number);
+      this.#draw();
+      this.#item(this.rows[number].id)?.focus({ preventScroll: true });
+    } else return;
     event.preventDefault();
   }
 }
@@ -149,21 +189,24 @@ function when(seconds) {
   return new Date(1000 * seconds).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "short" });
 }
 
-/** The lines between the rows, and a dot at each row. */
-function lines(rows, onPath, height) {
-  const place = new Map(rows.map(({ id, lane }, number) => [id, [(lane + 1) * LANE, (number + 0.5) * height]]));
-  const svg = makeSvg("svg", { "aria-hidden": true, height: rows.length * height, width: (LANES + 2) * LANE });
+/** The lines between the rows in view, and a dot at each row. */
+function lines({ rows, numbers, onPath, height }, first, last) {
+  const [top, bottom] = [first * height, last * height];
+  const place = (number) => [(rows[number].lane + 1) * LANE, (number + 0.5) * height - top];
+  const svg = makeSvg("svg", { "aria-hidden": true, height: bottom - top, width: (LANES + 2) * LANE });
+  svg.style.top = `${top}px`;
   const draw = (name, attributes) => svg.append(makeSvg(name, attributes));
   const state = (id) => (onPath.has(id) ? "on" : "off");
-  for (const { id, parent } of [...rows].sort((one, other) => onPath.has(one.id) - onPath.has(other.id))) {
-    if (!place.has(parent)) continue;
-    const [[x, y], [fromX, fromY]] = [place.get(id), place.get(parent)];
+  const crossing = rows.filter(({ parent }, number) => number >= first && numbers.get(parent) < last);
+  for (const { id, parent } of crossing.sort((one, other) => onPath.has(one.id) - onPath.has(other.id))) {
+    const [[x, y], [fromX, fromY]] = [place(numbers.get(id)), place(numbers.get(parent))];
     const bend = Math.min(10, height / 2);
     const d = x === fromX ? `M${x} ${fromY}V${y}` : `M${fromX} ${fromY}V${y - bend}Q${fromX} ${y} ${x} ${y}`;
     draw("path", { d, class: state(id) });
   }
-  for (const { id } of rows) {
-    const [cx, cy] = place.get(id);
+  for (let number = first; number < last; number++) {
+    const [cx, cy] = place(number);
+    const { id } = rows[number];
     draw("circle", { cx, cy, r: onPath.has(id) ? 4.5 : 3.5, class: state(id) });
   }
   return svg;

@@ -32,17 +32,18 @@ export class Turn {
 }
 
 /**
- * Write a turn; repeat it if the server goes away meanwhile. `changed` is called after new tokens.
+ * Write a turn; repeat it if the server goes away meanwhile. `changed` is called after new tokens, `reading` while the
+ * prompt is read.
  * Return {session, error}: the session after exactly the text of the turn, or null if nothing was written.
  */
-export async function perform(turn, signal, changed) {
+export async function perform(turn, signal, changed, reading) {
   for (let attempt = 0; ; attempt++) {
     let fork = null;
     try {
       if (turn.left <= 0) return { session: await keep(turn), error: null };
       fork = await forkOf(turn.parent, signal);
       noteUnfinished(fork);
-      return { session: await write(turn, fork, signal, changed), error: null };
+      return { session: await write(turn, fork, signal, changed, reading), error: null };
     } catch (failure) {
       if (fork) discard(fork.id);
       const error = await lasting(failure, attempt, signal);
@@ -88,12 +89,13 @@ async function lasting(error, attempt, signal) {
 }
 
 /** Append the text of the turn so far to the fork, and continue it. */
-async function write(turn, fork, signal, changed) {
+async function write(turn, fork, signal, changed, reading) {
   const aligner = new Aligner();
-  const body = { session: fork.id, prompt: textOf(turn.segments), logprobs: ALTERNATIVES, max_tokens: turn.left };
+  const body = { session: fork.id, prompt: textOf(turn.segments), logprobs: ALTERNATIVES, max_tokens: turn.left, stream_options: { include_progress: true } };
   let session = null;
   for await (const chunk of stream("v1/completions", { ...body, ...turn.sampling }, signal)) {
     session = chunk.session ?? session;
+    if (chunk.progress) reading(chunk.progress);
     for (const choice of chunk.choices) {
       turn.written.push(...aligner.add(choice));
       turn.left -= choice.logprobs?.tokens.length ?? 0;
