@@ -8,12 +8,18 @@ import pytest
 
 from lmlong.io.cache import cache_folder
 from lmlong.io.trust import make_private
+from lmlong.native import prebuilt
 from lmlong.native.build import find_compiler
+from lmlong.native.grouped import kernel as grouped
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 needs_fla = pytest.mark.skipif(find_spec("fla") is None, reason="flash-linear-attention is not installed")
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
+needs_native = pytest.mark.skipif(
+    find_compiler() is None and prebuilt.find(grouped.code()) is None, reason="needs a C++ compiler or prebuilt code"
+)
+"""With LMLONG_NATIVE=prebuilt, these tests run with the libraries that `tools/release native` compiles."""
 
 
 NATIVE = cache_folder() / "native"
@@ -38,7 +44,8 @@ def processor_flags() -> set[str]:
 
 
 def older_processor(*needs: str) -> pytest.MarkDecorator:
-    return pytest.mark.skipif(not processor_flags().issuperset(needs), reason=f"the processor lacks {needs}")
+    lacking = find_compiler() is None or not processor_flags().issuperset(needs)
+    return pytest.mark.skipif(lacking, reason=f"there is no compiler, or the processor lacks {needs}")
 
 
 on_older_processors = pytest.mark.parametrize(

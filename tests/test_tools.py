@@ -12,7 +12,8 @@ TOOLS = Path(__file__).parents[1] / "tools"
 
 
 @pytest.mark.parametrize(
-    "tool", ["baseline", "compare", "gpu_ready", "gpu_report", *sorted(path.name for path in TOOLS.glob("*.py"))]
+    "tool",
+    ["baseline", "compare", "gpu_ready", "gpu_report", "release", *sorted(path.name for path in TOOLS.glob("*.py"))],
 )
 def test_help(tool: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", [str(TOOLS / tool), "--help"])

@@ -19,8 +19,9 @@ from lmlong.attention.chunks import MIN_LOG2_DECAY, ChunkedKernel
 from lmlong.attention.device_policy import DevicePolicy
 from lmlong.attention.feature_maps import ELU_FLOOR, FeatureMap, Relu
 from lmlong.attention.scan import Before, Kernel, Span
-from lmlong.native.build import Shared, compiled
+from lmlong.native.build import NativeLibrary, load
 from lmlong.native.feature_maps import FeatureMap as NativeMap
+from lmlong.native.source import NativeCode, Shared
 from lmlong.native.threads import run_on_threads
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -49,11 +50,15 @@ class ScanJob(ctypes.Structure):
     )
 
 
-def load_library(folder: Path, what: str, constants: Mapping[str, float]) -> ctypes.CDLL | None:
-    """Return the library, compiled at its first use on a machine; None if it cannot be compiled."""
+def scan_code(folder: Path, constants: Mapping[str, float]) -> NativeCode:
+    """Return the code of a scan in a folder, with constants of its own."""
     constants = {"MIN_LOG2_DECAY": MIN_LOG2_DECAY, "ELU_FLOOR": ELU_FLOOR, "RELU_FLOOR": Relu.FLOOR, **constants}
-    shared = Shared(constants, [NativeMap], [StridedTensor, ScanJob], {"PADDED_TO": PADDED_TO})
-    library = compiled(folder, shared, f"{what} is computed by torch, slower")
+    return NativeCode(folder, Shared(constants, [NativeMap], [StridedTensor, ScanJob], {"PADDED_TO": PADDED_TO}))
+
+
+def load_scan(code: NativeCode, what: str) -> NativeLibrary | None:
+    """Return the library of a scan; None if there is no native code for this machine."""
+    library = load(code, f"{what} is computed by torch, slower")
     if library:
         library.scratch_size.restype = ctypes.c_int64
     return library
@@ -63,7 +68,7 @@ def no_native_code(device: torch.device, library: Callable[[], ctypes.CDLL | Non
     """Return why native code cannot compute on a device, or None."""
     if device.type != "cpu":
         return f"native code runs on a CPU, and the device is {device.type}"
-    return "native code cannot be compiled here" if library() is None else None
+    return "there is no native code for this machine" if library() is None else None
 
 
 class NativeKernel(Kernel):
@@ -87,7 +92,7 @@ class NativeKernel(Kernel):
 
     @abstractmethod
     def library(self) -> ctypes.CDLL | None:
-        """Return the compiled code; None if it cannot be compiled."""
+        """Return the native code; None if there is none for this machine."""
 
     @abstractmethod
     def mapped(self, features: FeatureMap) -> "NativeKernel":

@@ -42,7 +42,7 @@ def _installation() -> dict[str, Any]:
     from lmlong.model.precision import computes_in_bf16
     from lmlong.native.build import find_compiler
 
-    device = pick_device("auto")
+    device, native = pick_device("auto"), library()
     return {
         "python": platform.python_version(),
         **{package: _version(package) for package in PACKAGES},
@@ -50,7 +50,7 @@ def _installation() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "computes in bf16": computes_in_bf16(device),
         "C++ compiler": find_compiler(),
-        "native code": library() is not None,
+        "native code": native.origin if native else None,
     }
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from lmlong.native.build import Shared, compiled
+from lmlong.native.build import NativeLibrary, load
+from lmlong.native.source import NativeCode, Shared
 
 CODE = Path(__file__).parent / "native"
 
@@ -21,15 +22,19 @@ SMALLEST_TABLE, LARGEST_TABLE = 16, 23
 """Binary logarithms of the slots, of 16 bytes each: up to 128 MiB."""
 
 
+def code() -> NativeCode:
+    return NativeCode(CODE, Shared({}, [], []))
+
+
 @cache
-def library() -> ctypes.CDLL | None:
-    """Return the library, compiled at its first use on a machine. None if it cannot be compiled."""
-    return compiled(CODE, Shared({}, [], []), "the strongest baseline is lzma")
+def library() -> NativeLibrary | None:
+    """Return the library; None if there is no native code for this machine."""
+    return load(code(), "the strongest baseline is lzma")
 
 
 def code_lengths(primer: bytes, text: bytes, mixed: int = MIXED) -> np.ndarray | None:
-    """Return the bits that each byte of a text takes, given a primer and the bytes before it. None if native code
-    cannot be compiled."""
+    """Return the bits that each byte of a text takes, given a primer and the bytes before it. None if there is
+    no native code for this machine."""
     if (functions := library()) is None:
         return None
     data = np.frombuffer(primer + text, np.uint8)

@@ -6,7 +6,7 @@ from typing import Any
 from lmlong.inference.loading import CACHE_DTYPE, TrainedModel, reading_work
 from lmlong.model.base import TextModel, count_parameters
 from lmlong.model.device import pick_device
-from lmlong.model.fast_step import why_no_fast_step
+from lmlong.model.fast_step import describe_fast_step, why_no_fast_step
 from lmlong.model.kernel_choice import kernels_here
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.state_size import state_size
@@ -54,7 +54,7 @@ def _decoding(model: TextModel) -> dict[str, str]:
     if not isinstance(model, LanguageModel):
         return {}
     why = why_no_fast_step(model)
-    return {"decoded by": "native code" if why is None else f"torch ({why.rstrip('.')})"}
+    return {"decoded by": describe_fast_step(model) if why is None else f"torch ({why.rstrip('.')})"}
 
 
 def _kernels(loaded: TrainedModel) -> dict[str, Any]:

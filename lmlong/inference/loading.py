@@ -34,7 +34,7 @@ from lmlong.inference.unread import Encoding, UnreadText
 from lmlong.model.base import TextModel, count_parameters
 from lmlong.model.build import build
 from lmlong.model.device import WITHOUT_FLOAT64, pick_device
-from lmlong.model.fast_step import make_fast_step, why_no_fast_step
+from lmlong.model.fast_step import describe_fast_step, make_fast_step, why_no_fast_step
 from lmlong.model.kernel_choice import KernelChoice, choose_kernels
 from lmlong.model.kernel_trial import Work
 from lmlong.model.language_model import PIECE, LanguageModel
@@ -227,7 +227,7 @@ class TrainedLanguageModel(TrainedModel):
             print(decision.line(), file=sys.stderr)
 
     def use_fast_step(self) -> None:
-        """Decode several times faster: on a CPU by native code, compiled once on a machine; on a GPU by a CUDA graph,
+        """Decode several times faster: on a CPU by native code, which may be compiled first; on a GPU by a CUDA graph,
         recorded at the first step of each batch size. It is first compared with torch."""
         if why := why_no_fast_step(self.model):
             raise UsageError(f"--fast-decode: {why}")
@@ -240,9 +240,10 @@ class TrainedLanguageModel(TrainedModel):
 
     @property
     def decoder(self) -> str:
-        """The decoder as a text: native code, a CUDA graph, or torch, with the reason if nothing faster is possible."""
+        """The decoder as a text: native code and how it was made, a CUDA graph, or torch, with the reason if nothing
+        faster is possible."""
         if self.model.fast_step is not None:
-            return "native code" if self.device.type == "cpu" else "a CUDA graph"
+            return describe_fast_step(self.model)
         why = why_no_fast_step(self.model)
         return "torch" if why is None else f"torch ({why.rstrip('.')})"
 

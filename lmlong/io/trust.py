@@ -5,12 +5,12 @@ import stat
 from pathlib import Path
 
 
-def is_private(path: Path) -> bool:
-    """Return whether only this user and root could have written a file or folder, or put it at its path. False on
-    Windows, whose permissions are not checked."""
+def is_private(path: Path, owner_of: Path | None = None) -> bool:
+    """Return whether only this user, root and the owner of another file could have written a file or folder, or put it
+    at its path. False on Windows, whose permissions are not checked."""
     if os.name == "nt":
         return False
-    trusted = {0, os.geteuid()}
+    trusted = {0, os.geteuid()} | ({owner_of.stat().st_uid} if owner_of else set())
     path = path.resolve()
     for each in (path, *path.parents):
         try:

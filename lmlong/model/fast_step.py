@@ -14,7 +14,7 @@ from lmlong.model.graph_step import GraphStep
 from lmlong.model.language_model import DecodeStep, LanguageModel, ModelState
 from lmlong.model.layers import GroupedLinear
 from lmlong.model.native_step import NativeStep
-from lmlong.native.build import find_compiler, missing_compiler
+from lmlong.native.build import find_compiler, missing_code
 from lmlong.native.decode.pack import PackedModel, packed_for_decoding
 from lmlong.native.spec import NoNativeForm
 from lmlong.native.state import map_state, state_tensors
@@ -64,14 +64,20 @@ def why_no_fast_step(model: LanguageModel) -> str | None:
         if not model.constant_state:
             return "the state of softmax attention grows, so its step cannot be one graph."
         return None if device == "cuda" else f"{device} is not supported."
-    if find_compiler() is None:
-        return missing_compiler()
     try:
         PackedModel(model, native_kinds().values())
     except NoNativeForm as unknown:
         name = next((name for name, module in model.named_modules() if module is unknown.module), "")
         return f"{name or 'the model'}: {unknown.why}."
-    return None if native_step.library() else "its native code could not be compiled on this machine."
+    if native_step.library() is not None:
+        return None
+    return "its native code could not be compiled on this machine." if find_compiler() else missing_code()
+
+
+def describe_fast_step(model: LanguageModel) -> str:
+    """Return what the fast decode step of a model is, in words."""
+    library = native_step.library() if _on_cpu(model) else None
+    return f"native code, {library.origin}" if library is not None else "a CUDA graph"
 
 
 def _trial_caches(model: LanguageModel) -> tuple[bool, ...]:

@@ -18,10 +18,12 @@ from lmlong.attention.registry import native_kinds
 from lmlong.model.block import BlockState
 from lmlong.model.hourglass import BlockPhase
 from lmlong.model.language_model import ModelState
+from lmlong.native.build import NativeLibrary
 from lmlong.native.decode import step
 from lmlong.native.decode.kind import DecodeKind, native
 from lmlong.native.decode.pack import PackedModel
 from lmlong.native.decode.step import States
+from lmlong.native.source import NativeCode
 from lmlong.native.state import map_state
 from lmlong.native.threads import ThreadChoice
 from lmlong.recipe import MAX_NGRAM
@@ -43,10 +45,14 @@ Kinds = Sequence[DecodeKind[Any]]
 """The kind of each mixer's attention."""
 
 
+def code() -> NativeCode:
+    return step.step_code(native_kinds().values(), CONSTANTS)
+
+
 @cache
-def library() -> ctypes.CDLL | None:
-    """Return the compiled step; None if it cannot be compiled."""
-    return step.load(native_kinds().values(), CONSTANTS)
+def library() -> NativeLibrary | None:
+    """Return the native step; None if there is no native code for this machine."""
+    return step.load_step(code())
 
 
 class NativeStep:

@@ -1,99 +1,71 @@
-"""Compile a folder of C++ into a shared library."""
+"""Load native code: compiled for this machine's processor, or prebuilt, where there is no compiler."""
 
 import atexit
 import ctypes
 import os
-import platform
 import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from enum import IntEnum
 from functools import cache
 from pathlib import Path
-from types import MappingProxyType
-from typing import NamedTuple
 
-from lmlong.errors import LmlongError
+from lmlong.errors import LmlongError, UsageError
 from lmlong.io.cache import cache_folder, fetch, key_of
 from lmlong.io.folder_manifest import Format
 from lmlong.io.home import home_cache
 from lmlong.io.trust import make_private
+from lmlong.native import prebuilt, source
+from lmlong.native.processor import processor
+from lmlong.native.source import NativeCode
 
-SHARED_HEADERS = Path(__file__).parent
-"""Folder of the headers that all native code includes."""
-FLAGS = ("-std=c++17", "-O3", "-march=native", "-shared", "-fPIC")
+FLAGS = (*source.FLAGS, "-march=native")
 MORE_FLAGS = "LMLONG_CXXFLAGS"
 """Environment variable with extra compiler flags, such as a sanitizer's."""
+CHOICE = "LMLONG_NATIVE"
+"""Environment variable. `prebuilt`: nothing is compiled."""
 LIBRARY, CODE = Format("native code", 1), "code.so"
-COMPILER_TIMEOUT = 300
-"""Seconds. A few are usual."""
 
 
-class Shared(NamedTuple):
-    """Definitions that C++ and Python share. Python defines the numbers. C++ defines the structures, and Python's must
-    have the same layout."""
+class NativeLibrary(ctypes.CDLL):
+    """A library of native code."""
 
-    constants: Mapping[str, float]
-    enums: Sequence[type[IntEnum]]
-    structures: Sequence[type[ctypes.Structure]]
-    integers: Mapping[str, int] = MappingProxyType({})
-    more_headers: Mapping[str, str] = MappingProxyType({})
-    """Texts of further headers by their include names."""
-
-    def headers(self) -> dict[str, str]:
-        """Return the texts of all headers by their include names. shared.h, included first, holds the definitions.
-        layout.h, included last, asserts the layouts, so a mismatch does not compile."""
-        constants = [f"constexpr float {name} = {value!r}f;" for name, value in self.constants.items()]
-        constants += [f"constexpr int64_t {name} = {value};" for name, value in self.integers.items()]
-        enums = [f"enum {e.__name__} {{ {', '.join(f'{x.name} = {x.value}' for x in e)} }};" for e in self.enums]
-        definitions = ["#pragma once", "#include <cstdint>", "namespace {", *constants, *enums, "}"]
-        assertions = ["#include <cstddef>", *(line for each in self.structures for line in _layout(each))]
-        generated = {"shared.h": "\n".join(definitions) + "\n", "layout.h": "\n".join(assertions) + "\n"}
-        return {**generated, **self.more_headers}
+    def __init__(self, path: Path, origin: str):
+        super().__init__(str(path))
+        self.origin = origin
+        """How it was made, in words."""
 
 
-def _layout(structure: type[ctypes.Structure]) -> Iterator[str]:
-    """Yield static assertions that the C++ structure has exactly these fields at these offsets."""
-    name = structure.__name__
-    for field, *_ in structure._fields_:
-        descriptor = getattr(structure, field)
-        equal = f"offsetof({name}, {field}) == {descriptor.offset} && sizeof({name}::{field}) == {descriptor.size}"
-        yield f'static_assert({equal}, "{name}.{field} has another offset or size in Python");'
-    yield f'static_assert(sizeof({name}) == {ctypes.sizeof(structure)}, "{name} has other fields in Python");'
+def load(code: NativeCode, otherwise: str) -> NativeLibrary | None:
+    """Return the library of this code: compiled at its first use on a machine, or, if that is not possible, the one in
+    the package that is prebuilt for this processor. Return None if there is neither. Messages quote `otherwise`: what
+    happens then."""
+    compiler, failure = find_compiler(), None
+    if compiler is not None:
+        try:
+            return NativeLibrary(_compiled(code, compiler), "compiled on this machine")
+        except (OSError, subprocess.SubprocessError, LmlongError) as error:
+            failure = getattr(error, "stderr", None) or str(error)
+    if found := prebuilt.find(code):
+        with suppress(OSError):  # of another C library than the wheel's
+            return NativeLibrary(found.path, f"prebuilt for {found.level}")
+    if failure is None:
+        _print_once(f"native code is off, {otherwise}: it {missing_code()}")
+    else:
+        warnings.warn(f"{otherwise}: {compiler} could not compile native code:\n{failure[:1000]}", stacklevel=2)
+    return None
 
 
-def compiled(folder: Path, shared: Shared, otherwise: str) -> ctypes.CDLL | None:
-    """Return the library compiled from the sources of a folder, cached per machine. Return None without a compiler or
-    if it fails. Messages quote `otherwise`: what happens instead."""
-    compiler = find_compiler()
-    if compiler is None:
-        _print_once(f"native code is off, {otherwise}: there is no C++ compiler. Install g++, or name one in CXX.")
-        return None
-    folders = (SHARED_HEADERS, folder)
-    sources = sorted(path for each in folders for path in each.iterdir() if path.suffix in (".h", ".cpp"))
-    more = shlex.split(os.environ.get(MORE_FLAGS, ""))
-    headers, flags = shared.headers(), [*FLAGS, *more, f"-I{SHARED_HEADERS}", "-iquote", str(folder)]
-    texts = [path.read_text() for path in sources]
-    units = [str(path) for path in sources if path.suffix == ".cpp"]
-    try:
-        version = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
-        key = key_of(texts, [*FLAGS, *more], headers, compiler, version, _processor())
-        library = fetch(
-            private_folder(cache_folder()) / key,
-            LIBRARY,
-            lambda into: _compile([compiler, *flags, *units, "-o", str(into / CODE)], headers),
-            True,
-        )
-        return ctypes.CDLL(str(library / CODE))
-    except (OSError, subprocess.SubprocessError, LmlongError) as error:
-        why = getattr(error, "stderr", None) or str(error)
-        warnings.warn(f"{otherwise}: {compiler} could not compile native code:\n{why[:1000]}", stacklevel=2)
-        return None
+def _compiled(code: NativeCode, compiler: str) -> Path:
+    """Return the library compiled from the code for this processor, cached per machine."""
+    flags = [*FLAGS, *shlex.split(os.environ.get(MORE_FLAGS, ""))]
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
+    key = key_of(code.key(), flags, compiler, version, processor())
+    folder = private_folder(cache_folder()) / key
+    return fetch(folder, LIBRARY, lambda into: code.compile([compiler, *flags], into / CODE), True) / CODE
 
 
 def _print_once(message: str) -> None:
@@ -122,32 +94,24 @@ def private_folder(cache: Path) -> Path:
 
 
 def find_compiler() -> str | None:
-    """Return a C++ compiler: $CXX, g++ or clang++. None on Windows, which native code does not support."""
-    if os.name == "nt":
+    """Return a C++ compiler: $CXX, g++ or clang++. None if $LMLONG_NATIVE forbids compiling, and on Windows, which
+    native code does not support."""
+    if os.name == "nt" or _prebuilt_only():
         return None
     return next(filter(None, map(shutil.which, [os.environ.get("CXX", "g++"), "g++", "clang++"])), None)
 
 
-def missing_compiler() -> str:
-    """Return why native code is off if `find_compiler` returns None."""
+def missing_code() -> str:
+    """Return why there is no native code if `find_compiler` returns None."""
     if os.name == "nt":
         return "is not supported on Windows."
+    if _prebuilt_only():
+        return f"is not prebuilt for this processor, and {CHOICE} is prebuilt."
     return "needs a C++ compiler. Install g++, or name one in the environment variable CXX."
 
 
-def _compile(command: list[str], headers: Mapping[str, str]) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        for name, text in headers.items():
-            header = Path(folder) / name
-            header.parent.mkdir(exist_ok=True)
-            header.write_text(text)
-        subprocess.run([*command, f"-I{folder}"], check=True, capture_output=True, text=True, timeout=COMPILER_TIMEOUT)
-
-
-def _processor() -> str:
-    """Return the instruction sets of this processor: compiled code depends on them."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line for line in lines if line.lower().startswith(("flags", "features"))), platform.machine())
+def _prebuilt_only() -> bool:
+    choice = os.environ.get(CHOICE, "")
+    if choice not in ("", "prebuilt"):
+        raise UsageError(f"{CHOICE}: {choice} is not a value. Set it to prebuilt, or not at all.")
+    return choice == "prebuilt"

@@ -99,7 +99,7 @@ class Training(Budget):
     """Compile the model by torch.compile. Needs a C++ compiler, and the first step takes minutes."""
     kernel: Literal["auto", "torch", "triton", "fla"] = "auto"
     """Implementation of recurrent attention over many tokens. auto is native code on a CPU, compiled at its first use
-    if there is a C++ compiler. On a GPU, auto tries the kernels that can compute each kind of attention: it compares
+    or prebuilt. On a GPU, auto tries the kernels that can compute each kind of attention: it compares
     their results with torch, times them, and takes the fastest that agrees. triton and fla (flash-linear-attention)
     need an NVIDIA GPU; torch computes attentions without the named kernel."""
     segment: Annotated[int | None, Field(ge=16, le=bounds.TOKENS), LENGTH] = None

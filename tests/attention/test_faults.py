@@ -12,6 +12,7 @@ from lmlong import recipe
 from lmlong.attention.delta import native as delta
 from lmlong.attention.linear import native as linear
 from lmlong.native import build as native_build
+from lmlong.native.source import SHARED_HEADERS
 from lmlong.testing import examine_attention
 
 CHANNEL = recipe.Attention(kind="linear", decay="channel")
@@ -51,7 +52,7 @@ def test_a_mistake_in_native_code_is_found(
 ) -> None:
     """Compiled in a separate folder, with `wrong` in the one place that has `right`."""
     count = 0
-    for path in (*native.CODE.glob("*.h"), *native.CODE.glob("*.cpp"), native_build.SHARED_HEADERS / "decay.h"):
+    for path in (*native.CODE.glob("*.h"), *native.CODE.glob("*.cpp"), SHARED_HEADERS / "decay.h"):
         text = path.read_text()
         count += text.count(right)
         (tmp_path / path.name).write_text(text.replace(right, wrong))

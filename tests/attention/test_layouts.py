@@ -8,7 +8,7 @@ import pytest
 import torch
 from attention.cases import HEADS
 from attention.scans import VALUES, WIDTH, Identity, ScanInputs, delta_scan, in_dtype, linear_scan, scan_inputs
-from machine import needs_compiler
+from machine import needs_native
 from torch import Tensor
 
 from lmlong.attention.delta.features import Silu, UnitFeatures
@@ -19,7 +19,7 @@ from lmlong.attention.ngram.hashing import ngram_hashes
 from lmlong.attention.ngram.native.kernel import NativeNgram
 from lmlong.attention.ngram.state import empty_state
 
-pytestmark = needs_compiler
+pytestmark = needs_native
 
 ROWS = 16
 

@@ -10,12 +10,14 @@ from attention.test_scans import LINEAR, assert_exact
 from machine import needs_compiler, on_older_processors
 
 from lmlong.attention.linear import native
-from lmlong.native import build
+from lmlong.native import build, prebuilt
+from lmlong.native.source import SHARED_HEADERS
 
 
 @pytest.fixture(autouse=True)
 def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """An empty cache, and no library in memory before and after."""
+    """An empty cache, no prebuilt libraries, and no library in memory before and after."""
+    monkeypatch.setattr(prebuilt, "FOLDER", tmp_path / "prebuilt")
     monkeypatch.setenv("LMLONG_CACHE", str(tmp_path / "cache"))
     native.library.cache_clear()
     yield
@@ -59,7 +61,7 @@ def test_a_compiler_that_fails_is_named_and_torch_takes_over(monkeypatch: pytest
 def test_structures_of_another_layout_do_not_compile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     shutil.copytree(native.CODE, tmp_path / "scan", ignore=shutil.ignore_patterns("*.py", "__pycache__"))
     for header in ("scan_job.h", "decay.h", "chunk_features.h"):  # found first beside the files that include them
-        text = (build.SHARED_HEADERS / header).read_text()
+        text = (SHARED_HEADERS / header).read_text()
         (tmp_path / "scan" / header).write_text(text.replace("StridedTensor q, k, v,", "StridedTensor k, q, v,"))
     monkeypatch.setattr(native, "CODE", tmp_path / "scan")
     with pytest.warns(UserWarning, match=r"ScanJob\.q has another offset or size in Python"):

@@ -18,7 +18,7 @@ from attention.scans import (
     scan_inputs,
 )
 from grids import thinned
-from machine import needs_compiler
+from machine import needs_native
 from torch import Tensor
 
 from lmlong import recipe
@@ -258,7 +258,7 @@ def test_numbers_that_are_not_finite_are_not_hidden(dtype: torch.dtype, features
     assert y[0, 0, :16].isfinite().all() and y[0, 1:].isfinite().all() and y[1].isfinite().all()
 
 
-@needs_compiler
+@needs_native
 def test_bfloat16_is_float32_rounded_at_the_end() -> None:
     x = in_dtype(scan_inputs(200, [70]), torch.bfloat16)
     (y, S, _), (wide, wide_S, _) = results(x, torch.bfloat16), results(x)
@@ -313,7 +313,7 @@ def test_a_backward_pass_under_autocast_is_the_same() -> None:
         assert all(map(torch.equal, gradients(), plain))
 
 
-@needs_compiler
+@needs_native
 def test_a_compiled_model_is_the_same() -> None:
     torch.manual_seed(0)
     model = LanguageModel(recipe.Model(width=16, layers=1, heads=2, attention=recipe.Attention(kind="linear")), 50)

@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 
 import pytest
-from machine import needs_compiler
+from machine import needs_native
 
 from lmlong.cli.after_training import after_training
 from lmlong.data import baselines, context_mixing
@@ -61,7 +61,7 @@ def test_without_a_compiler_lzma_is_the_strongest(monkeypatch: pytest.MonkeyPatc
     assert line.startswith(f"lzma         {found.lzma:.3f} by repeated phrases, after 126 bytes of training text")
 
 
-@needs_compiler
+@needs_native
 def test_context_mixing_is_the_strongest_and_reads_each_source_by_its_weight(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = ["".join(part) for part in (sentences(9), sentences(12)[9:])]
     found = baselines.measure([text(texts[0])], [1.0], text(texts[1]), BYTES)

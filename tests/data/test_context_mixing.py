@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
-from machine import needs_compiler
+from machine import needs_native
 
 from lmlong.data.context_mixing import code_lengths
 
 from .conftest import sentences
 
-pytestmark = needs_compiler
+pytestmark = needs_native
 TEXT = "".join(sentences(40)).encode()
 
 

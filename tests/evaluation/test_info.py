@@ -13,7 +13,7 @@ from lmlong.inference.loading import load
 from lmlong.native.build import find_compiler
 
 DECODED_BY = (
-    "native code"
+    "native code, compiled on this machine"
     if find_compiler()
     else "torch (needs a C++ compiler. Install g++, or name one in the environment variable CXX)"
 )
@@ -76,6 +76,7 @@ def test_the_installation_is_described() -> None:
     facts = json.loads(told("--json"))
     assert facts["python"] == platform.python_version()
     assert facts["torch"] == torch.__version__
+    assert facts["native code"] == ("compiled on this machine" if find_compiler() else None)
     assert facts["threads"] == torch.get_num_threads()
     assert (facts["device"] == "cpu") is not torch.cuda.is_available()
     assert list(facts) == [line.split("  ")[0] for line in told().splitlines()]

@@ -9,7 +9,7 @@ import torch
 from attention.cases import every_form
 from click.testing import CliRunner
 from grids import every_nth, thinned
-from machine import needs_compiler
+from machine import needs_native
 from models import stirred
 
 from lmlong import recipe
@@ -41,7 +41,7 @@ def checked(
     return check(loaded, *sampled_text(loaded, rows=2, tokens=tokens))
 
 
-@needs_compiler
+@needs_native
 def test_a_model_that_was_compiled_is_checked_like_any_other() -> None:
     loaded = trained(recipe.Attention(kind="linear"))
     text = sampled_text(loaded, rows=2, tokens=50)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from inference.crafted_states import Case, prepare, try_crafted
-from machine import needs_compiler
+from machine import needs_native
 from safetensors.torch import save_file
 
 from lmlong.attention.ngram.hashing import NO_NGRAM
@@ -85,7 +85,7 @@ def test_keys_values_and_marks_of_other_lengths(cases: dict[str, Case], tmp_path
     assert "settled.current has" in why and "but there are" in why
 
 
-@needs_compiler
+@needs_native
 def test_native_code_refuses_a_row_outside_its_table(cases: dict[str, Case]) -> None:
     """Even if the state was not checked before."""
     model = cases["ngram"].model.model
@@ -96,7 +96,7 @@ def test_native_code_refuses_a_row_outside_its_table(cases: dict[str, Case]) -> 
         model.settle(state)
 
 
-@needs_compiler
+@needs_native
 @pytest.mark.parametrize("token", [-1, 10**6])
 def test_native_decoding_refuses_a_token_outside_the_vocabulary(cases: dict[str, Case], token: int) -> None:
     model = cases["window"].model.model

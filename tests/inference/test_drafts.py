@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from interop.exported import FORMS, write_run
-from machine import needs_compiler
+from machine import needs_native
 
 from lmlong.attention.base import state_tensors
 from lmlong.data.tokenizers.base import ByteTokenizer
@@ -93,14 +93,14 @@ SAMPLINGS = [
 ]
 
 
-@needs_compiler
+@needs_native
 @pytest.mark.parametrize(("number", "form"), [*enumerate(FORMS)])
 def test_drafts_change_nothing(tmp_path: Path, number: int, form: str) -> None:
     model = decoding(tmp_path / "run", form)
     assert_drafts_change_nothing(model, read(model), SAMPLINGS[number % len(SAMPLINGS)])
 
 
-@needs_compiler
+@needs_native
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 def test_drafts_change_nothing_with_any_sampling_options(tmp_path: Path, sampling: Sampling) -> None:
     model = decoding(tmp_path / "run", "ngram")
@@ -123,7 +123,7 @@ class CountingPace(RandomPace):
         return 2 if self.known >= self._begin else 0
 
 
-@needs_compiler
+@needs_native
 def test_drafts_rest_while_they_do_not_pay_and_miss_no_token(tmp_path: Path) -> None:
     model = decoding(tmp_path / "run", "ngram")
     session = read(model, PROMPT * 3)
@@ -143,7 +143,7 @@ def test_drafts_rest_while_they_do_not_pay_and_miss_no_token(tmp_path: Path) -> 
     assert drafts.counts.passes > 60, "and drafts again when they pay"
 
 
-@needs_compiler
+@needs_native
 @pytest.mark.parametrize("level", ["output", "bias"])
 @pytest.mark.parametrize("own_text", [False, True])
 def test_what_is_learned_does_not_change_either(tmp_path: Path, level: Level, own_text: bool) -> None:
@@ -154,7 +154,7 @@ def test_what_is_learned_does_not_change_either(tmp_path: Path, level: Level, ow
     assert counts.accepted
 
 
-@needs_compiler
+@needs_native
 @pytest.mark.parametrize("end", ["max_tokens", "stop", "eos"])
 def test_a_text_may_end_within_a_draft(tmp_path: Path, end: str) -> None:
     model = decoding(tmp_path / "run", "softmax")
@@ -171,7 +171,7 @@ def test_a_text_may_end_within_a_draft(tmp_path: Path, end: str) -> None:
     assert within
 
 
-@needs_compiler
+@needs_native
 def test_a_healed_prompt_continues_with_the_same_text(tmp_path: Path) -> None:
     decoding(tmp_path / "run", "elu")
     loaded = load(tmp_path / "run", "cpu")

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from machine import needs_compiler
+from machine import needs_native
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -17,10 +17,11 @@ from lmlong.model import native_step as step
 from lmlong.model.fast_step import why_no_fast_step
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.quantization import Weights
+from lmlong.native import prebuilt
 from lmlong.recipe import Attention, Model
 
 
-@needs_compiler
+@needs_native
 @pytest.mark.parametrize("weights", ["32", "bf16", "int8"])
 def test_a_compiled_step_writes_the_same(run: Path, weights: Weights) -> None:
     loaded = load(run, "cpu", weights)
@@ -32,7 +33,7 @@ def test_a_compiled_step_writes_the_same(run: Path, weights: Weights) -> None:
     assert "".join(loaded.stream("to be", max_tokens=40, temperature=0)) == text
 
 
-@needs_compiler
+@needs_native
 def test_on_a_cpu_a_step_is_compiled_unless_it_is_unwanted(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = []
     call = step.NativeStep.__call__
@@ -60,6 +61,7 @@ def test_a_step_that_is_never_the_same_is_no_graph() -> None:
 def test_without_a_compiler_torch_writes(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CXX", "none")
+    monkeypatch.setattr(prebuilt, "FOLDER", tmp_path / "prebuilt")
     step.library.cache_clear()
     with pytest.raises(UsageError, match=r"needs a C\+\+ compiler"):
         load(run, "cpu").use_fast_step()

@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from machine import needs_compiler
+from machine import needs_native
 
 from lmlong.cli.generate import generate
 from lmlong.errors import UsageError
@@ -216,7 +216,7 @@ def test_statistics_go_to_standard_error(run: Path) -> None:
     assert done.stdout == "".join(load(run, "cpu").stream("abc", max_tokens=7, seed=seed))
     size = state_size(load(run, "cpu").model).empty.bytes
     pattern = rf"prompt 4 tokens in .* tokens/s\); written 7 tokens in .* tokens/s\); state {size:,} bytes a text; "
-    decoder = r"decoded by (native code|torch \(needs a C\+\+ compiler.*); (drafts \d+ of \d+ tokens accepted .*; )?"
+    decoder = r"decoded by (native code, \w+ .*?|torch \(.*); (drafts \d+ of \d+ tokens accepted .*; )?"
     assert re.fullmatch(pattern + decoder + r"seed \d+\n", done.stderr)
     options = ["--prompt", "abcabcabc", "--max-tokens", "60", "--temperature", "0", "--stats"]
     drafted, plain = (CliRunner().invoke(generate, [str(run), *options, *more]) for more in ([], ["--no-drafts"]))
@@ -225,7 +225,7 @@ def test_statistics_go_to_standard_error(run: Path) -> None:
     assert "; decoded by torch" in done.stderr
 
 
-@needs_compiler
+@needs_native
 def test_statistics_count_the_drafts(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Greedy text of a small model soon repeats itself. Drafts have four tokens, whatever they cost."""
     monkeypatch.setattr(Pace, "draft_size", lambda self, matched: 4 if self._singles else 0)

@@ -6,7 +6,7 @@ from typing import Any, get_args
 import pytest
 import torch
 from interop.exported import FORMS, text, write_run
-from machine import needs_compiler
+from machine import needs_native
 from model.test_native_step import SHAPES, compiled, shaped
 
 from lmlong.attention.base import state_tensors
@@ -14,7 +14,7 @@ from lmlong.model.language_model import LanguageModel, ModelState
 from lmlong.model.native_step import NativeStep
 from lmlong.model.quantization import WeightFormat
 
-pytestmark = needs_compiler
+pytestmark = needs_native
 
 WITHOUT_HOURGLASS = [shape for shape in SHAPES if "downsample" not in shape]
 

@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 import torch
-from machine import needs_compiler
+from machine import needs_native
 from model import agreement
 from model.agreement import QUANTIZED, Findings, fuzz
 from model.recipe_draws import draw_recipe, undrawn
@@ -56,7 +56,7 @@ def test_every_option_and_every_word_of_it_is_used_by_a_model() -> None:
     assert undrawn(accepted) - of_linformer == of_encoders
 
 
-@needs_compiler
+@needs_native
 def test_there_are_steps_by_both_engines_with_all_weights() -> None:
     ways = Counter(way for number in USUAL for way in findings(number).ways)
     for weights in ("float32", *QUANTIZED):
@@ -65,7 +65,7 @@ def test_there_are_steps_by_both_engines_with_all_weights() -> None:
     assert len({findings(number).native for number in USUAL}) == 2
 
 
-@needs_compiler
+@needs_native
 def test_a_step_that_is_off_by_little_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     number = next(number for number in USUAL if findings(number).native)
     make_fast_step = agreement.make_fast_step

@@ -10,7 +10,7 @@ import pytest
 import torch
 from attention.cases import every_form
 from grids import thinned
-from machine import needs_compiler, on_older_processors
+from machine import needs_native, on_older_processors
 from model.test_laws import VOCABULARY, build, text
 from models import LIKE_LLAMA, stirred
 from torch import Tensor
@@ -27,7 +27,7 @@ from lmlong.model.state import concat_states, rebuild_state, state_row
 from lmlong.native import build as build_of_library
 from lmlong.recipe import Attention, Downsample, Favor, Model, NgramEmbedding
 
-pytestmark = needs_compiler
+pytestmark = needs_native
 
 LINEAR = Attention(kind="linear")
 MIXED = Attention(kind=["linear", "window", "delta"], window=5)

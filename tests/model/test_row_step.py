@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from interop.exported import FORMS, text, write_run
-from machine import needs_compiler
+from machine import needs_native
 from torch import Tensor
 
 from lmlong.attention.base import state_tensors
@@ -53,7 +53,7 @@ def apart(found: Tensor, expected: Tensor) -> float:
     return float((found.double() - expected.double()).abs().max()) / max(scale, 1e-30) if found.numel() else 0.0
 
 
-@needs_compiler
+@needs_native
 @pytest.mark.parametrize("form", FORMS)
 @torch.inference_mode()
 def test_native_rows_are_those_of_each_alone_to_the_bit(tmp_path: Path, form: str) -> None:
@@ -70,7 +70,7 @@ def test_rows_by_torch_are_those_of_each_alone(tmp_path: Path, form: str) -> Non
     assert logits < 1e-5 and states < 1e-5
 
 
-@needs_compiler
+@needs_native
 @pytest.mark.parametrize("form", ["elu", "ngram", "softmax"])
 @torch.inference_mode()
 def test_states_that_went_in_and_came_out_stay_as_they_are(tmp_path: Path, form: str) -> None:
@@ -92,7 +92,7 @@ LEVELS: tuple[Level | None, ...] = ("output", None, "bias", "output", None)
 """What each row learns."""
 
 
-@pytest.mark.parametrize("native", [pytest.param(True, marks=needs_compiler), False])
+@pytest.mark.parametrize("native", [pytest.param(True, marks=needs_native), False])
 @pytest.mark.parametrize("own_text", [False, True])
 @torch.inference_mode()
 def test_rows_that_learn_and_rows_that_do_not_step_together(tmp_path: Path, native: bool, own_text: bool) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from machine import needs_compiler, on_older_processors
+from machine import needs_native, on_older_processors
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -55,7 +55,7 @@ def test_what_is_unpacked_was_packed(group_format: GroupFormat) -> None:
             assert tensor is same or torch.equal(torch.as_tensor(tensor), torch.as_tensor(same))
 
 
-@needs_compiler
+@needs_native
 @every_format
 def test_native_products_are_the_definition_to_the_bit(group_format: GroupFormat) -> None:
     usual = torch.get_num_threads()
@@ -85,7 +85,7 @@ def test_other_processors_compute_the_same_bits(
         assert torch.equal(kernel.multiply(x, pack(weight), shape[0], group_format == "int4"), definition(weight, x))
 
 
-@needs_compiler
+@needs_native
 @every_format
 def test_the_largest_sums_fit(group_format: GroupFormat) -> None:
     code = 15 if group_format == "int4" else -127
@@ -98,7 +98,7 @@ def test_the_largest_sums_fit(group_format: GroupFormat) -> None:
     assert torch.equal(found, x @ weight.dequantized().mT)
 
 
-@needs_compiler
+@needs_native
 @every_format
 def test_torch_computes_the_same_up_to_rounding(group_format: GroupFormat) -> None:
     for shape in SHAPES:
@@ -114,7 +114,7 @@ def test_activations_are_off_by_half_a_step_at_most() -> None:
     assert (off <= groups[:, :70] / 127 / 2 * 1.001).all() and (off > 0).any()
 
 
-@needs_compiler
+@needs_native
 @every_format
 def test_numbers_that_are_not_finite_stay_so(group_format: GroupFormat) -> None:
     weight, x = drawn(17, 40, 5, group_format)

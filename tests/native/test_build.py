@@ -11,7 +11,8 @@ import pytest
 from machine import needs_compiler, needs_root
 
 from lmlong.io import folder_manifest
-from lmlong.native.build import CODE, LIBRARY, Shared, compiled, find_compiler
+from lmlong.native.build import CODE, LIBRARY, find_compiler, load
+from lmlong.native.source import NativeCode, Shared
 
 pytestmark = needs_compiler
 
@@ -37,7 +38,7 @@ SHARED = Shared({}, [], [Pair], {"ANSWER": 7})
 
 
 def answer(source: Path) -> int:
-    library = compiled(source, SHARED, "it is computed otherwise")
+    library = load(NativeCode(source, SHARED), "it is computed otherwise")
     assert library is not None
     return library.answer()
 
@@ -104,8 +105,10 @@ def test_code_that_others_could_have_written_is_not_run(source: Path, folder: Pa
 WITHOUT_HOME = """
 import sys
 from pathlib import Path
-from lmlong.native.build import Shared, compiled
-print(compiled(Path(sys.argv[1]), Shared({}, [], [], {"ANSWER": 7}), "it is computed otherwise").answer())
+from lmlong.native.build import load
+from lmlong.native.source import NativeCode, Shared
+code = NativeCode(Path(sys.argv[1]), Shared({}, [], [], {"ANSWER": 7}))
+print(load(code, "it is computed otherwise").answer())
 """
 
 
@@ -151,7 +154,7 @@ def test_damaged_code_is_compiled_again(
 def test_structures_of_another_layout_do_not_compile(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "code.cpp").write_text(SOURCE.replace("int64_t first; float second;", text))
     with pytest.warns(UserWarning, match=message):
-        assert compiled(tmp_path, SHARED, "it is computed otherwise") is None
+        assert load(NativeCode(tmp_path, SHARED), "it is computed otherwise") is None
 
 
 def test_a_missing_compiler_is_reported_once(
@@ -160,6 +163,6 @@ def test_a_missing_compiler_is_reported_once(
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("CXX", "")
     for times in (1, 0):
-        assert compiled(source, SHARED, "it is computed otherwise") is None
+        assert load(NativeCode(source, SHARED), "it is computed otherwise") is None
         message = capsys.readouterr().err
         assert message.count("native code is off") == message.count("Install g++") == times, message

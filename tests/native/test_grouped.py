@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from machine import needs_compiler
 
-from lmlong.native.build import SHARED_HEADERS, find_compiler
+from lmlong.native.build import find_compiler
+from lmlong.native.source import SHARED_HEADERS
 
 PROGRAM = """
 #include "grouped.h"

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from grids import every_nth
-from machine import needs_compiler
+from machine import needs_native
 from serving.engines import Told, running, subwords, tiny
 
 from lmlong.attention.base import state_tensors
@@ -51,7 +51,7 @@ def written_alone(trained: TrainedLanguageModel, request: Request) -> str:
     return "".join(trained.stream(request.prompt, max_tokens=request.max_tokens, stop=request.stop, **options))
 
 
-@pytest.mark.parametrize("native", [False, pytest.param(True, marks=needs_compiler)])
+@pytest.mark.parametrize("native", [False, pytest.param(True, marks=needs_native)])
 @pytest.mark.parametrize("wrong", [{"last": torch.tensor([10**6])}, {"recent": torch.full((1, 1024), -2)}], ids=str)
 def test_a_row_that_cannot_be_written_fails_alone(wrong: dict[str, torch.Tensor], native: bool) -> None:
     """Files are checked before they become sessions; a row must not end others even if such a check fails."""
@@ -65,7 +65,7 @@ def test_a_row_that_cannot_be_written_fails_alone(wrong: dict[str, torch.Tensor]
         assert engine.counts.failed == 1
 
 
-@needs_compiler
+@needs_native
 @every_nth(2, pytest.mark.parametrize("form", ["ngram", "softmax", "window beside delta", "elu"]))
 def test_each_is_written_what_it_would_be_alone(form: str) -> None:
     trained, asked = tiny(form, native=True), requests(13)
@@ -129,7 +129,7 @@ def test_a_broken_state_ends_its_own_request_alone() -> None:
         assert engine.counts.failed == 1
 
 
-@needs_compiler
+@needs_native
 @every_nth(2, pytest.mark.parametrize("form", ["ngram", "elu", "tables", "softmax"]))
 def test_the_session_at_the_end_goes_on_from_exactly_the_text(form: str) -> None:
     trained = tiny(form, native=True)

@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lmlong.native.build import Shared, compiled
+from lmlong.native.build import NativeLibrary, load
 from lmlong.native.decode import structures
 from lmlong.native.decode.kind import DecodeKind
 from lmlong.native.decode.pack import PackedModel
 from lmlong.native.decode.structures import DecodeJob, Dtype, LayerState, Pooling
 from lmlong.native.feature_maps import FeatureMap
+from lmlong.native.source import NativeCode, Shared
 from lmlong.native.threads import give_barrier, run_on_threads
 
 CODE = Path(__file__).parent
@@ -30,9 +31,8 @@ class States(NamedTuple):
     last_tokens: Tensor | None
 
 
-def load(kinds: Iterable[DecodeKind[Any]], constants: Mapping[str, float]) -> ctypes.CDLL | None:
-    """Return the library with these kinds of attention, compiled at its first use on a machine. None if it cannot be
-    compiled."""
+def step_code(kinds: Iterable[DecodeKind[Any]], constants: Mapping[str, float]) -> NativeCode:
+    """Return the code of the step with these kinds of attention."""
     kinds = list(kinds)
     layouts = [structures.Matrix, structures.FeatureMapWeights, structures.Gate, structures.Forgetting]
     layouts += [structures.Layer, structures.Hourglass, structures.NgramTables, structures.Model, LayerState, DecodeJob]
@@ -41,8 +41,12 @@ def load(kinds: Iterable[DecodeKind[Any]], constants: Mapping[str, float]) -> ct
     constants = merged_constants(constants, kinds)
     integers = {name: value for name, value in constants.items() if isinstance(value, int)}
     floats = {name: value for name, value in constants.items() if name not in integers}
-    shared = Shared(floats, [Dtype, FeatureMap, Pooling], layouts, integers, kind_headers(kinds))
-    functions = compiled(CODE, shared, "tokens are written by torch, slower")
+    return NativeCode(CODE, Shared(floats, [Dtype, FeatureMap, Pooling], layouts, integers, kind_headers(kinds)))
+
+
+def load_step(code: NativeCode) -> NativeLibrary | None:
+    """Return the library of a step; None if there is no native code for this machine."""
+    functions = load(code, "tokens are written by torch, slower")
     if functions is not None:
         functions.scratch_size.argtypes = [ctypes.c_void_p, ctypes.c_int64]
         functions.scratch_size.restype = ctypes.c_int64

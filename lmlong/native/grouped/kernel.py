@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lmlong.native.build import Shared, compiled
+from lmlong.native.build import NativeLibrary, load
+from lmlong.native.source import NativeCode, Shared
 from lmlong.native.threads import give_barrier, run_on_threads
 
 CODE = Path(__file__).parent
@@ -28,12 +29,14 @@ class ProductJob(ctypes.Structure):
     )
 
 
+def code() -> NativeCode:
+    return NativeCode(CODE, Shared({}, [], [ProductJob]))
+
+
 @cache
-def library() -> ctypes.CDLL | None:
-    """Return the library, compiled at its first use on a machine; None if it cannot be compiled."""
-    functions = compiled(
-        CODE, Shared({}, [], [ProductJob]), "products of quantized matrices are computed by torch, slower"
-    )
+def library() -> NativeLibrary | None:
+    """Return the library; None if there is no native code for this machine."""
+    functions = load(code(), "products of quantized matrices are computed by torch, slower")
     if functions is not None:
         functions.scratch_size.argtypes = [ctypes.c_void_p]
         functions.scratch_size.restype = ctypes.c_int64

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from machine import needs_compiler
+from machine import needs_native
 from models import stirred
 from torch import Tensor
 
@@ -153,7 +153,7 @@ def test_nan_and_inf_stay_in_their_row_and_document() -> None:
         assert infinite.nonzero().flatten().tolist() == [*range(6, 20, 2)] and not sums.isnan().any()
 
 
-@needs_compiler
+@needs_native
 def test_native_decode_over_more_tokens_than_both_lists_hold() -> None:
     ngram = recipe.Ngram(sizes=[1, 3, recipe.MAX_NGRAM], buckets=40)
     options = recipe.Model(width=24, layers=2, heads=3, attention=recipe.Attention(kind="ngram", ngram=ngram))

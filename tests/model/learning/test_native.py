@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from machine import needs_compiler, on_older_processors
+from machine import needs_native, on_older_processors
 from torch import Tensor
 
 from lmlong.model.learning.naive import naive_read
@@ -15,7 +15,7 @@ from lmlong.model.loss import IGNORED
 from lmlong.native import build
 from lmlong.native.state import map_state, state_tensors
 
-pytestmark = needs_compiler
+pytestmark = needs_native
 
 RATES = Rates(rate=0.02, bias_rate=0.1, prior=2.0)
 

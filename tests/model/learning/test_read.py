@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from machine import needs_compiler
+from machine import needs_native
 from models import stirred
 from torch import Tensor
 
@@ -121,7 +121,7 @@ def test_a_large_vocabulary_has_fewer_keys(
         assert_learned(state, row, delta)
 
 
-@needs_compiler
+@needs_native
 @LEVELS
 @torch.no_grad()
 def test_native_decode_steps_learn_the_same(model: LanguageModel, tokens: Tensor, level: Level) -> None:
@@ -222,7 +222,7 @@ def test_noise_leaves_everything_finite(model: LanguageModel) -> None:
     assert float(nll[:, -2000:].mean()) < float(plain.mean()) + 0.01
 
 
-@needs_compiler
+@needs_native
 @pytest.mark.slow
 def test_ten_million_tokens_of_noise() -> None:
     """All numbers stay finite, and the text costs no more than without learning."""

@@ -7,8 +7,10 @@ from pathlib import Path
 from lmlong.attention.delta.chunk import ChunkKernel
 from lmlong.attention.delta.features import TINY, Silu, UnitFeatures
 from lmlong.attention.feature_maps import Elu, FeatureMap, Relu
-from lmlong.attention.native_kernel import NativeKernel, load_library
+from lmlong.attention.native_kernel import NativeKernel, load_scan, scan_code
+from lmlong.native.build import NativeLibrary
 from lmlong.native.feature_maps import FeatureMap as NativeMap
+from lmlong.native.source import NativeCode
 
 CODE = Path(__file__).parent
 
@@ -16,9 +18,13 @@ INNER = {Silu: NativeMap.SILU, Elu: NativeMap.ELU, Relu: NativeMap.RELU}
 """The maps whose features are scaled to length one within the scan."""
 
 
+def code() -> NativeCode:
+    return scan_code(CODE, {"UNIT_TINY": TINY})
+
+
 @cache
-def library() -> ctypes.CDLL | None:
-    return load_library(CODE, "the delta rule", {"UNIT_TINY": TINY})
+def library() -> NativeLibrary | None:
+    return load_scan(code(), "the delta rule")
 
 
 class NativeDelta(NativeKernel):

@@ -12,17 +12,23 @@ from lmlong.attention.favor import Favor
 from lmlong.attention.feature_maps import RMS_EPS, Elu, FeatureMap, Relu
 from lmlong.attention.linear.chunk import ChunkKernel
 from lmlong.attention.linear.naive import MIN_DENOMINATOR
-from lmlong.attention.native_kernel import PADDED_TO, NativeKernel, load_library
+from lmlong.attention.native_kernel import PADDED_TO, NativeKernel, load_scan, scan_code
+from lmlong.native.build import NativeLibrary
 from lmlong.native.feature_maps import FeatureMap as NativeMap
+from lmlong.native.source import NativeCode
 
 CODE = Path(__file__).parent
 
 FUSED: dict[type, NativeMap] = {Elu: NativeMap.ELU, Relu: NativeMap.RELU}
 
 
+def code() -> NativeCode:
+    return scan_code(CODE, {"MIN_DENOMINATOR": MIN_DENOMINATOR, "FAVOR_EPS": RMS_EPS})
+
+
 @cache
-def library() -> ctypes.CDLL | None:
-    return load_library(CODE, "linear attention", {"MIN_DENOMINATOR": MIN_DENOMINATOR, "FAVOR_EPS": RMS_EPS})
+def library() -> NativeLibrary | None:
+    return load_scan(code(), "linear attention")
 
 
 class NativeLinear(NativeKernel):

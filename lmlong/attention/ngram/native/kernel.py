@@ -16,7 +16,8 @@ from lmlong.attention.native_kernel import no_native_code
 from lmlong.attention.ngram.hashing import BITS, GOLDEN, MULTIPLIER, NO_NGRAM
 from lmlong.attention.ngram.sort import SortKernel
 from lmlong.attention.ngram.state import NgramState, untouched_zeros
-from lmlong.native.build import Shared, compiled
+from lmlong.native.build import NativeLibrary, load
+from lmlong.native.source import NativeCode, Shared
 from lmlong.native.threads import run_on_threads
 
 CODE = Path(__file__).parent
@@ -40,11 +41,14 @@ class NgramJob(ctypes.Structure):
     )
 
 
+def code() -> NativeCode:
+    return NativeCode(CODE, Shared({}, [], [NgramJob], INTEGERS))
+
+
 @cache
-def library() -> ctypes.CDLL | None:
-    """Return the library, compiled at its first use on a machine; None if it cannot be compiled."""
-    shared = Shared({}, [], [NgramJob], INTEGERS)
-    return compiled(CODE, shared, "n-gram attention is computed by torch, slower")
+def library() -> NativeLibrary | None:
+    """Return the library; None if there is no native code for this machine."""
+    return load(code(), "n-gram attention is computed by torch, slower")
 
 
 class NativeNgram(SortKernel):

@@ -13,7 +13,8 @@ from torch import Tensor
 from lmlong.model.learning.keys import keys_of
 from lmlong.model.learning.state import BLOCK, NOT_LEARNED, SCALE_RATE, Delta, Rates
 from lmlong.model.loss import IGNORED
-from lmlong.native.build import Shared, compiled
+from lmlong.native.build import NativeLibrary, load
+from lmlong.native.source import NativeCode, Shared
 from lmlong.native.threads import give_barrier, run_on_threads
 
 CODE = Path(__file__).parent
@@ -44,11 +45,14 @@ class ChangeJob(ctypes.Structure):
     )
 
 
+def code() -> NativeCode:
+    return NativeCode(CODE, Shared({}, [], [ReadJob, ChangeJob], INTEGERS))
+
+
 @cache
-def library() -> ctypes.CDLL | None:
-    """Return the library, compiled at its first use on a machine; None if it cannot be compiled."""
-    shared = Shared({}, [], [ReadJob, ChangeJob], INTEGERS)
-    functions = compiled(CODE, shared, "learning while reading is computed by torch, slower")
+def library() -> NativeLibrary | None:
+    """Return the library; None if there is no native code for this machine."""
+    functions = load(code(), "learning while reading is computed by torch, slower")
     if functions is not None:
         functions.scratch_size.argtypes = [ctypes.c_void_p, ctypes.c_int64]
         functions.scratch_size.restype = ctypes.c_int64

@@ -1,0 +1,183 @@
+"""Without a compiler, the library that was compiled beforehand from the same code for such a processor is used."""
+
+import ctypes
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from machine import needs_compiler, needs_root
+
+from lmlong.errors import UsageError
+from lmlong.native import prebuilt
+from lmlong.native.build import CHOICE, find_compiler, load
+from lmlong.native.prebuilt import LEVELS, V3, V4, library_path, suitable_levels
+from lmlong.native.source import FLAGS, NativeCode, Shared
+
+SOURCE = '#include "shared.h"\nextern "C" int64_t answer() { return ANSWER; }\n'
+
+
+def shared(answer: int = 7, more: Mapping[str, str] | None = None) -> Shared:
+    return Shared({}, [], [], {"ANSWER": answer}, more or {})
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> NativeCode:
+    folder = tmp_path / "source"
+    folder.mkdir()
+    (folder / "code.cpp").write_text(SOURCE)
+    return NativeCode(folder, shared())
+
+
+@pytest.fixture
+def library(code: NativeCode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The code's library for the lowest level that this processor has, on a machine without a compiler."""
+    compiler, level = find_compiler(), suitable_levels(prebuilt.processor_features())[-1]
+    assert compiler is not None
+    path = library_path(tmp_path / "prebuilt", level, code)
+    path.parent.mkdir(parents=True)
+    code.compile([compiler, *FLAGS, *LEVELS[level].flags], path)
+    monkeypatch.setattr(prebuilt, "FOLDER", tmp_path / "prebuilt")
+    monkeypatch.setenv("LMLONG_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    return path
+
+
+needs_level = pytest.mark.skipif(
+    find_compiler() is None or not suitable_levels(prebuilt.processor_features()), reason="nothing is prebuilt here"
+)
+
+
+def loaded(code: NativeCode) -> ctypes.CDLL | None:
+    return load(code, "it is computed otherwise")
+
+
+@needs_level
+def test_it_is_used_without_a_compiler(
+    code: NativeCode, library: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    functions = load(code, "it is computed otherwise")
+    assert functions is not None and functions.answer() == 7
+    assert functions.origin == f"prebuilt for {library.parent.name}"
+    assert capsys.readouterr() == ("", "") and not (tmp_path / "cache").exists()
+
+
+@needs_level
+def test_it_is_used_if_the_compiler_fails(code: NativeCode, library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "/bin/false")
+    functions = load(code, "it is computed otherwise")
+    assert functions is not None and functions.origin == f"prebuilt for {library.parent.name}"
+
+
+@needs_level
+def test_the_compiler_is_preferred(code: NativeCode, library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(prebuilt, "FOLDER", library.parents[1])
+    monkeypatch.setenv("LMLONG_CACHE", str(library.parents[2] / "cache"))
+    functions = load(code, "it is computed otherwise")
+    assert functions is not None and functions.origin == "compiled on this machine"
+    monkeypatch.setenv(CHOICE, "prebuilt")
+    functions = load(code, "it is computed otherwise")
+    assert functions is not None and functions.origin == f"prebuilt for {library.parent.name}"
+
+
+@needs_level
+@pytest.mark.parametrize("change", ["source", "new source", "shared header", "constant", "generated header"])
+def test_a_library_of_other_code_is_not_used(
+    code: NativeCode, library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    assert loaded(code) is not None
+    if change == "source":
+        (code.folder / "code.cpp").write_text(SOURCE + "\n")
+    elif change == "new source":
+        (code.folder / "more.h").write_text("")
+    elif change == "shared header":
+        monkeypatch.setattr("lmlong.native.source.SHARED_HEADERS", tmp_path / "headers")
+        (tmp_path / "headers").mkdir()
+    elif change == "constant":
+        code = code._replace(shared=shared(8))
+    else:
+        code = code._replace(shared=shared(7, {"kinds.h": ""}))
+    assert loaded(code) is None
+
+
+@needs_level
+def test_a_damaged_library_is_not_used(code: NativeCode, library: Path) -> None:
+    library.write_bytes(b"")
+    assert loaded(code) is None
+
+
+@needs_level
+@pytest.mark.parametrize("what", ["file", "folder", "folder above"])
+def test_a_library_that_others_could_have_written_is_not_used(code: NativeCode, library: Path, what: str) -> None:
+    {"file": library, "folder": library.parent, "folder above": library.parents[1]}[what].chmod(0o777)
+    with pytest.warns(UserWarning, match="others can write there, so it is not loaded"):
+        assert loaded(code) is None
+
+
+@needs_level
+@needs_root
+def test_a_library_of_another_user_is_not_used(code: NativeCode, library: Path) -> None:
+    os.chown(library, 12345, 12345)
+    with pytest.warns(UserWarning, match="others can write there, so it is not loaded"):
+        assert loaded(code) is None
+
+
+@pytest.mark.parametrize(
+    ("machine", "features", "best"),
+    [
+        ("x86_64", V4 | {"avx512_vnni", "avx_vnni"}, "x86-64-v4-vnni"),
+        ("x86_64", V4, "x86-64-v4"),
+        ("x86_64", V4 - {"avx512bw"}, "x86-64-v3"),
+        ("x86_64", V3 | {"avx_vnni"}, "x86-64-v3-vnni"),
+        ("x86_64", V3 | {"avx512f", "avx512_vnni"}, "x86-64-v3"),
+        ("x86_64", V3, "x86-64-v3"),
+        *(("x86_64", V3 - {feature}, None) for feature in ("avx2", "fma", "f16c", "bmi2", "movbe")),
+        ("x86_64", frozenset(), None),
+        ("aarch64", {"fp", "asimd", "atomics", "asimddp"}, "armv8.2-dotprod"),
+        ("aarch64", {"fp", "asimd"}, "armv8"),
+        ("aarch64", V4, None),
+        ("riscv64", V4 | {"asimd"}, None),
+    ],
+)
+def test_the_best_level_of_a_processor(
+    monkeypatch: pytest.MonkeyPatch, machine: str, features: set[str], best: str | None
+) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    levels = suitable_levels(frozenset(features))
+    assert (levels[0] if levels else None) == best
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert suitable_levels(frozenset(features)) == []
+
+
+@needs_compiler
+def test_the_features_of_a_level_are_those_that_its_code_may_use() -> None:
+    """A level must name each feature that the compiler takes for given, by the names of Linux."""
+    for level in ("x86-64-v3", "x86-64-v3-vnni", "x86-64-v4", "x86-64-v4-vnni"):
+        assert compiler_features(LEVELS[level].flags) <= LEVELS[level].features, level
+
+
+def compiler_features(flags: tuple[str, ...]) -> set[str]:
+    """Return the instruction sets that the compiler enables by flags, as it names them."""
+    compiler = find_compiler()
+    assert compiler is not None
+    words = [compiler, "-E", "-dM", "-x", "c++", "/dev/null", *flags]
+    macros = subprocess.run(words, check=True, capture_output=True, text=True).stdout
+    known = {"SSE3", "SSSE3", "SSE4_1", "SSE4_2", "AVX", "AVX2", "BMI", "BMI2", "F16C", "FMA", "LZCNT", "MOVBE"}
+    known |= {"POPCNT", "AVX512F", "AVX512BW", "AVX512CD", "AVX512DQ", "AVX512VL", "AVX512VNNI", "AVXVNNI"}
+    defined = {line.split()[1].strip("_") for line in macros.splitlines() if line.startswith("#define __")}
+    unknown = {name for name in defined if name.startswith("AVX512")} - known
+    assert not unknown
+    linux = {"SSE3": "pni", "BMI": "bmi1", "LZCNT": "abm", "AVX512VNNI": "avx512_vnni", "AVXVNNI": "avx_vnni"}
+    return {linux.get(name, name.lower()) for name in known & defined}
+
+
+@pytest.mark.parametrize("value", ["compile", "yes"])
+def test_an_unknown_choice_is_refused(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv(CHOICE, value)
+    with pytest.raises(UsageError, match=f"{CHOICE}: {value} is not a value"):
+        find_compiler()
