@@ -219,6 +219,18 @@ def test_a_chain_that_is_cut_is_refused(trained: TrainedLanguageModel, tmp_path:
     assert is_equal(opened(trained, tmp_path).get(ME, names[3]), sessions[names[3]])
 
 
+def test_what_a_cut_chain_needs_stays(trained: TrainedLanguageModel, tmp_path: Path) -> None:
+    store = opened(trained, tmp_path)
+    sessions = grown(trained, store, TURNS[:2])
+    first, second, last = sessions
+    store.delete(ME, first)
+    path, aside = tmp_path / f"{second}.state", tmp_path / "aside"
+    path.rename(aside)
+    assert opened(trained, tmp_path).list(ME) == []
+    aside.rename(path)
+    assert is_equal(opened(trained, tmp_path).get(ME, last), sessions[last])
+
+
 @pytest.mark.parametrize("part", ["rows", "whole"])
 def test_a_damaged_part_is_refused(trained: TrainedLanguageModel, tmp_path: Path, part: str) -> None:
     sessions = grown(trained, opened(trained, tmp_path), TURNS[:2])
