@@ -1,6 +1,7 @@
 """`lmlong check`: check the causal-attention invariants of a trained model or a plug-in."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -14,16 +15,18 @@ from lmlong.report.progress import waiting
 @options.any_run
 @click.option("--tokens", default=512, metavar="N", type=options.TokenCount(8), help="Length of the text.")
 @options.json_file
+@options.weights
 @options.threads
 @options.device
-def check(run: str | None, tokens: int, json_file: Path | None, device: str) -> None:
+def check(run: str | None, tokens: int, json_file: Path | None, weights: Any, device: str) -> None:
     """Check the causal-attention invariants on the model of RUN, in the number format that it was trained in.
 
     On a text that the model generates: decoding token by token, a single forward pass and reading in parts must give
     the same result; later tokens must not affect earlier ones; rows and packed documents must not affect each other;
     the state must have its declared size; denominators must not approach 0. Exit code 1 if an invariant is violated.
 
-    Results are compared in float64. Apple GPUs do not support it, so the CPU is used on a Mac.
+    Results are compared in float64. Apple GPUs do not support it, so the CPU is used on a Mac. With --weights, the
+    float64 results have the same quantized weights, so that the rounding of activations is what is tolerated.
 
     With --plugin and without RUN, check each attention and feature map of the plug-in on random inputs.
 
@@ -41,7 +44,7 @@ def check(run: str | None, tokens: int, json_file: Path | None, device: str) -> 
     from lmlong.inference.samples import sampled_text
     from lmlong.model.device import float64_device, pick_device
 
-    loaded = load(run, float64_device(pick_device(device)).type, state_dtype="32")
+    loaded = load(run, float64_device(pick_device(device)).type, weights, state_dtype="32")
     text = sampled_text(loaded, rows=3, tokens=tokens)
     with waiting("checking the invariants"):
         report = check_laws(loaded, *text)

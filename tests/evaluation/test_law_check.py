@@ -68,6 +68,17 @@ def test_every_attention_keeps_the_laws(form: recipe.Attention, precision: str) 
     assert bool(report.denominators) == (form.kind == "linear")
 
 
+@thinned(every_nth(5, every_form), pytest.mark.parametrize("weights", ["bf16", "int8", "int4"]))
+def test_every_attention_keeps_the_laws_with_quantized_weights(form: recipe.Attention, weights: Any) -> None:
+    loaded = trained(form)
+    text = sampled_text(loaded, rows=2, tokens=100)
+    loaded.model.quantize(weights)
+    report = check(loaded, *text)
+    assert broken(report) == set()
+    first = report.verdicts[0]
+    assert first.measured < first.allowed < (1e-4 if weights == "bf16" else 0.2)
+
+
 @pytest.fixture
 def by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """No native code, which changes in Python would not reach."""
