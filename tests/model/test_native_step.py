@@ -72,6 +72,7 @@ KEPT = pytest.mark.parametrize("kept", ["32", "bf16", "int8", "int4"])
 
 
 def shaped(shape: dict[str, Any], kept: str = "32") -> LanguageModel:
+    torch.manual_seed(0)  # of random features
     model = stirred(
         LanguageModel(Model(**{"width": 16, "layers": 2, "heads": 2, "attention": LINEAR, **shape}), VOCABULARY), 0.5
     ).eval()
