@@ -52,12 +52,15 @@ def mistakes(
 def _unknown_key(
     detail: ErrorDetails, values: Any, section: type[BaseModel], suggest_paths: bool
 ) -> tuple[KeyPath, str]:
-    """Return the path of an unknown key, and a message that names similar keys or all keys of its section."""
+    """Return the path of an unknown key, and a message that names a similar key of its section, else options of
+    that name elsewhere, else keys of its section."""
     *outer, key = detail["loc"]
     path, shape = _follow(tuple(outer), values, section)
-    paths = paths_of(str(key), section) if suggest_paths else []
     names = list(sections(shape)[0].model_fields)
-    hint = f" Did you mean {' or '.join(map(repr, paths))}?" if paths else _known_keys(key, path, names)
+    hint = nearest(key, names)
+    if not hint and suggest_paths and (paths := paths_of(str(key), section)):
+        hint = f" Did you mean {' or '.join(map(repr, paths))}?"
+    hint = hint or _known_keys(key, path, names)
     return (*path, key), f"unknown key.{hint}"
 
 
@@ -115,9 +118,7 @@ def _not_one_of(value: Any, words: list[str]) -> str:
 
 
 def _known_keys(key: object, section: KeyPath, names: list[str]) -> str:
-    """Return a hint: the nearest key of a section, all keys of a short section, or a few of a long one."""
-    if hint := nearest(key, names):
-        return hint
+    """Return a hint: all keys of a short section, or a few of a long one."""
     if len(names) <= MAX_LISTED:
         return f" Known here: {', '.join(names)}."
     close = get_close_matches(str(key), names, n=MAX_NEAREST, cutoff=0)

@@ -393,3 +393,12 @@ def test_an_unknown_key_that_is_the_name_of_an_option_elsewhere(override: str, h
     with pytest.raises(RecipeError) as error:
         load("quickstart", [override])
     assert str(error.value) == f"{override}: unknown key. {hint}"
+
+
+def test_a_key_of_the_same_section_is_nearer_than_one_of_that_name_elsewhere(file: Path) -> None:
+    """text.tokenizer.path exists."""
+    (found,) = complaints(file, "text:\n  sources:\n    - {kind: files, paths: [a.txt], path: x.txt}\n")
+    assert found == "file:3: text.sources.0.path: unknown key. Did you mean 'paths'?"
+    with pytest.raises(RecipeError) as error:
+        load("book", ["text.sources.0.path=x.txt"])
+    assert str(error.value) == "text.sources.0.path=x.txt: unknown key. Did you mean 'paths'?"
