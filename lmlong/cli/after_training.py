@@ -29,7 +29,7 @@ def under_next(commands: Sequence[str]) -> str:
     return "\n".join(["next:", *(f"  {command}" for command in commands)])
 
 
-def after_training(result: TrainingResult, resume: str, sample: str = "", commands: Sequence[str] = ()) -> str:
+def after_training(result: TrainingResult, sample: str = "", commands: Sequence[str] = (), resume: str = "") -> str:
     """Return the result, a sample of the model's text and the commands to try next, or the step of a stopped run and
     the command that resumes it."""
     validation = result.validation

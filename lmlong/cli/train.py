@@ -72,7 +72,7 @@ def train(
     result = run(chosen, folder, resume, overwrite)
     if result.is_main_process:
         resume_by = resume_command(result.run, chosen.name)
-        click.echo(after_training(result, resume_by, _sample(result), next_commands(result.run, chosen)))
+        click.echo(after_training(result, _sample(result), next_commands(result.run, chosen), resume_by))
     if result.signal is not None:
         raise SystemExit(128 + result.signal)
 
