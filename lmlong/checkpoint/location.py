@@ -9,6 +9,7 @@ from lmlong.errors import CheckpointError, nearest
 from lmlong.io.links import follow_link
 
 EXPORTED = ("modeling_lmlong.py", "model.onnx")
+MOST_LISTED = 5
 LATEST, BEST = "latest", "best"
 NAME = re.compile(r"step-(\d{8,})")
 """The names of checkpoints; everything else beside them belongs to the user and is left alone."""
@@ -28,14 +29,21 @@ def find(run: str | Path) -> Path:
     try:
         path = run_path(run)
         if not path.exists():
-            runs = [folder.name for folder in Path("runs").glob("*/")]
-            raise CheckpointError(f"{run}: no such run or checkpoint.{nearest(str(run).removeprefix('runs/'), runs)}")
+            raise CheckpointError(f"{run}: no such run or checkpoint.{_runs_near(path)}")
         for link in (path, path / "checkpoints" / LATEST):
             if checkpoint := _follow(link):
                 return checkpoint
     except OSError as error:
         raise CheckpointError(f"{error.filename or run}: cannot be read ({error.strerror}).") from error
     raise CheckpointError(f"{path}: {_why_not(path)}")
+
+
+def _runs_near(missing: Path) -> str:
+    """Return a hint at the runs in the folder of a missing one: the nearest name, or a few names."""
+    folder = Path("runs") if missing.parent == Path() else missing.parent
+    runs = sorted(found.parent.name for found in folder.glob("*/checkpoints"))
+    listed = ", ".join(runs[:MOST_LISTED]) + (f" and {rest} more" if (rest := len(runs) - MOST_LISTED) > 0 else "")
+    return nearest(missing.name, runs) or (f" {folder} has {listed}." if runs else "")
 
 
 def checkpoints_in(run: Path) -> list[Path]:

@@ -29,14 +29,15 @@ def under_next(commands: Sequence[str]) -> str:
     return "\n".join(["next:", *(f"  {command}" for command in commands)])
 
 
-def after_training(result: TrainingResult, sample: str = "", commands: Sequence[str] = ()) -> str:
-    """Return the result, a sample of the model's text and the commands to try next, or the step of a stopped run."""
+def after_training(result: TrainingResult, sample: str = "", commands: Sequence[str] = (), resume: str = "") -> str:
+    """Return the result, a sample of the model's text and the commands to try next, or the step of a stopped run and
+    the command that resumes it."""
     validation = result.validation
     if validation is None and result.signal is None:
         more = "Raise training.steps, tokens or minutes to continue."
         return f"{result.run} is at step {result.step} and has no more to do. {more}"
     if validation is None:
-        return f"stopped after step {result.step}, saved in {result.run}. Resume with --resume auto."
+        return f"stopped after step {result.step}, saved in {result.run}. Resume by: {resume}"
     if result.baselines is None:
         hidden = f"{validation.tokens:,} hidden tokens of held-out text"
         lines = [f"validation   perplexity {validation.perplexity:.3f} on {hidden}"]

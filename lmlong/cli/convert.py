@@ -46,6 +46,8 @@ def convert(
     lmlong convert runs/softmax --to mine.yaml
     lmlong convert runs/softmax --to mine.yaml --resume
     """
+    if resume and "auto" in overrides:
+        raise click.UsageError("--resume of convert takes no value. Leave out auto.")
     chosen = load_recipe(recipe, [*overrides, f"training.init_from={run}"])
     if resume and overwrite:
         raise click.UsageError("--resume and --overwrite are mutually exclusive. Leave out one of them.")

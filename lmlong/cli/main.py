@@ -96,7 +96,9 @@ def main() -> NoReturn:
     try:
         code = _run(sys.argv[1:])
         sys.stdout.flush()
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
+        if str(interrupt):
+            click.echo(interrupt, err=True)
         code = INTERRUPTED
     except (OSError, MemoryError, RuntimeError) as error:
         if (exit_code := _system_error(error)) is None:

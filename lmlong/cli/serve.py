@@ -116,6 +116,8 @@ def serve(
     prepare_process()
     with folder_lock:
         ended_by = Server(app, listening, chosen.grace, print_address).serve_until_signal()
+    if any(folder.glob("*.state")):
+        click.echo(f"stopped; sessions are in {folder}", err=True)
     if ended_by:
         sys.exit(128 + ended_by)
 

@@ -7,6 +7,7 @@ import click
 
 from lmlong.cli import options
 from lmlong.cli.plugins import load_recipe
+from lmlong.io.signal_handlers import NOTHING_SAVED, interrupt_says
 
 if TYPE_CHECKING:
     from lmlong.training.run import TrainingResult
@@ -63,12 +64,15 @@ def train(
         click.echo(plan.text())
         return
 
-    from lmlong.cli.after_training import after_training, next_commands
-    from lmlong.training.run import run
+    with interrupt_says(NOTHING_SAVED):
+        from lmlong.cli.after_training import after_training, next_commands
+        from lmlong.recipe.parsed import resume_command
+        from lmlong.training.run import run
 
     result = run(chosen, folder, resume, overwrite)
     if result.is_main_process:
-        click.echo(after_training(result, _sample(result), next_commands(result.run, chosen)))
+        resume_by = resume_command(result.run, chosen.name)
+        click.echo(after_training(result, _sample(result), next_commands(result.run, chosen), resume_by))
     if result.signal is not None:
         raise SystemExit(128 + result.signal)
 

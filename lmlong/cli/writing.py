@@ -162,7 +162,8 @@ def _show_prompt(prompt: Prompt) -> None:
 
 
 def _speed(what: str, tokens: int, seconds: float) -> str:
-    return f"{what} {tokens:,} tokens in {seconds:.2f} s ({tokens / max(seconds, 1e-9):,.0f} tokens/s)"
+    unit = "token" if tokens == 1 else "tokens"
+    return f"{what} {tokens:,} {unit} in {seconds:.2f} s ({tokens / max(seconds, 1e-9):,.0f} tokens/s)"
 
 
 def _print(text: str) -> None:

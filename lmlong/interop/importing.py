@@ -80,9 +80,15 @@ def _tokenizer(source: LlamaSource) -> HuggingFaceTokenizer:
 def open_source(path: Path) -> LlamaSource:
     """Return the model in a file or folder. Its content determines the format."""
     if not path.exists():
+        fetch = "Nothing is downloaded here: fetch the model first, for example by"
+        if path.suffix.lower() == ".gguf":
+            raise UsageError(
+                f"{path}: no such file or folder. {fetch} `hf download OWNER/REPOSITORY {path.name} --local-dir .`, "
+                "then import that file."
+            )
         name = path.as_posix() if len(path.parts) == 2 else f"OWNER/{path.name}"
         raise UsageError(
-            f"{path}: no such file or folder. Nothing is downloaded here: fetch the model first, for example by "
+            f"{path}: no such file or folder. {fetch} "
             f"`hf download {name} --local-dir {path.name}` or `git clone https://huggingface.co/{name}`, then import "
             "that folder."
         )

@@ -2,7 +2,8 @@
 
 import signal
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -51,6 +52,18 @@ class Handlers:
         """Set the handlers; call it again if other code has replaced them within the block."""
         for number in self._before:
             signal.signal(number, self.receive)
+
+
+NOTHING_SAVED = "stopped before the first step; nothing was saved"
+
+
+@contextmanager
+def interrupt_says(message: str) -> Iterator[None]:
+    """Give a KeyboardInterrupt within the block a message, which the command line prints."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(message) from None
 
 
 def _is_free(number: int, handler: Any) -> bool:

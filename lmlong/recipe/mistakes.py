@@ -26,6 +26,9 @@ from lmlong.recipe.reference import (
 )
 from lmlong.recipe.yaml import UNREADABLE, KeyPath, at, dotted, undotted
 
+MAX_SHOWN = 60
+"""The characters of a value that a message shows."""
+
 MAX_LISTED, MAX_NEAREST = 8, 3
 """The message for an unknown key lists all keys of a section with up to MAX_LISTED keys, else the MAX_NEAREST most
 similar."""
@@ -52,12 +55,15 @@ def mistakes(
 def _unknown_key(
     detail: ErrorDetails, values: Any, section: type[BaseModel], suggest_paths: bool
 ) -> tuple[KeyPath, str]:
-    """Return the path of an unknown key, and a message that names similar keys or all keys of its section."""
+    """Return the path of an unknown key, and a message that names a similar key of its section, else options of
+    that name elsewhere, else keys of its section."""
     *outer, key = detail["loc"]
     path, shape = _follow(tuple(outer), values, section)
-    paths = paths_of(str(key), section) if suggest_paths else []
     names = list(sections(shape)[0].model_fields)
-    hint = f" Did you mean {' or '.join(map(repr, paths))}?" if paths else _known_keys(key, path, names)
+    hint = nearest(key, names)
+    if not hint and suggest_paths and (paths := paths_of(str(key), section)):
+        hint = f" Did you mean {' or '.join(map(repr, paths))}?"
+    hint = hint or _known_keys(key, path, names)
     return (*path, key), f"unknown key.{hint}"
 
 
@@ -84,7 +90,7 @@ def _wrong_value(detail: ErrorDetails, values: Any, section: type[BaseModel]) ->
             words = choices(shape)
             return path, _not_one_of(next(name for name in names if name not in words), words)
     most = inf if detail["type"] == "less_than_equal" else LARGEST_SHOWN
-    return path, f"expected {in_words(shape, most)}, got {_show(value)}.{_remedy(shape, value)}"
+    return path, f"expected {in_words(shape, most)}, got {_show(value)}.{_remedy(shape, value, path)}"
 
 
 def _follow(where: tuple[int | str, ...], values: Any, section: type[BaseModel]) -> tuple[KeyPath, Shape]:
@@ -115,9 +121,7 @@ def _not_one_of(value: Any, words: list[str]) -> str:
 
 
 def _known_keys(key: object, section: KeyPath, names: list[str]) -> str:
-    """Return a hint: the nearest key of a section, all keys of a short section, or a few of a long one."""
-    if hint := nearest(key, names):
-        return hint
+    """Return a hint: all keys of a short section, or a few of a long one."""
     if len(names) <= MAX_LISTED:
         return f" Known here: {', '.join(names)}."
     close = get_close_matches(str(key), names, n=MAX_NEAREST, cutoff=0)
@@ -147,16 +151,25 @@ def _show(value: Any) -> str:
         return "a list" if value else "an empty list"
     if value is None or isinstance(value, bool):
         return {None: "nothing", True: "true", False: "false"}[value]
-    return repr(value) if len(repr(value)) <= 60 else repr(value)[:56] + " ..."
+    return repr(value) if len(repr(value)) <= MAX_SHOWN else repr(value)[:56] + " ..."
 
 
-def _remedy(shape: Shape, value: Any) -> str:
+def _short(value: Any) -> str:
+    """Return a value on the right of an override, if it is a short one."""
+    return str(value) if isinstance(value, str | int | float) and len(str(value)) <= MAX_SHOWN else "..."
+
+
+def _remedy(shape: Shape, value: Any, path: KeyPath) -> str:
     """Return a hint how to write the value that was probably meant."""
     types = [branch.type for branch in shape]
     if str in types and isinstance(value, bool | int | float):
         return " Put it in quotes."
     if int in types and isinstance(value, float) and value.is_integer():
         return f" Write {int(value)}."
+    if sections(entry(shape)) and isinstance(value, dict) and "kind" not in value:
+        return "".join(f" Write '{dotted((*path, 0, key))}={_short(inner)}'." for key, inner in [*value.items()][:1])
+    if isinstance(value, str) and any("kind" in section.model_fields for section in sections(shape)[:1]):
+        return f" Write '{dotted((*path, 'kind'))}={_short(value)}'."
     if entry(shape) and isinstance(value, str):
         return f" Write [{value}]."
     return ""

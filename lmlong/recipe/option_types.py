@@ -23,10 +23,10 @@ def _words(value: Any) -> Any:
 LENGTH = BeforeValidator(_tokens)
 """A number of tokens, which may be written as 4k or 1m."""
 
-COMMA_LIST = BeforeValidator(_words)
-"""A list of texts, which may be written as one text with commas.
+FILE_NAMES = BeforeValidator(_words)
+"""A list of file names, which may be written as one text with commas.
 
-On a command line this needs no brackets, which a shell may expand as a file pattern. A text that contains a comma must
+On a command line this needs no brackets, which a shell may expand as a file pattern. A name that contains a comma must
 be in a list.
 """
 

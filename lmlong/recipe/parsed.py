@@ -34,6 +34,12 @@ ATTENTION: KeyPath = ("model", "attention")
 RECIPE = "recipe.yaml"
 """The file in a run folder or checkpoint that holds its recipe."""
 
+ENVIRONMENT = "environment.json"
+"""The file that marks a run folder."""
+
+RUNS = Path("runs")
+"""The folder of runs that are named by their recipes."""
+
 
 class MissingPlugin(RecipeError):
     """A recipe needs a plug-in that is not loaded and that it may not load itself."""
@@ -56,11 +62,23 @@ def find_recipe(name_or_path: str) -> Path:
     if path.is_file():
         return path
     hint = nearest(path.stem, shipped) or f" Shipped recipes: {', '.join(shipped)}."
+    if (path / ENVIRONMENT).is_file() and (path / RECIPE).is_file():
+        name = at(_recipe_of(str(path)), ("name",))
+        raise RecipeError([f"{name_or_path}: is a run. Resume it by: {resume_command(path, str(name))}"])
     if path.is_dir():
         remedy = "Name the recipe file in it, or train on its texts"
         raise RecipeError([f"{name_or_path}: is a folder, not a recipe. {remedy}: {_training_on(path, 'library')}."])
     is_path = path.name != name_or_path or path.suffix in SUFFIXES
+    other = next((file for suffix in SUFFIXES if (file := path.with_suffix(suffix)).is_file()), None)
+    if path.suffix in SUFFIXES and other:
+        hint = f" Did you mean '{other}'?"
     raise RecipeError([f"{name_or_path}: {'there is no such file' if is_path else 'no recipe of that name'}.{hint}"])
+
+
+def resume_command(run: Path, name: str) -> str:
+    """Return the command that resumes a run whose recipe has this name."""
+    out = [] if run == RUNS / name else ["--out", str(run)]
+    return shlex.join(["lmlong", "train", str(run / RECIPE), *out, "--resume", "auto"])
 
 
 def read_recipe_file(file: Path) -> str:

@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
 from lmlong.recipe.bounds import LARGEST_SHOWN
-from lmlong.recipe.option_types import COMMA_LIST, LENGTH, NameIn, PatternIn
+from lmlong.recipe.option_types import FILE_NAMES, LENGTH, NameIn, PatternIn
 
 PLAIN = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
 BOUNDS = {"gt": "above {}", "ge": "at least {}", "lt": "below {}", "le": "at most {}", "pattern": "of the form {}"}
@@ -124,8 +124,9 @@ def _type_in_words(branch: Branch) -> str:
         return f"{PLAIN[int]} (or such as 4k, 1m)"
     if is_list(branch):
         length = "".join(f" of {limit} or more" for limit in _limits(branch, "min_length"))
-        commas = " (or such as a,b)" if COMMA_LIST in branch.bounds else ""
-        return f"a list{length}, each {in_words(entry((branch,)))}{commas}"
+        if FILE_NAMES in branch.bounds:
+            return "one or more file names, such as a.txt,b.txt"
+        return f"a list{length}, each {in_words(entry((branch,)))}"
     return PLAIN[branch.type]
 
 

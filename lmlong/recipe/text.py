@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from lmlong.errors import nearest
 from lmlong.recipe import bounds
-from lmlong.recipe.option_types import COMMA_LIST, LENGTH
+from lmlong.recipe.option_types import FILE_NAMES, LENGTH
 from lmlong.recipe.section import Options, mistake
 
 
@@ -27,7 +27,7 @@ class Files(Options):
     .json, .csv, .tsv, .parquet, .arrow and FASTA is one document; ZIP and TAR archives are read file by file."""
 
     kind: Literal["files"]
-    paths: Annotated[list[str], COMMA_LIST] = Field(min_length=1)
+    paths: Annotated[list[str], FILE_NAMES] = Field(min_length=1)
     """Files, folders or globs (** crosses folders), also compressed by .gz, .zst, .bz2 or .xz. Relative paths start at
     the current folder. One text with commas is a list: paths=a.txt,b.txt. In a folder, .txt, .md, .py, .jsonl, .ndjson,
     .parquet, .arrow, FASTA, documents and archives are read; all other files are reported as left out. - is standard

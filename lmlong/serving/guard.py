@@ -35,6 +35,9 @@ OF_FILES = re.compile(r"/v1/sessions(/[^/]+/append)?")
 
 A_SESSION = re.compile(r"(?<=^/v1/sessions/)[^/]+")
 
+LONGEST_SHOWN = 80
+"""Characters of a header that an error quotes."""
+
 LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
@@ -126,11 +129,10 @@ class Guard:
         if scope["method"] != "POST":
             return
         kind = media_type(headers)
-        takes_files = OF_FILES.fullmatch(scope["path"])
+        takes_files = OF_FILES.fullmatch(scope["path"]) is not None
         is_known = kind == "application/json" or (takes_files and kind in FILES)
         if not is_known or headers.get("content-encoding", "identity") != "identity":
-            types = "application/json or application/octet-stream" if takes_files else "application/json"
-            raise ApiError(415, f"A body must be {types}, not compressed.", code="unsupported_media_type")
+            raise _unsupported(kind, headers.get("content-encoding", "identity"), is_known, takes_files)
         size = headers.get("content-length", "0")
         if size.isdecimal() and int(size[:20]) > self._settings.max_body:
             raise self._too_large()
@@ -165,6 +167,18 @@ class Guard:
 
     def _too_large(self) -> ApiError:
         return ApiError(413, f"The body has more than {self._settings.max_body:,} bytes.", code="body_too_large")
+
+
+def _unsupported(kind: str, encoding: str, is_known: bool, takes_files: bool) -> ApiError:
+    """Return the refusal of a body by its type or encoding, with what to send instead."""
+    if is_known:
+        message = f"Content-Encoding is {encoding[:LONGEST_SHOWN]}. Send the body as it is, not compressed."
+    else:
+        of_file = "curl -H 'Content-Type: application/octet-stream' --data-binary @FILE"
+        remedy = f"For a file, send application/octet-stream, for example by {of_file}; for JSON, application/json."
+        remedy = remedy if takes_files else "Send application/json."
+        message = f"Content-Type is {kind[:LONGEST_SHOWN] or 'missing'}. {remedy}"
+    return ApiError(415, message, code="unsupported_media_type")
 
 
 def warning(hosts: Hosts, bound: str, keys: Sequence[str]) -> Sequence[str]:

@@ -29,6 +29,7 @@ from lmlong.data.baselines import Baselines
 from lmlong.data.notes import text_notes
 from lmlong.errors import UsageError
 from lmlong.io.files import atomic_write
+from lmlong.io.signal_handlers import NOTHING_SAVED, interrupt_says
 from lmlong.model.base import count_parameters
 from lmlong.model.metrics import LossTotals
 from lmlong.recipe import Recipe
@@ -50,6 +51,9 @@ PACKAGES = ("torch", "lightning", "sentencepiece", "safetensors", "numpy")
 
 PRECISIONS = {"32": "32-true", "bf16": "bf16-mixed", "16": "16-mixed"}
 """The number formats of recipes, by Lightning's names."""
+
+FORMATS = {"32": "float32", "bf16": "bf16", "16": "float16"}
+"""The number formats of recipes, as printed."""
 
 
 class TrainingResult(NamedTuple):
@@ -122,20 +126,21 @@ def run(
     with locked(folder) if is_main_process() else nullcontext():
         if is_main_process():
             check_folder(folder, recipe, resume, overwrite)
-        checkpoint = resume_point(folder, resume) if resume else None
-        if resume and not checkpoint and is_main_process():
-            print(f"{folder}: no checkpoint yet, so a new run begins", file=sys.stderr)
-        prepared = prepare_resumed_run(recipe, checkpoint) if checkpoint else prepare_new_run(recipe)
-        module = TrainingModule(prepared, policy)
-        signals = StopOnSignal(recipe.processes)
-        callback = TrainingCallback(folder, prepared, signals)
-        if is_main_process():  # all checks have passed by now
-            if overwrite:
-                clear(folder)
-            if checkpoint:
-                make_newest(folder, checkpoint, callback.checkpoints)
-            _record(callback)
-            _print_start(prepared)
+        with interrupt_says(NOTHING_SAVED if is_main_process() else ""):
+            checkpoint = resume_point(folder, resume) if resume else None
+            if resume and not checkpoint and is_main_process():
+                print(f"{folder}: no checkpoint yet, so a new run begins", file=sys.stderr)
+            prepared = prepare_resumed_run(recipe, checkpoint) if checkpoint else prepare_new_run(recipe)
+            module = TrainingModule(prepared, policy)
+            signals = StopOnSignal(recipe.processes)
+            callback = TrainingCallback(folder, prepared, signals)
+            if is_main_process():  # all checks have passed by now
+                if overwrite:
+                    clear(folder)
+                if checkpoint:
+                    make_newest(folder, checkpoint, callback.checkpoints)
+                _record(callback)
+                _print_start(prepared)
         return _fit(module, callback, signals)
 
 
@@ -198,7 +203,8 @@ def _print_start(prepared: PreparedRun) -> None:
         print(line, file=sys.stderr)
     print(
         f"{count_parameters(prepared.model):,} parameters, {length} of {prepared.recipe.tokens_per_step:,} tokens, "
-        f"{training.precision} on {prepared.device.type}" + (f", from {prepared.start}" if prepared.start else ""),
+        f"{FORMATS[training.precision]} on {prepared.device.type}"
+        + (f", from {prepared.start}" if prepared.start else ""),
         file=sys.stderr,
     )
 

@@ -16,6 +16,7 @@ from lmlong.io.files import parse_json
 from lmlong.io.links import is_link
 from lmlong.io.lock import Held, Lock
 from lmlong.recipe import Recipe
+from lmlong.recipe.parsed import RUNS
 from lmlong.training.metrics_log import METRICS_FILE
 
 LOCK = ".lock"
@@ -41,7 +42,7 @@ OWN_LINKS = re.compile(rf"({ABANDONED.pattern}/)*(checkpoints/({LATEST}|{BEST}|{
 
 def default_folder(recipe: Recipe) -> Path:
     """Return the default run folder of a recipe."""
-    return Path("runs") / recipe.name
+    return RUNS / recipe.name
 
 
 @contextmanager

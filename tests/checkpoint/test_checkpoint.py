@@ -35,6 +35,12 @@ def test_a_checkpoint_is_found_by_run_by_name_and_by_path(checkpoint: Path, monk
     assert read.find("mine") == (run.parent / "runs/mine/checkpoints/step-00000007").resolve()
     with pytest.raises(CheckpointError, match=r"mien: no such run or checkpoint\. Did you mean 'mine'\?"):
         read.find("mien")
+    for name in "bcdef":
+        Path("runs", name, "checkpoints").mkdir(parents=True)
+    for missing in ("xyz", "runs/xyz"):
+        with pytest.raises(CheckpointError) as error:
+            read.find(missing)
+        assert str(error.value) == f"{missing}: no such run or checkpoint. runs has b, c, d, e, f and 1 more."
 
 
 def test_a_run_without_a_checkpoint_says_so(tmp_path: Path) -> None:

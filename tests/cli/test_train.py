@@ -1,13 +1,18 @@
 """`lmlong train`: bad input gives one message and nothing half-written; a run ends with a result and a sample."""
 
+import shlex
+import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from commands import Finished, lmlong
 from machine import new_cache
 
-from lmlong.training import plan, profile
+from lmlong.training import plan, profile, run
+from lmlong.training.metrics_log import METRICS_FILE, read_entries
+from lmlong.training.progress import Progress
 
 TINY = ["text.tokenizer.kind=bytes", "text.sequence_length=16", "model.width=16", "model.layers=1", "model.heads=2"]
 
@@ -60,12 +65,50 @@ def test_a_mistake_is_one_message(
 def test_a_run_ends_with_its_result_a_sample_and_the_commands_to_try_next(trained: Finished) -> None:
     result, _, rest = trained.stdout.partition("\nsample:\n")
     sample, _, commands = rest.partition("\n\nnext:\n")
+    assert ", float32 on " in trained.stderr
     assert trained.returncode == 0 and "gzip -9" in result and "bits per byte" in result
     assert len(sample) > 20 and all(line.startswith("  ") for line in sample.splitlines() if line)
     assert all(character.isprintable() or character in "\n\t" for character in sample)
     assert commands.splitlines() == ["  lmlong generate runs/mine", "  lmlong eval runs/mine"]
     again = lmlong("train", "mine.yaml", *TINY, "--resume", "auto")  # nothing was trained
     assert again.returncode == 0 and "sample:" not in again.stdout
+
+
+def test_a_stopped_run_is_resumed_by_the_command_that_is_printed(
+    trained: Finished, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether or not the folder has the name of the recipe, and also when the run is given in place of a recipe."""
+    log = Progress.step
+
+    def step_with_signal(progress: Progress, step: int, *more: Any) -> float:
+        if step == 1:
+            signal.raise_signal(signal.SIGINT)
+        return log(progress, step, *more)
+
+    for out, more in (("runs/stopped", ["name=stopped"]), ("other", [])):
+        with monkeypatch.context() as patch:
+            patch.setattr(Progress, "step", step_with_signal)
+            stopped = lmlong("train", "mine.yaml", *TINY, *more, "--out", out)
+        command = stopped.stdout.partition("Resume by: ")[2].strip()
+        assert stopped.returncode == 130 and ("--out" in command) == (out == "other")
+        refused = lmlong("train", out, "--resume", "auto")
+        assert (refused.returncode, refused.stderr) == (2, f"error: {out}: is a run. Resume it by: {command}\n")
+        resumed = lmlong(*shlex.split(command)[1:])
+        assert resumed.returncode == 0 and "bits per byte" in resumed.stdout
+        assert [line["step"] for line in read_entries(Path(out) / METRICS_FILE) if "loss" in line][-1] == 2
+
+
+def test_an_interrupt_before_the_first_step_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "TrainingModule", lambda *given: signal.raise_signal(signal.SIGINT))
+    stopped = lmlong("train", "mine.yaml", *TINY, "--out", "early")
+    assert (stopped.returncode, stopped.stdout) == (130, "")
+    assert stopped.stderr.splitlines()[-1] == "stopped before the first step; nothing was saved"
+    assert not Path("early").exists()
+
+
+def test_convert_takes_no_value_for_resume() -> None:
+    refused = lmlong("convert", "runs/mine", "--to", "mine.yaml", "--resume", "auto")
+    assert refused.returncode == 2 and "--resume of convert takes no value" in refused.stderr
 
 
 def test_a_foreign_tokenizer_in_a_checkpoint_is_refused(trained: Finished) -> None:

@@ -221,8 +221,9 @@ def test_statistics_go_to_standard_error(run: Path) -> None:
     options = ["--prompt", "abcabcabc", "--max-tokens", "60", "--temperature", "0", "--stats"]
     drafted, plain = (CliRunner().invoke(generate, [str(run), *options, *more]) for more in ([], ["--no-drafts"]))
     assert drafted.stdout == plain.stdout and "drafts" not in plain.stderr
-    done = CliRunner().invoke(generate, [str(run), "--prompt", "a", "--max-tokens", "2", "--stats", "--no-fast-decode"])
+    done = CliRunner().invoke(generate, [str(run), "--prompt", "", "--max-tokens", "1", "--stats", "--no-fast-decode"])
     assert "; decoded by torch" in done.stderr
+    assert "prompt 1 token in" in done.stderr and "written 1 token in" in done.stderr
 
 
 @needs_native

@@ -352,7 +352,12 @@ def test_a_disk_that_fills_up_leaves_nothing_behind(tmp_path: Path, source: Path
 
 
 @pytest.mark.parametrize(
-    ("path", "name"), [("HuggingFaceTB/SmolLM2-135M", "HuggingFaceTB/SmolLM2-135M"), ("none", "OWNER/none")]
+    ("path", "name"),
+    [
+        ("HuggingFaceTB/SmolLM2-135M", "HuggingFaceTB/SmolLM2-135M"),
+        ("none", "OWNER/none"),
+        ("models/none.gguf", "OWNER/REPOSITORY none.gguf"),
+    ],
 )
 def test_a_name_is_no_model_that_is_downloaded(tmp_path: Path, path: str, name: str) -> None:
     with pytest.raises(UsageError, match=rf"{path}: no such file.*Nothing is downloaded.*hf download {name} "):

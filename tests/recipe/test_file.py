@@ -181,6 +181,7 @@ def test_an_override_that_cannot_be_used(here: Path, override: str, complaint: s
         ("quikstart", "quikstart: no recipe of that name. Did you mean 'quickstart'?"),
         ("zzz", f"zzz: no recipe of that name. Shipped recipes: {', '.join(shipped_recipes())}."),
         ("quickstart.yaml", "quickstart.yaml: there is no such file. Did you mean 'quickstart'?"),
+        ("mine.yml", "mine.yml: there is no such file. Did you mean 'mine.yaml'?"),
         ("a/zzz", f"a/zzz: there is no such file. Shipped recipes: {', '.join(shipped_recipes())}."),
         (
             ".",
@@ -190,6 +191,7 @@ def test_an_override_that_cannot_be_used(here: Path, override: str, complaint: s
     ],
 )
 def test_a_recipe_that_is_not_there(here: Path, name: str, complaint: str) -> None:
+    write(here / "mine.yaml", "training: {steps: 1}\n")
     with pytest.raises(RecipeError) as caught:
         load(name)
     assert caught.value.mistakes == [complaint]

@@ -123,8 +123,8 @@ text:
         "file:5: text.sources.2.paths.0: expected text, got 1. Put it in quotes.",
         "file:5: text.sources.2.files: unknown key. Known here: kind, paths, column, soft_masks, weight.",
         f"file:6: text.sources.3: expected a section of kind {kinds}, got 3.",
-        "file:7: text.sources.4.paths: expected a list of 1 or more, each text (or such as a,b), got an empty list.",
-        "file:8: text.sources.5.paths: expected a list of 1 or more, each text (or such as a,b), got a section.",
+        "file:7: text.sources.4.paths: expected one or more file names, such as a.txt,b.txt, got an empty list.",
+        "file:8: text.sources.5.paths: expected one or more file names, such as a.txt,b.txt, got a section.",
         "file:9: text.sources.6.dataset: missing. Expected text.",
         f"file:10: text.sources.7.kind: a list is not one of {kinds}. Did you mean 'hub'?",
     ]
@@ -393,3 +393,28 @@ def test_an_unknown_key_that_is_the_name_of_an_option_elsewhere(override: str, h
     with pytest.raises(RecipeError) as error:
         load("quickstart", [override])
     assert str(error.value) == f"{override}: unknown key. {hint}"
+
+
+def test_a_key_of_the_same_section_is_nearer_than_one_of_that_name_elsewhere(file: Path) -> None:
+    """text.tokenizer.path exists."""
+    (found,) = complaints(file, "text:\n  sources:\n    - {kind: files, paths: [a.txt], path: x.txt}\n")
+    assert found == "file:3: text.sources.0.path: unknown key. Did you mean 'paths'?"
+    with pytest.raises(RecipeError) as error:
+        load("book", ["text.sources.0.path=x.txt"])
+    assert str(error.value) == "text.sources.0.path=x.txt: unknown key. Did you mean 'paths'?"
+
+
+@pytest.mark.parametrize(
+    ("override", "remedy"),
+    [
+        ("text.sources.paths=my-book.txt", "got a section. Write 'text.sources.0.paths=my-book.txt'."),
+        ("model.attention=linear", "got 'linear'. Write 'model.attention.kind=linear'."),
+        ("text.sources={kind: files}", "got a section."),
+        ("text.sources={}", "got a section."),
+    ],
+)
+def test_a_wrong_level_is_answered_by_the_override_that_was_meant(override: str, remedy: str) -> None:
+    with pytest.raises(RecipeError) as error:
+        load("book", [override])
+    (message,) = error.value.mistakes
+    assert message.startswith(override) and message.endswith(remedy)

@@ -80,7 +80,7 @@ def test_a_server_from_its_start_to_a_signal(run: Path, tmp_path: Path) -> None:
             *_, last = (line for line in lines if line)
             assert "shutting_down" in last
         assert process.wait(30) == 143
-        assert process.stderr is not None and process.stderr.read() == ""
+        assert process.stderr is not None and process.stderr.read() == f"stopped; sessions are in {run}-sessions\n"
 
 
 def crowd(address: str) -> None:
