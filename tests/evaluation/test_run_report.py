@@ -11,6 +11,8 @@ from report.test_html import ATTACK, Outline
 
 from lmlong.checkpoint.environment import read_environment, text_sources
 from lmlong.checkpoint.read import read_recipe
+from lmlong.evaluation.run_page import run_page
+from lmlong.evaluation.run_report import report_runs
 from lmlong.evaluation.training_curves import TrainingCurves, denominator_panel, training_panels
 from lmlong.recipe import Recipe, Text, Training
 
@@ -105,6 +107,17 @@ def test_two_runs_are_measured_side_by_side(recorded: Path, tmp_path: Path) -> N
     for name in ("by context", "by position", "copy", "induction", "mqar", "Norm of the state S"):
         (chart,) = [chart for chart in charts if chart.startswith(f"Line chart: {name},")]
         assert " tiny: " in chart and " tiny (2): " in chart
+
+
+def test_a_page_names_the_text_that_was_measured(recorded: Path, tmp_path: Path) -> None:
+    pages = [
+        Outline(run_page(report_runs([recorded], files, tokens=600, device="cpu"))).text
+        for files in ((), [tmp_path / "train.txt"], [tmp_path / "train.txt", tmp_path / "validation-0.txt"])
+    ]
+    texts = ("held-out text", "train.txt (given by --data)", "train.txt and 1 other (given by --data)")
+    for page, text in zip(pages, texts, strict=True):
+        assert f"measured on {text}" in page and f"Measured on {text}. By context" in page
+    assert "easured on held-out text" not in "".join(pages[1:])
 
 
 def test_what_cannot_be_measured_is_reported_and_left_out(recorded: Path, tmp_path: Path) -> None:
