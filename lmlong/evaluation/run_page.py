@@ -49,6 +49,8 @@ def run_page(runs: Sequence[ReportedRun]) -> str:
         "Environment": [_by_run(runs, ENVIRONMENT, "Where the run was trained")],
         "Reproduce": _commands(runs),
     }
+    for name, parts in sections.items():
+        parts += [_p(f"{run.name}: left out: {run.left_out[name]}.") for run in runs if name in run.left_out]
     verdicts = [perplexity_report.verdict(report) for report in _reports(runs)]
     intro = [_p(verdict) for verdict in verdicts if verdict]
     return page(f"Report: {title}", intro, {name: parts for name, parts in sections.items() if parts}, FOOTER)
@@ -193,7 +195,8 @@ def _perplexity(runs: Sequence[ReportedRun]) -> Parts:
         columns = perplexity_report.difference_columns(compared)
         parts += [data_table(columns, compared.rows, title)] if compared.rows else [_p(title)]
     for report in reports:
-        parts.append(data_table(perplexity_report.CONTEXT, report.by_context, f"{report.name}, by context"))
+        title = f"{report.name}, by context; {perplexity_report.OF_CHANGE}"
+        parts.append(data_table(perplexity_report.CONTEXT, report.by_context, title))
     return parts
 
 
@@ -301,16 +304,19 @@ def _marked(lines: Sequence[str], others: Sequence[str]) -> Iterator[Html]:
 
 def _commands(runs: Sequence[ReportedRun]) -> Parts:
     parts = [_p("Save the recipe as a file, adjust the paths of its text, and train:")]
-    for run in runs:
+    names = [run.path or run.name for run in runs]
+    if unnamed := [run.name for run in runs if run.path is None]:
+        parts.append(_p(f"In these commands, {' and '.join(unnamed)} stands for the path of the run."))
+    for run, path in zip(runs, names, strict=True):
         name = run.recipe.name
-        parts.append(element("pre", shlex.join(["lmlong", "train", f"{name}.yaml", "--out", f"runs/{run.name}"])))
+        folder = path.partition("/checkpoints/")[0]
+        parts.append(element("pre", shlex.join(["lmlong", "train", f"{name}.yaml", "--out", folder])))
         if run.environment.command:
             program, *words = run.environment.command
             started = shlex.join([last_part(program, True), *(FOLDERS.sub("", word) for word in words)])
             parts += [_p(f"{run.name} was started by:"), element("pre", started)]
     measured = [run.measured for run in runs if run.measured and run.measured.perplexity]
     if measured:
-        names = [f"runs/{run.name}" for run in runs]
         data = [word for file in measured[0].files for word in ("--data", last_part(str(file)))]
         views, probes = (["--by", ",".join(run_report.VIEWS)], ["--probe", ",".join(run_report.PROBES)])
         distances, trials = ",".join(map(name_length, run_report.DISTANCES)), str(run_report.TRIALS)
