@@ -36,7 +36,7 @@ DEFAULT_VIEWS = "context,position"
     default=8192,
     metavar="N",
     type=options.TokenCount(1),
-    help="About how many tokens are scored at each context.",
+    help="About how many tokens are scored at each context, at least one in each of --min-documents documents.",
 )
 @click.option(
     "--min-documents",

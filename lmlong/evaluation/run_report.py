@@ -25,7 +25,7 @@ from lmlong.recipe import Recipe
 T = TypeVar("T")
 
 VIEWS: tuple[View, ...] = ("context", "position", "state")
-TARGETS, TOKENS = 2048, 32_768
+TARGETS, TOKENS = 6400, 32_768
 """Targets at each context, and tokens of the held-out text: about a minute for the quickstart model on a laptop."""
 PROBES, DISTANCES, TRIALS = ("copy", "induction", "mqar"), (64, 256, 1024), 8
 WRITTEN, ROUNDS = 64, 3
