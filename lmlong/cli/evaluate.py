@@ -36,7 +36,7 @@ DEFAULT_VIEWS = "context,position"
     default=8192,
     metavar="N",
     type=options.TokenCount(1),
-    help="About how many tokens are scored at each context.",
+    help="About how many tokens are scored at each context, at least one in each of --min-documents documents.",
 )
 @click.option(
     "--min-documents",
@@ -96,8 +96,7 @@ def eval_(
     from lmlong.checkpoint.read import read_recipe, reading
     from lmlong.evaluation.perplexity import VIEWS, evaluate
     from lmlong.evaluation.perplexity_figure import figure
-    from lmlong.evaluation.perplexity_report import table, to_json
-    from lmlong.recipe.lengths import name_length
+    from lmlong.evaluation.perplexity_report import left_out_lengths, table, to_json
 
     chosen = parse_names("--by", views, VIEWS)
     if plot and chosen == ("state",) and not given["cache_baseline"]:
@@ -137,10 +136,8 @@ def eval_(
                 resume_as=repr(loading),
                 **given,
             )
-            if report.left_out and not learn:
-                names = ", ".join(map(name_length, report.left_out))
-                fewer = f"fewer than {given['min_documents']} {report.unit}s reach {names}"
-                click.echo(f"{report.name}: {fewer}: left out", err=True)
+            if not learn and (lengths_left_out := left_out_lengths(report, given["min_documents"])):
+                click.echo(f"{report.name}: {lengths_left_out}: left out", err=True)
             reports.append(report)
     show(table(reports), to_json(reports), json_file, plot, figure(reports) if plot else None)
 

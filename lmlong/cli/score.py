@@ -115,6 +115,6 @@ def score(
     chosen = trained.set_up_evaluation(precision)
     show = Show(form, above, plot is not None)
     code = run_job(Job(trained, inputs, chosen, **{**given, "quiet": given["quiet"] or None}), show)
-    show.finish(plot, run)
+    show.finish(plot, run, given["unit"])
     if code:
         raise click.exceptions.Exit(code)

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from lmlong.model.precision import Precision
 from lmlong.report.progress import Progress
 from lmlong.surprisal.figure import SurpriseAlong
 from lmlong.surprisal.records import Lines, RecordScore, States
+from lmlong.surprisal.robust_score import LEAST
 from lmlong.surprisal.saved import SavedRecords, SavedText, save_records
 from lmlong.surprisal.stream import TextScore
 from lmlong.surprisal.units import Surprise, Totals, Unit
@@ -65,6 +67,7 @@ class Show:
     def __init__(self, form: Literal["json", "tsv", "text"], above: float | None, plot: bool):
         self._form, self._above = form, above
         self._along = SurpriseAlong() if plot else None
+        self._highest: Surprise | None = None
         if form == "tsv":
             print("\t".join(COLUMNS), flush=True)
 
@@ -73,11 +76,16 @@ class Show:
         for unit in units:
             if self._along:
                 self._along.add(unit)
-            if self._above is None or (unit.z is not None and unit.z >= self._above):
+            if self._highest is None or _z(unit) > _z(self._highest):
+                self._highest = unit
+            if self._above is None or _z(unit) >= self._above:
                 sys.stdout.write(self._line(unit) + "\n")
         sys.stdout.flush()
 
-    def finish(self, plot: Path | None, run: str) -> None:
+    def finish(self, plot: Path | None, run: str, unit: Unit) -> None:
+        """Draw the plot, and report on standard error if `above` has hidden all units."""
+        if self._above is not None and self._highest and _z(self._highest) < self._above:
+            print(_nothing_above(self._above, self._highest, unit), file=sys.stderr)
         if plot and self._along:
             from lmlong.report.plot import save
 
@@ -92,6 +100,18 @@ class Show:
             return json.dumps(values)
         values["text"] = json.dumps(unit.text)[1:-1]
         return "\t".join("" if value is None else str(value) for value in values.values())
+
+
+def _z(unit: Surprise) -> float:
+    """Return the z of a unit; those without one are below all others."""
+    return -math.inf if unit.z is None else unit.z
+
+
+def _nothing_above(above: float, highest: Surprise, unit: Unit) -> str:
+    if highest.z is None:
+        return f"no {unit} has z of at least {above:g}: the first {LEAST} have none"
+    where = f"{unit} {highest.number:,} of {highest.source}"
+    return f"no {unit} has z of at least {above:g}; the highest is {highest.z:.4g}, of {where}"
 
 
 def _values(unit: Surprise) -> dict[str, Any]:

@@ -58,7 +58,7 @@ class PerplexityOptions(NamedTuple):
     lengths: tuple[int, ...] | None = None
     """Contexts and windows, in tokens; None for the default ones and the trained length."""
     targets: int = 8192
-    """Approximate number of tokens scored at each context."""
+    """Approximate number of tokens scored at each context; at least one in each of `min_documents` documents."""
     min_documents: int = 10
     """Lengths that fewer documents reach are left out; fewer documents are cut into this many parts."""
     trained_lengths: tuple[int, ...] = ()
@@ -237,7 +237,7 @@ def _fill(
     """Read the spans of all views and fill in the report."""
     blocks = None
     if options.cache_baseline or any(view in OF_CONTEXT for view in options.views):
-        size = cut.block_size(lengths[-1])
+        size = min(cut.block_size(lengths[-1]), options.targets // max(1, options.min_documents) or 1)
         blocks = cut.choose_blocks(scorer.documents, lengths[-1], size, options.targets, options.min_documents)
     jobs = _jobs(scorer.documents, lengths, options)
     report.tokens = sum(tokens_read(spans) for spans in jobs.values())

@@ -24,6 +24,7 @@ CONTEXT = [
     *with_error(Column("bits/byte", 11, ".4f", value="change.sums.per_byte")),
     *with_error(Column("change", 10, "+.4f", value="change.nats")),
 ]
+OF_CHANGE = "change is from the row above, in nats/token"
 RECURRENCE = [Column("length", 8), *(Column(name, 12, ".4f") for name in BUCKETS)]
 REMEMBRANCE = [
     Column("text back to", 14, name_length, value="length"),
@@ -50,7 +51,7 @@ HEALTH = [
 ]
 
 CLEAR = 2
-"""Standard errors that a gain must exceed to be reported as one."""
+"""Standard errors that a gain must exceed, or it is reported as unclear."""
 
 
 def table(reports: Sequence[PerplexityReport]) -> str:
@@ -81,11 +82,15 @@ def verdict(report: PerplexityReport) -> str:
     line = f"{report.name}: {_with_error(bits)} bits/byte at {name_length(longest.length)}"
     if shortest.length == longest.length:
         return line
-    gain, error = shortest.sums.bits_above(longest.sums)
-    if abs(gain) <= CLEAR * error:
-        return f"{line}, no clear gain over {name_length(shortest.length)}"
-    better = "better" if gain > 0 else "worse"
-    return f"{line}, {_with_error(Estimate(abs(gain), error))} {better} than at {name_length(shortest.length)}"
+    gain = shortest.sums.bits_above(longest.sums)
+    unclear = ", unclear" if abs(gain.value) <= CLEAR * gain.error else ""
+    return f"{line}, gain over {name_length(shortest.length)}: {_with_error(gain)}{unclear}"
+
+
+def left_out_lengths(report: PerplexityReport, least: int) -> str:
+    """Return which lengths were left out because fewer than `least` documents reach them; an empty string for none."""
+    names = ", ".join(map(name_length, report.left_out))
+    return f"fewer than {least} {report.unit}s reach {names}" if names else ""
 
 
 def _with_error(estimate: Estimate) -> str:
@@ -124,8 +129,8 @@ def _views(report: PerplexityReport) -> Iterator[list[str]]:
     """Yield the lines of each view that was measured."""
     unit, carried = report.unit, report.carried
     if report.context:
-        title = f"by context: the same {_targets(report, report.context[0].sums)} each time"
-        yield [title, *format_table(CONTEXT, report.by_context)]
+        title = f"by context: the same {_targets(report, report.context[0].sums)} each time;"
+        yield [title, OF_CHANGE, *format_table(CONTEXT, report.by_context)]
     if report.recurrence:
         for kind in KINDS:
             title = f"by recurrence: nats/token by how many tokens back the same {kind} last occurred"

@@ -21,7 +21,7 @@ from lmlong.recipe.paths import last_part, without_folders
 from lmlong.report.figure import Panel, lines_of
 from lmlong.report.html import Html, data_table, details, element, join, page
 from lmlong.report.svg import charts
-from lmlong.report.table import Column, format_number, in_words
+from lmlong.report.table import Column, format_number, in_words, plural
 
 SAMPLES, SAMPLE_SIZE = 4, 2000
 """Samples of a run that are shown, and the largest number of characters of each."""
@@ -37,7 +37,7 @@ def run_page(runs: Sequence[ReportedRun]) -> str:
     """Return the page."""
     title = " and ".join(run.name for run in runs)
     sections = {
-        "Summary": [_by_run(runs, SUMMARY, "What was trained, and how well it predicts")],
+        "Summary": [_by_run(runs, {**SUMMARY, **_measures(runs)}, "What was trained, and how well it predicts")],
         "Training text": _text(runs),
         "Training": _training(runs),
         "Samples": _samples(runs),
@@ -49,6 +49,8 @@ def run_page(runs: Sequence[ReportedRun]) -> str:
         "Environment": [_by_run(runs, ENVIRONMENT, "Where the run was trained")],
         "Reproduce": _commands(runs),
     }
+    for name, parts in sections.items():
+        parts += [_p(f"{run.name}: left out: {run.left_out[name]}.") for run in runs if name in run.left_out]
     verdicts = [perplexity_report.verdict(report) for report in _reports(runs)]
     intro = [_p(verdict) for verdict in verdicts if verdict]
     return page(f"Report: {title}", intro, {name: parts for name, parts in sections.items() if parts}, FOOTER)
@@ -124,9 +126,22 @@ SUMMARY: Rows = {
     "trained length": lambda run: run.facts["trained length"],
     "training time": _trained_time,
     "validation loss": _loss,
-    "measured on held-out text": _at_longest,
-    "perplexity of masked tokens": _masked,
 }
+
+
+def _measures(runs: Sequence[ReportedRun]) -> Rows:
+    """Return the rows of what was measured for the report, which name its text."""
+    text = _measured_text(runs)
+    return {f"measured on {text}": _at_longest, f"perplexity of masked tokens of {text}": _masked}
+
+
+def _measured_text(runs: Sequence[ReportedRun]) -> str:
+    """Return the text that the measurements are of: the held-out text, or the files of --data."""
+    files = next((run.measured.files for run in runs if run.measured), ())
+    if not files:
+        return "held-out text"
+    others = f" and {plural(len(files) - 1, 'other')}" if len(files) > 1 else ""
+    return f"{last_part(str(files[0]))}{others} (given by --data)"
 
 
 def _text(runs: Sequence[ReportedRun]) -> Parts:
@@ -170,9 +185,9 @@ def _perplexity(runs: Sequence[ReportedRun]) -> Parts:
         return []
     panels = [panel for row in perplexity_figure.figure(reports).rows for panel in row if isinstance(panel, Panel)]
     note = (
-        "Held-out text. By context: the same tokens, each time with that many tokens before them. By position: each "
-        f"{reports[0].unit} read once, from its beginning. Numbers after ± are standard errors over "
-        f"{reports[0].unit}s; an asterisk marks the length of training."
+        f"Measured on {_measured_text(runs)}. By context: the same tokens, each time with that many tokens before "
+        f"them. By position: each {reports[0].unit} read once, from its beginning. Numbers after ± are standard errors "
+        f"over {reports[0].unit}s; an asterisk marks the length of training."
     )
     parts = [_p(note), charts(panels)]
     for compared in perplexity_report.differences(reports):
@@ -180,7 +195,8 @@ def _perplexity(runs: Sequence[ReportedRun]) -> Parts:
         columns = perplexity_report.difference_columns(compared)
         parts += [data_table(columns, compared.rows, title)] if compared.rows else [_p(title)]
     for report in reports:
-        parts.append(data_table(perplexity_report.CONTEXT, report.by_context, f"{report.name}, by context"))
+        title = f"{report.name}, by context; {perplexity_report.OF_CHANGE}"
+        parts.append(data_table(perplexity_report.CONTEXT, report.by_context, title))
     return parts
 
 
@@ -288,16 +304,19 @@ def _marked(lines: Sequence[str], others: Sequence[str]) -> Iterator[Html]:
 
 def _commands(runs: Sequence[ReportedRun]) -> Parts:
     parts = [_p("Save the recipe as a file, adjust the paths of its text, and train:")]
-    for run in runs:
+    names = [run.path or run.name for run in runs]
+    if unnamed := [run.name for run in runs if run.path is None]:
+        parts.append(_p(f"In these commands, {' and '.join(unnamed)} stands for the path of the run."))
+    for run, path in zip(runs, names, strict=True):
         name = run.recipe.name
-        parts.append(element("pre", shlex.join(["lmlong", "train", f"{name}.yaml", "--out", f"runs/{run.name}"])))
+        folder = path.partition("/checkpoints/")[0]
+        parts.append(element("pre", shlex.join(["lmlong", "train", f"{name}.yaml", "--out", folder])))
         if run.environment.command:
             program, *words = run.environment.command
             started = shlex.join([last_part(program, True), *(FOLDERS.sub("", word) for word in words)])
             parts += [_p(f"{run.name} was started by:"), element("pre", started)]
     measured = [run.measured for run in runs if run.measured and run.measured.perplexity]
     if measured:
-        names = [f"runs/{run.name}" for run in runs]
         data = [word for file in measured[0].files for word in ("--data", last_part(str(file)))]
         views, probes = (["--by", ",".join(run_report.VIEWS)], ["--probe", ",".join(run_report.PROBES)])
         distances, trials = ",".join(map(name_length, run_report.DISTANCES)), str(run_report.TRIALS)

@@ -7,11 +7,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from lmlong.checkpoint.environment import Environment, read_environment
+from lmlong.checkpoint.environment import Environment, read_environment, text_sources
+from lmlong.checkpoint.location import run_path
 from lmlong.checkpoint.read import read_recipe, reading
 from lmlong.errors import LmlongError
 from lmlong.evaluation.masked import MaskedReport, measure_masked
-from lmlong.evaluation.perplexity import View, evaluate, validation_text
+from lmlong.evaluation.perplexity import DEFAULTS, View, evaluate, validation_text
+from lmlong.evaluation.perplexity_report import left_out_lengths
 from lmlong.evaluation.probe_accuracy import ProbeResult, measure_probes
 from lmlong.evaluation.results import PerplexityReport
 from lmlong.evaluation.run_facts import metrics, run_facts
@@ -23,7 +25,7 @@ from lmlong.recipe import Recipe
 T = TypeVar("T")
 
 VIEWS: tuple[View, ...] = ("context", "position", "state")
-TARGETS, TOKENS = 2048, 32_768
+TARGETS, TOKENS = 6400, 32_768
 """Targets at each context, and tokens of the held-out text: about a minute for the quickstart model on a laptop."""
 PROBES, DISTANCES, TRIALS = ("copy", "induction", "mqar"), (64, 256, 1024), 8
 WRITTEN, ROUNDS = 64, 3
@@ -46,11 +48,30 @@ class ReportedRun(NamedTuple):
     """All that a report says of one run."""
 
     name: str
+    path: str | None  # as it was given, if relative
     recipe: Recipe
     facts: dict[str, Any]  # those of `lmlong info`
     metrics: list[dict[str, Any]]
     environment: Environment
     measured: Measured | None
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """What the run or its text does not allow, by the section of the page that lacks it. Failed measurements are
+        not repeated."""
+        prediction = self.measured and self.measured.perplexity
+        causal = self.recipe.objective == "causal"
+        samples = any("sample" in entry for entry in self.metrics)
+        option = self.recipe.training.sample_tokens
+        why = "no validation wrote one yet" if option else "training.sample_tokens is 0"
+        reasons = {
+            "Training text": not text_sources(self.environment, self.recipe) and "the run has no record of its text",
+            "Training": not any("loss" in entry for entry in self.metrics) and "the run has no training metrics",
+            "Samples": causal and not samples and why,
+            "Prediction by context": prediction and left_out_lengths(prediction, DEFAULTS.min_documents),
+            "State": prediction and not prediction.health and "its norm and denominators need linear attention",
+        }
+        return {section: reason for section, reason in reasons.items() if reason}
 
 
 def report_runs(
@@ -74,7 +95,10 @@ def report_runs(
         facts, recorded = run_facts(loaded), metrics(loaded.checkpoint, loaded.step)
         environment = read_environment(loaded.checkpoint)
         measured = _measure(name, run, loaded, files, tokens, lengths) if measure else None
-        reported.append(ReportedRun(name, loaded.recipe, facts, recorded, environment, measured))
+        report = ReportedRun(name, _portable(run), loaded.recipe, facts, recorded, environment, measured)
+        for section, reason in report.left_out.items():
+            print(f"{name}: {section}: left out: {reason}", file=sys.stderr)
+        reported.append(report)
     return reported
 
 
@@ -82,6 +106,12 @@ def _load(run: str | Path, device: str) -> TrainedModel:
     """Load a run of any objective; a language model as it is used."""
     recipe = reading(run, read_recipe)
     return load(run, device) if recipe.objective == "causal" else open_run(run, device)
+
+
+def _portable(run: str | Path) -> str | None:
+    """Return the path of a run if it is relative."""
+    path = run_path(run)
+    return None if path.is_absolute() else path.as_posix()
 
 
 def _new_name(name: str, taken: Sequence[str]) -> str:

@@ -69,6 +69,19 @@ def test_above_passes_only_what_stands_out(run: Path, book: Path) -> None:
     ]
 
 
+def test_above_reports_the_highest_z_if_nothing_reaches_it(run: Path, book: Path) -> None:
+    data = book.read_bytes() + "".join(f"{prose(6, number)}\n" for number in range(60)).encode()
+    book.write_bytes(data)
+    best = max((row for row in rows(scored(run, book)[0]) if row["z"] is not None), key=lambda row: row["z"])
+    out, err = scored(run, book, "--above", 1000)
+    line = f"no line has z of at least 1000; the highest is {best['z']:.4g}, of line {best['number']} of {book}"
+    assert out == "" and err.splitlines()[-1] == line
+    out, err = scored(run, book, "--above", best["z"] - 1e-5)
+    assert rows(out) == [best] and "the highest" not in err
+    out, err = scored(run, "--above", 8, piped=b"to be\nor not")
+    assert out == "" and err.splitlines()[-1] == "no line has z of at least 8: the first 30 have none"
+
+
 def test_files_are_documents_of_their_own(run: Path, book: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.txt"
     other.write_text("to be\nor not")

@@ -169,6 +169,15 @@ def test_blocks_are_spread_evenly() -> None:
     assert len(choose_blocks(documents, 40, 10, targets=10_000, least=1).first) == 60  # all there are
 
 
+@pytest.mark.parametrize(("targets", "scored"), [(40, 40), (3, 10), (10_000, 240)])
+def test_few_targets_are_spread_over_the_documents(loaded: TrainedLanguageModel, targets: int, scored: int) -> None:
+    """No more than are asked for, but one in each of `min_documents` documents, or all blocks that fit."""
+    text = TokenFile(np.arange(800, dtype=np.uint16) % 200, np.arange(0, 800, 80))
+    options = PerplexityOptions(("context",), lengths=(8, 48), targets=targets)
+    report = measure_perplexity("tiny", loaded, text, options)
+    assert [(point.sums.totals.tokens, point.sums.documents) for point in report.context] == 2 * [(scored, 10)]
+
+
 def test_documents_without_a_target_do_not_count() -> None:
     documents = documents_of(TokenFile(np.zeros(9, np.uint16), np.array([0, 1, 3, 8])))
     assert documents.sizes.tolist() == [2, 5]

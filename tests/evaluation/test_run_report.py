@@ -11,6 +11,8 @@ from report.test_html import ATTACK, Outline
 
 from lmlong.checkpoint.environment import read_environment, text_sources
 from lmlong.checkpoint.read import read_recipe
+from lmlong.evaluation.run_page import run_page
+from lmlong.evaluation.run_report import report_runs
 from lmlong.evaluation.training_curves import TrainingCurves, denominator_panel, training_panels
 from lmlong.recipe import Recipe, Text, Training
 
@@ -107,6 +109,49 @@ def test_two_runs_are_measured_side_by_side(recorded: Path, tmp_path: Path) -> N
         assert " tiny: " in chart and " tiny (2): " in chart
 
 
+def test_a_page_names_the_text_that_was_measured(recorded: Path, tmp_path: Path) -> None:
+    pages = [
+        Outline(run_page(report_runs([recorded], files, tokens=600, device="cpu"))).text
+        for files in ((), [tmp_path / "train.txt"], [tmp_path / "train.txt", tmp_path / "validation-0.txt"])
+    ]
+    texts = ("held-out text", "train.txt (given by --data)", "train.txt and 1 other (given by --data)")
+    for page, text in zip(pages, texts, strict=True):
+        assert f"measured on {text}" in page and f"Measured on {text}. By context" in page
+    assert "easured on held-out text" not in "".join(pages[1:])
+
+
+def test_missing_parts_are_reported(recorded: Path, tmp_path: Path) -> None:
+    (recorded / "environment.json").unlink()
+    (recorded / "metrics.jsonl").unlink()
+    done = lmlong("report", recorded, "-o", tmp_path / "page.html", "--tokens", "600", "--device", "cpu")
+    left_out = {
+        "Training text": "the run has no record of its text",
+        "Training": "the run has no training metrics",
+        "Samples": "training.sample_tokens is 0",
+        "Prediction by context": "fewer than 10 parts reach 64, 256, 512, 1k, 2k, 4k, 8k, 16k",
+    }
+    assert done.stderr.splitlines() == [f"tiny: {name}: left out: {reason}" for name, reason in left_out.items()]
+    outline = Outline((tmp_path / "page.html").read_text())
+    for reason in left_out.values():
+        assert f"tiny: left out: {reason}." in outline.text
+
+
+def test_commands_name_runs_as_they_were_given(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    note = "In these commands, tiny stands for the path of the run."
+    monkeypatch.chdir(tmp_path)
+    for given, path in (
+        ("runs/tiny", "runs/tiny"),
+        ("tiny", "runs/tiny"),
+        ("runs/../runs/tiny/checkpoints/latest", "runs/../runs/tiny"),
+        (run, "tiny"),
+    ):
+        text = Outline(run_page(report_runs([given], measure=False, device="cpu"))).text
+        assert f"lmlong train run.yaml --out {path}Written by" in text
+        assert (note in text) == (given == run)
+    measured = Outline(run_page(report_runs(["runs/tiny"], tokens=600, device="cpu"))).text
+    assert "lmlong eval runs/tiny --by" in measured and "lmlong probe runs/tiny --probe" in measured
+
+
 def test_what_cannot_be_measured_is_reported_and_left_out(recorded: Path, tmp_path: Path) -> None:
     for text in tmp_path.glob("validation-*.txt"):
         text.unlink()
@@ -145,7 +190,8 @@ def test_without_records_the_page_has_what_the_checkpoint_knows(run: Path, tmp_p
     (run / "environment.json").write_text('{"command": "no list"}')
     assert lmlong("report", run, "-o", tmp_path / "page.html", "--no-measure").returncode == 0
     outline = Outline((tmp_path / "page.html").read_text())
-    assert "2,688 tokens in 7 steps" in outline.text and "Training text" not in outline.text
+    assert "2,688 tokens in 7 steps" in outline.text
+    assert "tiny: left out: the run has no record of its text." in outline.text
 
 
 def test_sources_are_named_by_the_recipe(recorded: Path) -> None:
