@@ -83,17 +83,21 @@ def in_all(x: Tensor) -> Tensor:
     return x.cumsum(-2).tanh() * torch.linspace(1, 2, x.shape[-1], dtype=x.dtype)
 
 
-def restarting(x: Tensor, before: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
-    """The same over documents packed in rows, from the sum of those before."""
-    rows = []
-    for row, total in enumerate(before):
-        made = []
-        for block, number in zip(x[row], positions.in_document[row], strict=True):
-            total = block if number == 0 else total + block
-            made.append(total)
-        rows.append(torch.stack(made))
-    sums = torch.stack(rows)
-    return sums.tanh() * torch.linspace(1, 2, x.shape[-1], dtype=x.dtype), sums[:, -1]
+class Restarting(nn.Module):
+    """The same over documents packed in rows, from the sum of those before: a block with the state of one mixer."""
+
+    mixers = (None,)
+
+    def forward(self, x: Tensor, before: tuple[Tensor], positions: Positions) -> tuple[Tensor, tuple[Tensor]]:
+        rows = []
+        for row, total in enumerate(before[0]):
+            made = []
+            for block, number in zip(x[row], positions.in_document[row], strict=True):
+                total = block if number == 0 else total + block
+                made.append(total)
+            rows.append(torch.stack(made))
+        sums = torch.stack(rows)
+        return sums.tanh() * torch.linspace(1, 2, x.shape[-1], dtype=x.dtype), (sums[:, -1],)
 
 
 @every_cut
@@ -112,7 +116,7 @@ def test_values_and_gradients_are_those_of_the_definition(cut: recipe.Downsample
     assert phase.even == spaced
     state = hourglass.init_state(2, x.device, x.dtype)
     positions, inside = Positions(document_positions(starts, position, time), starts), (torch.zeros_like(x[:, 0]),)
-    y, _, _ = hourglass(x, state, positions, phase, [restarting], inside)  # type: ignore[arg-type]
+    y, _, _ = hourglass(x, state, positions, phase, [Restarting()], inside)  # type: ignore[arg-type]
 
     def pool(block: Tensor) -> Tensor:
         if hourglass.convolution is not None:
