@@ -168,7 +168,7 @@ def test_every_curl_line_of_the_pages_works(tmp_path: Path) -> None:
         for line in lines:
             assert "http://localhost:8000/" in line
             command = line.replace("http://localhost:8000", server.url).replace("quickstart", NAME)
-            command = command.replace('"ID"', f'"{session}"').replace("/ID/", f"/{session}/")
+            command = re.sub(r"\bID\b", session, command)
             found = subprocess.run(
                 command, shell=True, capture_output=True, text=True, timeout=60, check=True, cwd=tmp_path
             )

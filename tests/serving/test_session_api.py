@@ -149,8 +149,8 @@ def test_reading_is_reported_while_it_lasts(server: Served, monkeypatch: pytest.
             told = events[:-1]
             assert made(server.client.get(f"{SESSIONS}/{events[-1]['id']}"), 200) == events[-1]
         shares = [event["read_bytes"] / event["total_bytes"] for event in told]
-        # the last report may be left out, when the answer is ready with it
-        assert len(shares) > 3 and shares == sorted(shares) and 0 < shares[0] < 0.5 < shares[-1] <= 1
+        # a report is left out where the next one, or the answer, is ready with it
+        assert len(shares) > 1 and shares == sorted(shares) and 0 < shares[0] < shares[-1] <= 1
         assert {event["object"] for event in told} == {"progress"}
         assert {event["total_bytes"] for event in told} == {len(book)}
     refused(server.client.post(f"{SESSIONS}?stream=true", content=b"a\0", headers=TEXT_FILE))
