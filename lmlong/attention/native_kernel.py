@@ -57,7 +57,7 @@ def scan_code(folder: Path, constants: Mapping[str, float]) -> NativeCode:
 
 
 def load_scan(code: NativeCode, what: str) -> NativeLibrary | None:
-    """Return the library of a scan; None if there is no native code for this machine."""
+    """Return the library of a scan, or None if native code is unavailable."""
     library = load(code, f"{what} is computed by torch, slower")
     if library:
         library.scratch_size.restype = ctypes.c_int64
@@ -92,7 +92,7 @@ class NativeKernel(Kernel):
 
     @abstractmethod
     def library(self) -> ctypes.CDLL | None:
-        """Return the native code; None if there is none for this machine."""
+        """Return the library, or None if native code is unavailable."""
 
     @abstractmethod
     def mapped(self, features: FeatureMap) -> "NativeKernel":

@@ -237,7 +237,7 @@ def _fill(
     """Read the spans of all views and fill in the report."""
     blocks = None
     if options.cache_baseline or any(view in OF_CONTEXT for view in options.views):
-        size = min(cut.block_size(lengths[-1]), options.targets // max(1, options.min_documents) or 1)
+        size = min(cut.block_size(lengths[-1]), max(1, options.targets // max(1, options.min_documents)))
         blocks = cut.choose_blocks(scorer.documents, lengths[-1], size, options.targets, options.min_documents)
     jobs = _jobs(scorer.documents, lengths, options)
     report.tokens = sum(tokens_read(spans) for spans in jobs.values())

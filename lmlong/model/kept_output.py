@@ -18,7 +18,7 @@ class KeptOutput(NamedTuple):
     """The most probable next tokens of a teacher for a batch, from which a student learns."""
 
     tokens: Tensor  # (B, T, K) int64
-    log_q: Tensor  # (B, T, K + 1) their log probabilities, and last that of all other tokens, -inf if there are none
+    log_q: Tensor  # (B, T, K + 1) their log probabilities, then of all others together; -inf if K = V
     softening: Softening
 
     def flattened(self) -> "KeptOutput":

@@ -51,7 +51,7 @@ def code() -> NativeCode:
 
 @cache
 def library() -> NativeLibrary | None:
-    """Return the native step; None if there is no native code for this machine."""
+    """Return the native step, or None if native code is unavailable."""
     return step.load_step(code())
 
 

@@ -1,4 +1,4 @@
-"""Load native code: compiled for this machine's processor, or prebuilt, where there is no compiler."""
+"""Load native code: compiled for this processor, or prebuilt if no compiler works."""
 
 import atexit
 import ctypes

@@ -22,7 +22,6 @@ from lightning.pytorch.strategies import DDPStrategy, Strategy
 from lmlong import __version__
 from lmlong.attention.device_policy import DevicePolicy
 from lmlong.attention.plugins import LOADED
-from lmlong.checkpoint.environment import ENVIRONMENT
 from lmlong.checkpoint.manifest import RECIPE, TOKENIZER
 from lmlong.data import baselines
 from lmlong.data.baselines import Baselines
@@ -34,6 +33,7 @@ from lmlong.model.base import count_parameters
 from lmlong.model.metrics import LossTotals
 from lmlong.recipe import Recipe
 from lmlong.recipe import file as recipe_file
+from lmlong.recipe.parsed import ENVIRONMENT
 from lmlong.report.progress import waiting
 from lmlong.training.callbacks import ResampleFeatures, TrainingCallback
 from lmlong.training.distributed import check_launch, is_main_process, launcher

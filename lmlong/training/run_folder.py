@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from lmlong.checkpoint.environment import ENVIRONMENT
 from lmlong.checkpoint.location import BEST, LATEST, LEFT_FOLDER, LEFT_LINK, NAME, checkpoints_in, find
 from lmlong.checkpoint.manifest import FILES, RECIPE, TOKENIZER
 from lmlong.checkpoint.manifest import NAME as MANIFEST
@@ -16,7 +15,7 @@ from lmlong.io.files import parse_json
 from lmlong.io.links import is_link
 from lmlong.io.lock import Held, Lock
 from lmlong.recipe import Recipe
-from lmlong.recipe.parsed import RUNS
+from lmlong.recipe.parsed import ENVIRONMENT, RUNS
 from lmlong.training.metrics_log import METRICS_FILE
 
 LOCK = ".lock"

@@ -35,7 +35,7 @@ def code() -> NativeCode:
 
 @cache
 def library() -> NativeLibrary | None:
-    """Return the library; None if there is no native code for this machine."""
+    """Return the library, or None if native code is unavailable."""
     functions = load(code(), "products of quantized matrices are computed by torch, slower")
     if functions is not None:
         functions.scratch_size.argtypes = [ctypes.c_void_p]

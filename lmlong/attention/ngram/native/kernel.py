@@ -47,7 +47,7 @@ def code() -> NativeCode:
 
 @cache
 def library() -> NativeLibrary | None:
-    """Return the library; None if there is no native code for this machine."""
+    """Return the library, or None if native code is unavailable."""
     return load(code(), "n-gram attention is computed by torch, slower")
 
 
