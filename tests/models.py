@@ -35,6 +35,7 @@ def kinds(window: int) -> dict[str, dict[str, object]]:
         "favor": {"kind": "linear", "feature_map": "favor"},
         "delta": {"kind": "delta"},
         "window": {"kind": "window", "window": window},
+        "window and sink": {"kind": "window", "window": window, "window_sink": True},
         "parallel window": {"kind": "linear", "parallel_window": window},
         "softmax": {"kind": "softmax"},
         "ngram": {"kind": "ngram"},

@@ -35,8 +35,10 @@ class CausalAttention(FollowsPolicy, ABC, Generic[State]):
     """K, the size of a head's queries and keys."""
     value_dim: int
     """V, the size of a head's values."""
+    shares_keys = False
+    """Whether neighbouring query heads can share a key/value head."""
     queries_per_key = 1
-    """Number of neighbouring query heads that share a key/value head (`group_heads`)."""
+    """Number of neighbouring query heads that do (`group_heads`)."""
     has_keys = True
     """Whether it has queries and keys. If False, their width is 0."""
 
@@ -153,7 +155,15 @@ class CausalAttention(FollowsPolicy, ABC, Generic[State]):
     def group_heads(self, kv_heads: int) -> bool:
         """Try to share each of `kv_heads` key/value heads among neighbouring query heads. Return False if the attention
         cannot; the model then repeats keys and values."""
-        return kv_heads == self.heads
+        if self.shares_keys:
+            self.queries_per_key = self.heads // kv_heads
+        return kv_heads == self.kv_heads
+
+    def ungrouped(self, *keys_or_values: Tensor) -> tuple[Tensor, ...]:
+        """Return keys or values repeated for each query head."""
+        if self.queries_per_key == 1:
+            return keys_or_values
+        return tuple(x.repeat_interleave(self.queries_per_key, dim=1) for x in keys_or_values)
 
     @property
     def parts(self) -> Sequence["CausalAttention[Any]"]:

@@ -157,9 +157,9 @@ def unload(mapped: Tensor) -> None:
         ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), MADV_DONTNEED)
 
 
-def load_weights(model: nn.Module, checkpoint: Path, new_attention: bool = False, verify: bool = True) -> None:
-    """Load the weights of a checkpoint into a model of the same shape, one at a time. Only compare the shapes if the
-    model is on the meta device.
+def load_weights(model: nn.Module, checkpoint: Path, new_attention: bool = False, verify: bool = True) -> set[str]:
+    """Load the weights of a checkpoint into a model of the same shape, one at a time; return the names of weights that
+    keep the model's values. Only compare the shapes if the model is on the meta device.
 
     With `new_attention`, weights specific to one kind of attention may be missing, and keep the model's values, or be
     unexpected, and are ignored; queries, keys and values mean the same to every kind. A missing convolution starts as
@@ -175,12 +175,13 @@ def load_weights(model: nn.Module, checkpoint: Path, new_attention: bool = False
         kept = {name for name in own.keys() - saved.keys() if new_attention and _may_be_missing(name, identities)}
         _compare(checkpoint, saved, {name: shape for name, shape in _shapes(own).items() if name not in kept})
         if any(tensor.is_meta for tensor in own.values()):
-            return
+            return set()
         with torch.no_grad():
             for name in saved:
                 own[name].copy_(_finite(checkpoint, name, file.get_tensor(name)))
             for name in kept & identities.keys():
                 own[name].copy_(identities[name].identity())
+    return kept - identities.keys()
 
 
 def check_size(checkpoint: Path, recipe: Recipe, build: Callable[[Recipe], nn.Module]) -> None:

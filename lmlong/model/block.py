@@ -153,7 +153,7 @@ class Mixer(nn.Module):
             "head_dim": self.attention.head_dim,
             "value_dim": self.attention.value_dim,
             "uses_rope": self.uses_rope,
-            "frequencies": rope_frequencies(self.attention.head_dim, self.rope) if self._rotates else None,
+            "frequencies": rope_frequencies(self.attention.head_dim, self.rope) if self.rotates else None,
             "gated": self.gate_width > 0,
             "has_keys": self.attention.has_keys,
             "gates": tuple(name for name, gate in self.attention.inputs.items() if isinstance(gate, Gate)),
@@ -171,7 +171,7 @@ class Mixer(nn.Module):
         return NativeSpec("mixer", options, parts=parts)
 
     @property
-    def _rotates(self) -> bool:
+    def rotates(self) -> bool:
         """Whether any part of the attention uses queries and keys with rotary positions."""
         asked = any(isinstance(declared, Rotated) for declared in self.attention.inputs.values())
         return self.uses_rope or (asked and self.rotary)

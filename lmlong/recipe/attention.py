@@ -134,6 +134,9 @@ class Attention(Options):
     values."""
     window: Annotated[int, Field(gt=0, le=bounds.TOKENS), LENGTH] = 256
     """window: number of tokens that each token attends to, including itself."""
+    window_sink: bool = False
+    """window, parallel_window: whether each head may also attend to a learned value, the sink, as if it were one more
+    token. Pretrained models attend to their first token in this way; lmlong convert makes a sink of it."""
     parallel_window: Annotated[int | None, Field(gt=0, le=bounds.TOKENS), LENGTH] = None
     """linear, delta: number of last tokens that the same layer also attends to exactly. A gate learned from the token
     weighs that output against the recurrence's. Left out, none."""

@@ -270,11 +270,11 @@ class Conversion(Options):
     """Options of `lmlong convert`: the two stages in which a model with new attention learns from the old model. They
     precede `training`, the last stage, in which it learns only from the text."""
 
-    layers: Stage = Stage()
+    layers: Stage | None = Stage()
     """First stage: each attention layer learns the output of the old one, given the same input. Only attention is
-    trained."""
-    predictions: PredictionStage = PredictionStage()
-    """Second stage: the whole model learns the predictions of the old model."""
+    trained. null leaves it out."""
+    predictions: PredictionStage | None = PredictionStage()
+    """Second stage: the whole model learns the predictions of the old model. null leaves it out."""
     keep_predictions: int | None = Field(default=None, gt=0, le=bounds.COUNT)
     """training.keep_predictions of the stage `predictions`."""
     sequence_length: Annotated[int | None, Field(gt=0, le=bounds.TOKENS), LENGTH] = None
@@ -284,4 +284,5 @@ class Conversion(Options):
     def lengths(self) -> dict[str, int | None]:
         """Return the sequence lengths of stages, by their keys in the section."""
         keys = {"layers.sequence_length": self.layers, "predictions.sequence_length": self.predictions}
-        return {"sequence_length": self.sequence_length, **{key: of.sequence_length for key, of in keys.items()}}
+        of_stages = {key: stage.sequence_length for key, stage in keys.items() if stage}
+        return {"sequence_length": self.sequence_length, **of_stages}

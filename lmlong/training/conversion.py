@@ -44,27 +44,28 @@ class StageRun(NamedTuple):
 
 
 def stages(recipe: Recipe, teacher: str, folder: Path) -> list[StageRun]:
-    """Return the runs that convert `teacher` into the model of a recipe; the last one is in `folder`."""
+    """Return the runs that convert `teacher` into the model of a recipe; the last one is in `folder`. The
+    recipe may leave out all others."""
     if recipe.training.sequence_parallel > 1:
         raise UsageError(
             "training.sequence_parallel: a conversion learns from a teacher, which reads whole rows. Leave it out, and "
             "set it in a run on longer rows with training.init_from."
         )
     conversion = recipe.conversion or Conversion()
-    layers, predictions = (folder.with_name(f"{folder.name}-{name}") for name in ("layers", "predictions"))
-    by_layer = {"init_from": teacher, "teacher": teacher, "teacher_of": "layers"} | _budget(conversion.layers)
-    by_output = {
-        "init_from": str(layers),
-        "teacher": teacher,
-        "teacher_share": 1.0,
-        "state_passing": conversion.predictions.state_passing,
-        "keep_predictions": conversion.keep_predictions,
-    } | _budget(conversion.predictions)
-    return [
-        StageRun("layers", _from_teacher(recipe, by_layer, conversion.layers), layers),
-        StageRun("predictions", _from_teacher(recipe, by_output, conversion.predictions), predictions),
-        StageRun("text", _changed(recipe, {"init_from": str(predictions)}, {}), folder),
-    ]
+    planned: list[StageRun] = []
+
+    def add(name: str, stage: Stage, training: dict[str, Any]) -> None:
+        training |= {"init_from": str(planned[-1].folder) if planned else teacher, "teacher": teacher} | _budget(stage)
+        run = folder.with_name(f"{folder.name}-{name}")
+        planned.append(StageRun(name, _from_teacher(recipe, training, stage), run))
+
+    if conversion.layers:
+        add("layers", conversion.layers, {"teacher_of": "layers"})
+    if stage := conversion.predictions:
+        kept = {"state_passing": stage.state_passing, "keep_predictions": conversion.keep_predictions}
+        add("predictions", stage, {"teacher_share": 1.0, **kept})
+    start = str(planned[-1].folder) if planned else teacher
+    return [*planned, StageRun("text", _changed(recipe, {"init_from": start}, {}), folder)]
 
 
 def _budget(stage: Stage) -> dict[str, Any]:

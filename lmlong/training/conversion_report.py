@@ -23,6 +23,7 @@ from lmlong.report.progress import Progress
 from lmlong.report.table import Column, format_table
 from lmlong.training.conversion import StageRun
 from lmlong.training.distillation import layer_errors
+from lmlong.training.prepare import load_start
 
 EXACT = ("window", "softmax")
 """Exact attentions, which may do all the work so that the recurrences beside them learn nothing."""
@@ -106,7 +107,7 @@ Batch = tuple[Tensor, Tensor, Tensor]
 def _model(recipe: Recipe, run: str | Path, tokens: TokenDataset, new_attention: bool = False) -> LanguageModel:
     model = build(recipe, tokens.tokenizer.vocabulary)
     assert isinstance(model, LanguageModel)
-    read.reading(run, lambda checkpoint: read.load_weights(model, checkpoint, new_attention))
+    read.reading(run, lambda checkpoint: load_start(model, checkpoint, new_attention))
     return model.eval().requires_grad_(False)
 
 

@@ -24,6 +24,7 @@ from lmlong.model.layers import Linear
 from lmlong.model.memory import check_memory
 from lmlong.model.precision import Precision, computes_in_bf16
 from lmlong.model.sequence_group import longest_part
+from lmlong.model.sinks import make_sinks
 from lmlong.recipe import Recipe
 from lmlong.training.distillation import AnyTeacher, Teacher, load_teacher, train_mixers_alone, train_ngram_alone
 from lmlong.training.kept_predictions import open_kept
@@ -126,7 +127,7 @@ def _build(
     torch.manual_seed(recipe.seed)
     model = build(recipe, vocabulary)
     if start:
-        read.load_weights(model, start, new_attention, verify=False)
+        load_start(model, start, new_attention, verify=False)
     if isinstance(teacher, Teacher) and training.teacher_of == "layers":
         train_mixers_alone(model, teacher.model)
     if training.only_ngram:
@@ -137,6 +138,14 @@ def _build(
     if training.compile:
         model.compile_blocks()
     return model
+
+
+def load_start(model: TextModel, checkpoint: Path, new_attention: bool, verify: bool = True) -> None:
+    """Load the weights of a checkpoint into a model, whose attention may be another. Sinks that it does not have are
+    made of its first token."""
+    new = read.load_weights(model, checkpoint, new_attention, verify)
+    if isinstance(model, LanguageModel):
+        make_sinks(model, new)
 
 
 def trial_model(prepared: PreparedRun) -> LanguageModel:

@@ -31,6 +31,7 @@ def _forms() -> list[recipe.Attention]:
         for norms in ("chi", "fixed", "quantile")
     ]
     windows = [recipe.Attention(kind="window", window=window) for window in (1, 16, 100)]
+    windows += [recipe.Attention(kind="window", window=window, window_sink=True) for window in (1, 16)]
     deltas = [recipe.Attention(kind="delta", decay=decay) for decay in DECAYS if decay != "channel"]
     deltas.append(recipe.Attention(kind="delta", delta=recipe.Delta(feature_map="elu")))
     # of three tokens: rows that n-grams share, and rows enough for all
@@ -42,6 +43,7 @@ def _forms() -> list[recipe.Attention]:
     beside = [
         recipe.Attention(kind="linear", parallel_window=5, decay="channel"),
         recipe.Attention(kind="delta", parallel_window=30),
+        recipe.Attention(kind="delta", parallel_window=5, window_sink=True),
     ]
     forms = linear + favor[1:] + deltas + beside + windows + ngrams
     return forms + [recipe.Attention(kind=kind) for kind in CAUSAL if kind not in {form.kind for form in forms}]
@@ -49,7 +51,7 @@ def _forms() -> list[recipe.Attention]:
 
 def name(options: recipe.Attention) -> str:
     beside = f"-beside-{options.parallel_window}" if options.parallel_window else ""
-    return _name(options) + beside
+    return _name(options) + beside + ("-sink" if options.window_sink else "")
 
 
 def _name(options: recipe.Attention) -> str:
@@ -76,7 +78,7 @@ def build(form: recipe.Attention) -> CausalAttention:
     assert isinstance(form.kind, str)
     torch.manual_seed(0)  # of random features
     attention = CAUSAL[form.kind](HEADS, HEAD_DIM, VALUE_DIM, form)
-    if isinstance(attention, NgramAttention):
+    if isinstance(attention, NgramAttention) or form.window_sink:
         for weight in attention.parameters():
             nn.init.normal_(weight)  # they begin at 0
     return attention

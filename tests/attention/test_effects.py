@@ -18,6 +18,7 @@ from lmlong.attention.base import CausalAttention, state_tensors
 from lmlong.attention.device_policy import CPU_POLICY, GPU_POLICY, DevicePolicy, use_policy
 from lmlong.attention.scan import SPAN
 from lmlong.attention.softmax.layer import SoftmaxAttention
+from lmlong.attention.window.layer import WindowAttention
 from lmlong.model.allocations import Allocations
 from lmlong.testing import random_text
 
@@ -85,10 +86,11 @@ def test_sums_of_bfloat16_are_in_float32() -> None:
     assert bool((attention.effect(k, v).added == time).all())
 
 
+@pytest.mark.parametrize("attention", [SoftmaxAttention(4, 8, 5), WindowAttention(4, 8, 5, 70, sink=True)])
 @pytest.mark.parametrize("kv_heads", [1, 2])
-def test_parts_of_grouped_heads(kv_heads: int) -> None:
-    attention = SoftmaxAttention(4, 8, 5)
+def test_parts_of_grouped_heads(kv_heads: int, attention: CausalAttention) -> None:
     assert attention.group_heads(kv_heads)
+    attention.double()
     for policy in (CPU_POLICY, GPU_POLICY):
         use_policy(attention, policy)
         assert law(attention, [1, 77, 150], starts_of("one-row", []), torch.float64) < 1e-10

@@ -27,6 +27,8 @@ FORMS: dict[str, dict[str, Any]] = {
     "delta": {"attention": Attention(kind="delta"), "value_dim": 12},
     "delta of elu": {"attention": Attention(kind="delta", decay="none", delta=recipe.Delta(feature_map="elu"))},
     "window": {"attention": Attention(kind=["window", "linear"], window=7), "convolution": 1},
+    "sink": {"attention": Attention(kind=["window", "linear"], window=7, window_sink=True), "kv_heads": 2},
+    "window of one token": {"attention": Attention(kind="window", window=1, window_sink=True)},
     "softmax": {"attention": Attention(kind=["softmax", "delta"]), "tied_output": False},
     "ngram": {"attention": Attention(kind=["linear", "ngram"], ngram=Ngram(sizes=[1, 2], buckets=11))},
     "tables": {
@@ -43,6 +45,7 @@ FORMS: dict[str, dict[str, Any]] = {
         "rope": recipe.Rope(base=500.0, scaling=recipe.RopeScaling(original_length=20)),
     },
     "window beside delta": {"attention": Attention(kind="delta", parallel_window=100), "positions": "none"},
+    "sink beside delta": {"attention": Attention(kind="delta", parallel_window=9, window_sink=True), "kv_heads": 2},
 }
 
 

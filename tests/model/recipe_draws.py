@@ -161,6 +161,7 @@ def draw_attention(draw: Random, kinds: list[str]) -> dict[str, Any]:
         "window": draw.choice((1, 1, 2, 3, 4, 5, 8, 16, 17, draw.randint(1, 60), 300)),
         # drawn apart, so that all else is drawn as it was without it
         "parallel_window": Random(str(draw.getstate()[1][:9])).choice((None, None, 1, 2, 5, 17)),
+        "window_sink": Random(str(draw.getstate()[1][:8])).choice((False, True)),
         "taylor": {"width": draw.choice((None, draw.randint(1, 9)))},
         "favor": {
             "features": draw.choice((None, 1, 2, draw.randint(1, 40))),
@@ -247,6 +248,7 @@ def _in_use(model: dict[str, Any]) -> dict[str, Any]:
         "linformer": "linformer" in attention["kind"],
         **dict.fromkeys(["feature_map", "decay", "longest_memory"], "linear" in attention["kind"]),
         "parallel_window": {"linear", "delta"} & set(attention["kind"]),
+        "window_sink": {"linear", "delta", "window"} & set(attention["kind"]),
         **{name: "linear" in attention["kind"] and features == name for name in ("taylor", "favor")},
     }
     return {**model, "attention": {name: value for name, value in attention.items() if owners.get(name, True)}}

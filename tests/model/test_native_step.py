@@ -31,6 +31,7 @@ pytestmark = needs_native
 
 LINEAR = Attention(kind="linear")
 MIXED = Attention(kind=["linear", "window", "delta"], window=5)
+SINK = Attention(kind=["window", "linear"], window=6, window_sink=True)
 SOFTMAX = Attention(kind="softmax")
 GROWING = Attention(kind=["linear", "softmax"])
 TABLES = NgramEmbedding(orders=[3, 1, 2], rows=50, width=5)
@@ -50,6 +51,9 @@ SHAPES: list[dict[str, Any]] = [
     {"attention": BESIDE},
     {"attention": BESIDE, "positions": "rotary", "heads": 4, "kv_heads": 2},
     {"attention": BESIDE, "positions": "none", "value_dim": 3},
+    {"attention": Attention(kind="delta", parallel_window=5, window_sink=True), "heads": 4, "kv_heads": 2},
+    {"attention": SINK},
+    {"attention": Attention(kind="window", window=1, window_sink=True), "heads": 4, "kv_heads": 1},
     {"layers": 4, "attention": BESIDE, "downsample": Downsample(factor=2)},
     {"attention": SOFTMAX, "positions": "none"},
     {"heads": 4, "attention": SOFTMAX, **LIKE_LLAMA},
@@ -309,6 +313,7 @@ WIDTHS: list[dict[str, Any]] = [
     {"heads": 1, "head_dim": 64, "attention": SOFTMAX},
     {"heads": 4, "kv_heads": 2, "head_dim": 16, "attention": MIXED, "layers": 3},
     {"heads": 2, "attention": BESIDE},
+    {"heads": 9, "kv_heads": 3, "head_dim": 16, "value_dim": 10, "attention": SINK},
 ]
 """Caches whose vectors are filled or not, of one to eight query heads for each key."""
 

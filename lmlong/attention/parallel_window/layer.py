@@ -60,7 +60,7 @@ class ParallelWindowDecode(DecodeKind[ParallelState]):
     def pack(self, packer: Packer, attention: Any, gates: Mapping[str, nn.Module]) -> ctypes.Structure:
         spec = packer.open(attention, "parallel_window")
         recurrence = self.recurrence.pack(packer, spec.parts["recurrence"], gates)
-        window = WINDOW.pack(packer, spec.parts["window"], {})
+        window = WINDOW.pack(packer, spec.parts["window"], gates)
         return self.weights(recurrence, window, packer.gate(gates["window_share"], "sigmoid", attention.heads))
 
     def fields(self, state: ParallelState) -> Sequence[int]:
@@ -83,15 +83,16 @@ class ParallelWindow(CausalAttention[ParallelState]):
 
     The window uses rotary positions. The recurrence uses them only if its feature map does."""
 
-    def __init__(self, recurrence: Recurrence, window: int):
+    def __init__(self, recurrence: Recurrence, window: int, sink: bool = False):
         super().__init__()
         self.heads, self.head_dim, self.value_dim = recurrence.heads, recurrence.head_dim, recurrence.value_dim
         self.recurrence = recurrence
-        self.window = WindowAttention(self.heads, self.head_dim, self.value_dim, window)
+        self.window = WindowAttention(self.heads, self.head_dim, self.value_dim, window, sink)
         self.uses_rope = recurrence.uses_rope
         self.largest_scale = min(recurrence.largest_scale, self.window.largest_scale)
         self.inputs = {
             **recurrence.inputs,
+            **self.window.inputs,
             "window_share": Gate("window_share", "sigmoid", torch.zeros(self.heads)),
             "rotated_q": Rotated("q", self.heads, self.head_dim),
             "rotated_k": Rotated("k", self.heads, self.head_dim),
@@ -110,7 +111,7 @@ class ParallelWindow(CausalAttention[ParallelState]):
         inputs: Inputs = NOTHING,
     ) -> tuple[Tensor, ParallelState]:
         far, recurrence = self.recurrence(q, k, v, state.recurrence, document_starts, inputs)
-        near, window = self.window(*_rotated(q, inputs), v, state.window, document_starts)
+        near, window = self.window(*_rotated(q, inputs), v, state.window, document_starts, inputs)
         near, far = weighed(near, far, inputs)
         return near + far, ParallelState(recurrence, window)
 
@@ -118,7 +119,7 @@ class ParallelWindow(CausalAttention[ParallelState]):
         self, q: Tensor, k: Tensor, v: Tensor, document_starts: Tensor | None = None, inputs: Inputs = NOTHING
     ) -> Tensor:
         far = self.recurrence.reference(q, k, v, document_starts, inputs)
-        near = self.window.reference(*_rotated(q, inputs), v, document_starts)
+        near = self.window.reference(*_rotated(q, inputs), v, document_starts, inputs)
         near, far = weighed(near, far, inputs)
         return near + far
 
@@ -163,7 +164,7 @@ class ParallelWindow(CausalAttention[ParallelState]):
 def with_window(recurrence: Recurrence[Any], options: recipe.Attention) -> CausalAttention[Any]:
     """Return a recurrence, with a parallel window if the options set one."""
     window = options.parallel_window
-    return recurrence if window is None else ParallelWindow(recurrence, window)
+    return recurrence if window is None else ParallelWindow(recurrence, window, options.window_sink)
 
 
 def _rotated(q: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:

@@ -37,21 +37,13 @@ class SoftmaxAttention(CausalAttention[KVCache]):
 
     largest_scale = 10.0  # torch's backward pass overflows where one key far outweighs all others
     uses_rope = ATTENTION_KINDS["softmax"].uses_rope
+    shares_keys = True
     state_growth = ATTENTION_KINDS["softmax"].state_growth
     native_decode = SoftmaxDecode()
 
     def __init__(self, heads: int, head_dim: int, value_dim: int):
         super().__init__()
         self.heads, self.head_dim, self.value_dim = heads, head_dim, value_dim
-
-    def group_heads(self, kv_heads: int) -> bool:
-        self.queries_per_key = self.heads // kv_heads
-        return True
-
-    @property
-    def grouped(self) -> bool:
-        """Whether query heads share keys and values."""
-        return self.queries_per_key > 1
 
     def init_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> KVCache:
         k, v = (
@@ -85,7 +77,7 @@ class SoftmaxAttention(CausalAttention[KVCache]):
             y = attend(q, seen.k, seen.v, visible)
         else:
             mask = visible.mask()[:, None]
-            y = scaled_dot_product_attention(q, seen.k, seen.v, attn_mask=mask, enable_gqa=self.grouped)
+            y = scaled_dot_product_attention(q, seen.k, seen.v, attn_mask=mask, enable_gqa=self.queries_per_key > 1)
         return y, after
 
     def _causal(self, q: Tensor, k: Tensor, v: Tensor, policy: DevicePolicy) -> Tensor:
@@ -93,14 +85,8 @@ class SoftmaxAttention(CausalAttention[KVCache]):
         half = q.dtype in (torch.float16, torch.bfloat16)
         if not policy.reads_values and not (half and self.head_dim == self.value_dim <= 256):
             # of a GPU's kernels, only flash attention takes grouped heads; others would have a matrix of all pairs
-            k, v = self._ungrouped(k, v)
+            k, v = self.ungrouped(k, v)
         return scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
-
-    def _ungrouped(self, *keys_or_values: Tensor) -> tuple[Tensor, ...]:
-        """Return keys or values repeated for each query head."""
-        if not self.grouped:
-            return keys_or_values
-        return tuple(x.repeat_interleave(self.queries_per_key, dim=1) for x in keys_or_values)
 
     def _decode(self, q: Tensor, k: Tensor, v: Tensor, state: KVCache) -> tuple[Tensor, KVCache]:
         """Return the output of one token and the state after it; the settled tokens are not copied."""
@@ -117,7 +103,7 @@ class SoftmaxAttention(CausalAttention[KVCache]):
     def reference(
         self, q: Tensor, k: Tensor, v: Tensor, document_starts: Tensor | None = None, inputs: Inputs = NOTHING
     ) -> Tensor:
-        k, v = self._ungrouped(k, v)
+        k, v = self.ungrouped(k, v)
         return softmax_reference(q, k, v, causal_mask(q.shape[2], q.device, document_starts))
 
     def effect(

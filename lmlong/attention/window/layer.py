@@ -1,6 +1,10 @@
 """Exact softmax attention over the last W tokens: a constant state, and the companion of linear attention.
 
-B batch, H heads, T new tokens, W window, N blocks, C tokens in a block, K key dim, V value dim.
+With a sink, each head also attends to a learned value, whose logit is learned from the token: softmax models attend to
+their first token in this way, wherever it is, if nothing else fits.
+
+B batch, H query heads, G key/value heads, each shared by H / G neighbouring query heads, T new tokens, W window, N
+blocks, C tokens in a block, K key dim, V value dim.
 """
 
 import ctypes
@@ -8,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad, scaled_dot_product_attention
@@ -15,31 +20,38 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from lmlong import recipe
 from lmlong.attention.base import CausalAttention, causal_mask
 from lmlong.attention.block_sparse import attend
-from lmlong.attention.inputs import NOTHING, Inputs
+from lmlong.attention.inputs import NOTHING, Gate, Inputs
 from lmlong.attention.key_blocks import VisibleKeys, visible_keys
 from lmlong.attention.softmax.decode import KEY_VALUES, cached, key_value_fields
 from lmlong.attention.softmax.layer import last_document, softmax_graph, softmax_reference
 from lmlong.attention.softmax.state import cache_dtype
 from lmlong.attention.tail import Tail, after_tail, tail_of
 from lmlong.native.decode.kind import DecodeKind, Packer, native
-from lmlong.native.decode.structures import ints, structure
+from lmlong.native.decode.structures import Gate as GateWeights
+from lmlong.native.decode.structures import ints, pointers, structure
 from lmlong.native.onnx.graph import Value
 from lmlong.native.onnx.layer import GraphReader, LayerInputs
 from lmlong.native.spec import NativeSpec
 from lmlong.recipe.kinds import ATTENTION_KINDS
 
+SINK = "window_sink"
+"""The name of the logits of the sinks among the inputs."""
+
+SINK_CHANNELS = 8
+"""Channels added to queries and keys for the logit of the sink: one, and zeros for kernels that read eight at once."""
+
 
 class WindowState(NamedTuple):
-    k: Tensor  # (B, H, W - 1, K) the last keys
-    v: Tensor  # (B, H, W - 1, V) and values
+    k: Tensor  # (B, G, W - 1, K) the last keys
+    v: Tensor  # (B, G, W - 1, V) and values
     current: Tensor  # (B, W - 1) bool, true for tokens of the row's current document
 
 
 class WindowEffect(NamedTuple):
     """The last W - 1 tokens of a part, and whether a document starts in it."""
 
-    k: Tail  # (B, H, W - 1, K)
-    v: Tail  # (B, H, W - 1, V)
+    k: Tail  # (B, G, W - 1, K)
+    v: Tail  # (B, G, W - 1, V)
     current: Tail  # (B, W - 1) bool, true for tokens of the part's last document
     begun: Tensor  # (B,) bool
 
@@ -47,11 +59,17 @@ class WindowEffect(NamedTuple):
 class WindowDecode(DecodeKind[WindowState]):
     name = "WindowAttention"
     header = Path(__file__).with_name("decode.h")
-    weights = structure("WindowAttention::Weights", *ints("window"))
+    weights = structure("WindowAttention::Weights", *ints("window"), ("sink", GateWeights), *pointers("sink_value"))
     state = structure("WindowAttention::State", *KEY_VALUES)
+    takes_groups = True
 
     def pack(self, packer: Packer, attention: Any, gates: Mapping[str, nn.Module]) -> ctypes.Structure:
-        return self.weights(packer.open(attention, "window").options["window"])
+        spec = packer.open(attention, "window")
+        packed = self.weights(spec.options["window"])
+        if spec.weights["sink_value"] is not None:
+            packed.sink = packer.gate(gates[SINK], "identity", attention.heads)
+            packed.sink_value = packer.floats(attention, spec.weights["sink_value"])
+        return packed
 
     def fields(self, state: WindowState) -> Sequence[int]:
         return key_value_fields(*state)
@@ -62,23 +80,32 @@ class WindowDecode(DecodeKind[WindowState]):
 
 
 class WindowAttention(CausalAttention[WindowState]):
-    """y_t = softmax(q_t K^T / sqrt(width)) V over the last W tokens of the document, including token t."""
+    """y_t = softmax(q_t K^T / sqrt(width)) V over the last W tokens of the document up to t, and the sink."""
 
     largest_scale = 10.0  # torch's backward pass overflows where one key far outweighs all others
     uses_rope = ATTENTION_KINDS["window"].uses_rope
+    shares_keys = True
     native_decode = WindowDecode()
 
-    def __init__(self, heads: int, head_dim: int, value_dim: int, window: int):
+    def __init__(self, heads: int, head_dim: int, value_dim: int, window: int, sink: bool = False):
         super().__init__()
         self.heads, self.head_dim, self.value_dim, self.window = heads, head_dim, value_dim, window
+        self.inputs = {SINK: Gate(SINK, "identity", torch.zeros(heads))} if sink else {}
+        self.sink_value = nn.Parameter(torch.zeros(heads, value_dim)) if sink else None
+        """(G, V) the value of the sink."""
 
     @classmethod
     def from_options(cls, heads: int, head_dim: int, value_dim: int, options: recipe.Attention) -> "WindowAttention":
-        return cls(heads, head_dim, value_dim, options.window)
+        return cls(heads, head_dim, value_dim, options.window, options.window_sink)
+
+    def group_heads(self, kv_heads: int) -> bool:
+        if self.sink_value is not None:
+            self.sink_value = nn.Parameter(torch.zeros(kv_heads, self.value_dim))
+        return super().group_heads(kv_heads)
 
     def init_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> WindowState:
         k, v = (
-            torch.zeros(batch, self.heads, self.window - 1, size, device=device, dtype=self.cache_dtype or dtype)
+            torch.zeros(batch, self.kv_heads, self.window - 1, size, device=device, dtype=self.cache_dtype or dtype)
             for size in (self.head_dim, self.value_dim)
         )
         return WindowState(k, v, torch.zeros(batch, self.window - 1, device=device, dtype=torch.bool))
@@ -94,32 +121,46 @@ class WindowAttention(CausalAttention[WindowState]):
     ) -> tuple[Tensor, WindowState]:
         time = k.shape[2]
         if not time or not len(v):
-            return v, state
+            return v.new_zeros(*q.shape[:3], self.value_dim), state
         cached_keys, cached_values = _appended(state.k, k), _appended(state.v, v)
         keys, values = cached_keys.to(k.dtype), cached_values.to(v.dtype)
         visible = visible_keys(state.current, document_starts, time, self.window)
-        by_lists = self.policy_for(q).block_sparse and time > 1
-        y = attend(q, keys, values, visible) if by_lists else self._attend(q, keys, values, visible)
+        by_lists = self.policy_for(q).block_sparse and time > 1 and self.sink_value is None
+        y = attend(q, keys, values, visible) if by_lists else self._attend(q, keys, values, visible, inputs.get(SINK))
         # cloned: a view would keep all keys and values alive
         k, v = (x[:, :, time:].clone() for x in (cached_keys, cached_values))
         return y, WindowState(k, v, visible.of_last_query(time))
 
-    def _attend(self, q: Tensor, keys: Tensor, values: Tensor, visible: VisibleKeys) -> Tensor:
-        """Return the outputs. Each block of up to W queries attends to its own keys and the W - 1 before it."""
-        time, past = q.shape[2], self.window - 1
+    def _attend(self, q: Tensor, keys: Tensor, values: Tensor, visible: VisibleKeys, sink: Tensor | None) -> Tensor:
+        """Return the outputs. Each block of up to W queries attends to its own keys and the W - 1 before it, and to the
+        sink by its logits (B, H, T)."""
+        time, past, scale = q.shape[2], self.window - 1, self.head_dim**-0.5
         block = min(self.window, time)
         missing = -time % block
+        if sink is not None:
+            q = torch.cat([q, pad(sink.to(q.dtype)[..., None] / scale, (0, SINK_CHANNELS - 1))], dim=3)
         q_blocks = pad(q, (0, 0, 0, missing)).unflatten(2, (-1, block))  # (B, H, N, C, K)
         k_blocks, v_blocks = (pad(x, (0, 0, 0, missing)).unfold(2, past + block, block).mT for x in (keys, values))
         mask = self._mask(visible, block, missing)
-        rows = (x.transpose(1, 2).flatten(0, 1) for x in (q_blocks, k_blocks, v_blocks))  # each (B N, H, ...)
-        y = scaled_dot_product_attention(next(rows), next(rows), next(rows), mask[:, None])
+        if self.sink_value is not None:
+            k_blocks, v_blocks = _with_sink(k_blocks, v_blocks, self.sink_value)
+            mask = pad(mask, (0, 1), value=True)
+        rows = (x.transpose(1, 2).flatten(0, 1) for x in (q_blocks, k_blocks, v_blocks))  # each (B N, H or G, ...)
+        options: Any = {"attn_mask": mask[:, None], "scale": scale, "enable_gqa": self.queries_per_key > 1}
+        y = scaled_dot_product_attention(next(rows), next(rows), next(rows), **options)
         return y.unflatten(0, (len(q), -1)).transpose(1, 2).flatten(2, 3)[:, :, :time]
 
     def reference(
         self, q: Tensor, k: Tensor, v: Tensor, document_starts: Tensor | None = None, inputs: Inputs = NOTHING
     ) -> Tensor:
-        return softmax_reference(q, k, v, causal_mask(q.shape[2], q.device, document_starts).triu(1 - self.window))
+        mask = causal_mask(q.shape[2], q.device, document_starts).triu(1 - self.window)
+        k, v = self.ungrouped(k, v)
+        if self.sink_value is None:
+            return softmax_reference(q, k, v, mask)
+        logits = (q @ k.mT / self.head_dim**0.5).masked_fill(~mask, -torch.inf)
+        weights = torch.cat([logits, inputs[SINK].to(q.dtype)[..., None]], dim=3).softmax(3)
+        (value,) = self.ungrouped(self.sink_value[None].to(v.dtype))
+        return weights[..., :-1] @ v + weights[..., -1:] * value[..., None, :]
 
     def effect(
         self, k: Tensor, v: Tensor, document_starts: Tensor | None = None, inputs: Inputs = NOTHING
@@ -136,10 +177,14 @@ class WindowAttention(CausalAttention[WindowState]):
         return WindowState(k, v, after_tail(current, effect.current))
 
     def native_spec(self) -> NativeSpec:
-        return NativeSpec("window", {"window": self.window})
+        return NativeSpec("window", {"window": self.window}, {"sink_value": self.sink_value})
 
     def onnx(self, reader: GraphReader, x: LayerInputs) -> Value:
-        return softmax_graph(x, reader.open(self).options["window"])
+        spec = reader.open(self)
+        value = spec.weights["sink_value"]
+        if value is None:
+            return softmax_graph(x, spec.options["window"])
+        return sink_graph(x, spec.options["window"], x.gates[SINK], reader.weight(value))
 
     def _mask(self, visible: VisibleKeys, block: int, missing: int) -> Tensor:
         """Return (B N, C, W - 1 + C), true if a query sees a key. Padding sees only padding."""
@@ -154,3 +199,38 @@ def _appended(past: Tensor, new: Tensor) -> Tensor:
     """Return the keys or values of past tokens and new ones, as they are cached."""
     dtype = cache_dtype(past, new)
     return torch.cat([past.to(dtype), new.to(dtype)], dim=2)
+
+
+def _with_sink(keys: Tensor, values: Tensor, sink: Tensor) -> tuple[Tensor, Tensor]:
+    """Return blocks of keys (B, G, N, S, K) and values (B, G, N, S, V), each followed by the sink, of value (G, V). Its
+    key picks the first added channel of a query, which holds its logit; those of tokens have zeros there."""
+    key = pad(keys.new_ones(1), (keys.shape[-1], SINK_CHANNELS - 1)).expand(*keys.shape[:3], 1, -1)
+    value = sink.to(values.dtype)[:, None, None].expand(*values.shape[:3], 1, -1)
+    return torch.cat([pad(keys, (0, SINK_CHANNELS)), key], dim=3), torch.cat([values, value], dim=3)
+
+
+def sink_graph(x: LayerInputs, window: int, logit: Value, value: Value) -> Value:
+    """Return softmax attention to the last tokens and to a sink, as an ONNX graph, given the logits (B, T, H) of the
+    sink and its value (G, V). The operator for attention has no sink."""
+    graph, past = x.graph, window - 1
+
+    def by_head(tokens: Value, heads: int, size: int) -> Value:
+        return tokens.reshape(0, 0, heads, size).transpose(0, 2, 1, 3)
+
+    def cached(name: str, new: Value, size: int) -> Value:
+        """Return the past and new keys or values (B, H, S, size) of each query head."""
+        tokens = by_head(new, x.kv_heads, size)
+        if past:
+            before = graph.state(f"{x.name}.{name}", np.float32, x.kv_heads, past, size)
+            tokens = graph.concat(before, tokens, axis=2)
+            graph.set_state(before, tokens.slice(2, -past))
+        return graph.op("Gather", tokens, of_head, axis=1)
+
+    of_head = np.arange(x.heads) // (x.heads // x.kv_heads)
+    keys, values = cached("keys", x.qk[1], x.head_dim), cached("values", x.v, x.value_dim)
+    logits = by_head(x.qk[0], x.heads, x.head_dim) @ keys.transpose(0, 1, 3, 2) * float(x.head_dim**-0.5)
+    seen = x.tokens.visible(graph.constant(np.array([past])), window)
+    logits = graph.concat(seen.where(logits, float("-inf")), logit.transpose(0, 2, 1).unsqueeze(3), axis=3)
+    weights = graph.op("Softmax", logits, axis=-1)
+    sink = weights.slice(3, -1) * graph.op("Gather", value, of_head, axis=0).unsqueeze(1)
+    return (weights.slice(3, 0, -1) @ values + sink).transpose(0, 2, 1, 3)

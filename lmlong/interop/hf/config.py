@@ -77,6 +77,7 @@ def lmlong_config(model: recipe.Model, built: LanguageModel, vocabulary: int) ->
         "longest_memory": attention.longest_memory,
         "window": attention.window,
         "parallel_window": attention.parallel_window,
+        "window_sink": attention.window_sink,
         "ngram": attention.ngram.model_dump() if "ngram" in model.kinds else {},
         "convolution": model.convolution,
         "rotary_layers": [block.mixer.uses_rope for block in built.blocks],

@@ -61,6 +61,7 @@ class LmlongConfig(PreTrainedConfig):
         longest_memory: int = 8192,
         window: int = 256,
         parallel_window: int | None = None,
+        window_sink: bool = False,
         ngram: dict[str, Any] | None = None,
         ngram_embedding: dict[str, Any] | None = None,
         convolution: int = 4,
@@ -81,8 +82,8 @@ class LmlongConfig(PreTrainedConfig):
         self.attention = attention or ["linear"] * num_hidden_layers
         self.feature_map, self.feature_options = feature_map, feature_options or {}
         self.decay, self.longest_memory = decay, longest_memory
-        self.window, self.parallel_window, self.ngram = window, parallel_window, ngram or {}
-        self.ngram_embedding = ngram_embedding
+        self.window, self.parallel_window, self.window_sink = window, parallel_window, window_sink
+        self.ngram, self.ngram_embedding = ngram or {}, ngram_embedding
         self.convolution, self.output_gate, self.head_norm = convolution, output_gate, head_norm
         self.rotary_layers, self.rotary_window = rotary_layers or [False] * num_hidden_layers, rotary_window
         self.rotary_base, self.rotary_scaling = rotary_base, rotary_scaling
@@ -406,11 +407,13 @@ def chunk_decays(like: Tensor, log_decay: Tensor | None, starts: Tensor | None, 
 
 
 class WindowAttention(nn.Module):
-    """Softmax attention over the last tokens of the document, including the token itself."""
+    """Softmax attention over the last tokens of the document, including the token itself, and to a learned value, the
+    sink, if the model has one."""
 
-    def __init__(self, window: int):
+    def __init__(self, config: LmlongConfig, window: int, value_heads: int):
         super().__init__()
         self.window = window
+        self.sink_value = nn.Parameter(torch.zeros(value_heads, config.value_dim)) if config.window_sink else None
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, state: LayerState, tokens: Tokens, gates: Gates) -> Tensor:
         past, time = self.window - 1, q.shape[2]
@@ -433,14 +436,23 @@ class WindowAttention(nn.Module):
             in_window = (key_time <= query_time) & (key_time > query_time - self.window)
             same_document = new_document[:, begin:end, None] == document[:, None, keys_seen]
             mask = (in_window & same_document)[:, None]
-            outputs.append(
-                scaled_dot_product_attention(q[:, :, begin:end], keys[:, :, keys_seen], values[:, :, keys_seen], mask)
-            )
+            blocks = q[:, :, begin:end], keys[:, :, keys_seen], values[:, :, keys_seen]
+            sink = None if self.sink_value is None else gates["window_sink"][:, :, begin:end, None]
+            outputs.append(self.attend(*blocks, mask, sink))
         if past:
             state.set(3, keys[:, :, time:])
             state.set(4, values[:, :, time:])
             state.set(5, document[:, time:] == document[:, -1:])
         return torch.cat(outputs, dim=2)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, sink: Tensor | None) -> Tensor:
+        """Return the outputs, given the logits (B, H, T, 1) of the sink."""
+        if sink is None or self.sink_value is None:
+            return scaled_dot_product_attention(q, k, v, mask)
+        logits = (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(~mask, -torch.inf)
+        weights = torch.cat([logits, sink.to(logits.dtype)], dim=3).softmax(3)
+        value = self.sink_value.repeat_interleave(q.shape[1] // len(self.sink_value), dim=0)
+        return weights[..., :-1] @ v + weights[..., -1:] * value[:, None].to(v.dtype)
 
 
 class SoftmaxAttention(nn.Module):
@@ -462,7 +474,8 @@ class ParallelWindow(nn.Module):
 
     def __init__(self, config: LmlongConfig, recurrence: nn.Module):
         super().__init__()
-        self.recurrence, self.window = recurrence, WindowAttention(config.parallel_window or 1)
+        self.recurrence = recurrence
+        self.window = WindowAttention(config, config.parallel_window or 1, config.num_attention_heads)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, state: LayerState, tokens: Tokens, gates: Gates) -> Tensor:
         recurrence = self.recurrence(q, k, v, state, tokens, gates)
@@ -638,9 +651,12 @@ class Mixer(nn.Module):
             attention = NgramAttention(config)
             self.gates["read_gate"], self.read_gate = "read_gate", Gate(width, heads, "identity")
         elif self.kind in ("window", "softmax"):
-            attention = WindowAttention(config.window) if self.kind == "window" else SoftmaxAttention()
+            windowed = self.kind == "window"
+            attention = WindowAttention(config, config.window, self.kv_heads) if windowed else SoftmaxAttention()
         else:
             raise ValueError(f"{self.kind!r}: this module does not have this kind of attention")
+        if config.window_sink and (self.parallel or self.kind == "window"):
+            self.gates["window_sink"], self.window_sink = "window_sink", Gate(width, heads, "identity")
         self.attention = attention
 
     def forward(self, x: Tensor, state: LayerState, tokens: Tokens) -> Tensor:

@@ -19,6 +19,10 @@ struct PastTokens {
     Int batch_head, size;
 };
 
+struct Sink {  // a value that is attended to like a token's
+    const float *logits, *value;  // the logit of each head; without a value there is no sink
+};
+
 struct SoftmaxMean {
     static constexpr Int CHUNK = 256, STRIP = 64;  // tokens, see `add_weighted`; a strip of values fits in the L1 cache
 
@@ -35,8 +39,9 @@ struct SoftmaxMean {
     // y of each head = the softmax-weighted mean of the document's values so far. Tokens of other documents are skipped
     // instead of masked, so that no bit depends on their number. The new key and value are first rounded to the format
     // of the cache, as later tokens will read them
-    void operator()(const HeadInput& input, const PastTokens& older, const PastTokens& newer, float* y) const {
-        with_format(newer.cached.dtype, [&](auto format) { mean<decltype(format)>(input, older, newer, y); });
+    void operator()(
+        const HeadInput& input, const PastTokens& older, const PastTokens& newer, float* y, Sink sink = {}) const {
+        with_format(newer.cached.dtype, [&](auto format) { mean<decltype(format)>(input, older, newer, sink, y); });
     }
 
     // Write the past tokens, without the `dropped` oldest, and the token of the last mean to the state `after`
@@ -59,7 +64,8 @@ struct SoftmaxMean {
     }
 
     template <typename Format>
-    void mean(const HeadInput& input, const PastTokens& older, const PastTokens& newer, float* y) const {
+    void mean(
+        const HeadInput& input, const PastTokens& older, const PastTokens& newer, const Sink& sink, float* y) const {
         using Element = typename Format::Element;
         round<Format>(input.k, head_dim, new_k), round<Format>(input.v, value_dim, new_v);
         const float scale = 1 / std::sqrt(float(head_dim));
@@ -85,6 +91,10 @@ struct SoftmaxMean {
             add_logits<Format>(input.heads, keys, size, count);
             count += size;
         });
+        if (sink.value)
+            for (Int head = 0; head < input.heads; head++) weights[head * weight_stride + count] = sink.logits[head];
+        const Int tokens = count;
+        count += sink.value != nullptr;
         for (Int head = 0; head < input.heads; head++)
             exp_(weights + head * weight_stride, count, max_of(weights + head * weight_stride, count));
         std::fill_n(numerators, input.heads * y_stride, 0.0f), std::fill_n(totals, input.heads * y_stride, 0.0f);
@@ -97,7 +107,8 @@ struct SoftmaxMean {
             const float inverse = 1 / sum_of(weights + head * weight_stride, count);
             for (Int i = 0; i < value_dim; i++) {
                 const Int sum = head * y_stride + position_of<Format>(i, value_dim);
-                y[head * y_stride + i] = (totals[sum] + numerators[sum]) * inverse;
+                const float of_sink = sink.value ? weights[head * weight_stride + tokens] * sink.value[i] : 0;
+                y[head * y_stride + i] = (totals[sum] + numerators[sum] + of_sink) * inverse;
             }
         }
     }
