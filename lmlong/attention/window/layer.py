@@ -184,7 +184,8 @@ class WindowAttention(CausalAttention[WindowState]):
         value = spec.weights["sink_value"]
         if value is None:
             return softmax_graph(x, spec.options["window"])
-        return sink_graph(x, spec.options["window"], x.gates[SINK], reader.weight(value))
+        of_head = x.graph.op("Gather", reader.weight(value), np.arange(self.heads) // self.queries_per_key, axis=0)
+        return sink_graph(x, spec.options["window"], x.gates[SINK], of_head)
 
     def _mask(self, visible: VisibleKeys, block: int, missing: int) -> Tensor:
         """Return (B N, C, W - 1 + C), true if a query sees a key. Padding sees only padding."""
@@ -211,7 +212,7 @@ def _with_sink(keys: Tensor, values: Tensor, sink: Tensor) -> tuple[Tensor, Tens
 
 def sink_graph(x: LayerInputs, window: int, logit: Value, value: Value) -> Value:
     """Return softmax attention to the last tokens and to a sink, as an ONNX graph, given the logits (B, T, H) of the
-    sink and its value (G, V). The operator for attention has no sink."""
+    sink and its value (H, V). The operator for attention has no sink."""
     graph, past = x.graph, window - 1
 
     def by_head(tokens: Value, heads: int, size: int) -> Value:
@@ -232,5 +233,4 @@ def sink_graph(x: LayerInputs, window: int, logit: Value, value: Value) -> Value
     seen = x.tokens.visible(graph.constant(np.array([past])), window)
     logits = graph.concat(seen.where(logits, float("-inf")), logit.transpose(0, 2, 1).unsqueeze(3), axis=3)
     weights = graph.op("Softmax", logits, axis=-1)
-    sink = weights.slice(3, -1) * graph.op("Gather", value, of_head, axis=0).unsqueeze(1)
-    return (weights.slice(3, 0, -1) @ values + sink).transpose(0, 2, 1, 3)
+    return (weights.slice(3, 0, -1) @ values + weights.slice(3, -1) * value.unsqueeze(1)).transpose(0, 2, 1, 3)
