@@ -147,6 +147,20 @@ def test_each_stage_has_its_length_and_later_ones_pass_states(folder: Path) -> N
 
 
 @pytest.mark.usefixtures("stages_here")
+def test_windows_that_hold_a_whole_sequence_do_what_the_old_attention_did(folder: Path) -> None:
+    words = ["model.attention.kind=window", "model.attention.window=64", "training.steps=2", "--out", "near", "--json"]
+    done = convert(folder, *words, "-", "conversion={layers: null, predictions: null}")
+    assert done.returncode == 0, done.stderr
+    assert not list(folder.glob("near-*"))
+    points = {point["name"]: point for point in json.loads(done.stdout)}
+    assert list(points) == ["teacher", "swapped", "text"]
+    nats = {name: point["totals"]["nats"] for name, point in points.items()}
+    assert nats["swapped"] == pytest.approx(nats["teacher"], rel=1e-6)
+    assert max(points["swapped"]["layers"]) < 1e-5
+    assert nats["text"] != nats["swapped"]
+
+
+@pytest.mark.usefixtures("stages_here")
 def test_heads_are_added_by_a_conversion_and_trained_from_the_predictions_on(folder: Path) -> None:
     words = [*HYBRID, "model.add_ngram=[2]", "model.attention.ngram.buckets=64", "training.steps=2", "--out", "headed"]
     words += ["conversion={layers: {steps: 2}, predictions: {steps: 4}, keep_predictions: 8}"]
