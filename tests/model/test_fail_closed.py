@@ -38,6 +38,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "growing": {**GROUPED, "attention": Attention(kind="softmax")},
     "cached in bfloat16": {**GROUPED, "head_dim": 16, "value_dim": 16, "attention": Attention(kind="softmax")},
     "parallel window": {"attention": Attention(kind=["linear", "delta"], parallel_window=5)},
+    "sink": {**GROUPED, "attention": Attention(kind="window", window=5, window_sink=True)},
     "hourglass": {"layers": 3, "downsample": Downsample(factor=4)},
     "tables": {"ngram_embedding": NgramEmbedding(orders=[2, 3], rows=50, width=5)},
 }
@@ -142,6 +143,26 @@ FAULTS: dict[str, tuple[str, str, str, str]] = {
     "a window without positions": (
         *("parallel window", "parallel_window/decode.h", "if (layer.rotates"),
         "if (!FAULT && layer.rotates",
+    ),
+    "no weight for the sink": (
+        *("sink", "key_values.h", "= sink.logits[head];"),
+        "= FAULT ? -INFINITY : sink.logits[head];",
+    ),
+    "the sink as a token of the sum alone": (
+        *("sink", "key_values.h", "sink.value ? weights"),
+        "sink.value && !FAULT ? weights",
+    ),
+    "the logit of another head's sink": (
+        *("sink", "window/decode.h", "weights.sink, input.head + i,"),
+        "weights.sink, input.head + (FAULT ? 0 : i),",
+    ),
+    "the value of another head's sink": (
+        *("sink", "window/decode.h", "weights.sink_value + kv_head * value_dim"),
+        "weights.sink_value + (FAULT ? 0 : kv_head) * value_dim",
+    ),
+    "the window of another head": (
+        *("sink", "window/decode.h", "input.row * kv_heads + kv_head,"),
+        "input.row * kv_heads + (FAULT ? 0 : kv_head),",
     ),
     "a key that is not kept": (
         *("growing", "key_values.h", "copy(past.cached.k, new_k,"),

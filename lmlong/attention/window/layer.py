@@ -40,6 +40,9 @@ SINK = "window_sink"
 SINK_CHANNELS = 8
 """Channels added to queries and keys for the logit of the sink: one, and zeros for kernels that read eight at once."""
 
+BLOCK = 256
+"""Most queries that are computed with the same keys: more would have more keys that are in none of their windows."""
+
 
 class WindowState(NamedTuple):
     k: Tensor  # (B, G, W - 1, K) the last keys
@@ -132,10 +135,10 @@ class WindowAttention(CausalAttention[WindowState]):
         return y, WindowState(k, v, visible.of_last_query(time))
 
     def _attend(self, q: Tensor, keys: Tensor, values: Tensor, visible: VisibleKeys, sink: Tensor | None) -> Tensor:
-        """Return the outputs. Each block of up to W queries attends to its own keys and the W - 1 before it, and to the
-        sink by its logits (B, H, T)."""
+        """Return the outputs. Each block of queries attends to its own keys and the W - 1 before it, and to the sink by
+        its logits (B, H, T)."""
         time, past, scale = q.shape[2], self.window - 1, self.head_dim**-0.5
-        block = min(self.window, time)
+        block = min(self.window, time, BLOCK)
         missing = -time % block
         if sink is not None:
             q = torch.cat([q, pad(sink.to(q.dtype)[..., None] / scale, (0, SINK_CHANNELS - 1))], dim=3)
@@ -144,11 +147,12 @@ class WindowAttention(CausalAttention[WindowState]):
         mask = self._mask(visible, block, missing)
         if self.sink_value is not None:
             k_blocks, v_blocks = _with_sink(k_blocks, v_blocks, self.sink_value)
+            v_blocks = pad(v_blocks, (0, max(0, k_blocks.shape[-1] - self.value_dim)))  # the fast kernel has one width
             mask = pad(mask, (0, 1), value=True)
         rows = (x.transpose(1, 2).flatten(0, 1) for x in (q_blocks, k_blocks, v_blocks))  # each (B N, H or G, ...)
         options: Any = {"attn_mask": mask[:, None], "scale": scale, "enable_gqa": self.queries_per_key > 1}
         y = scaled_dot_product_attention(next(rows), next(rows), next(rows), **options)
-        return y.unflatten(0, (len(q), -1)).transpose(1, 2).flatten(2, 3)[:, :, :time]
+        return y.unflatten(0, (len(q), -1)).transpose(1, 2).flatten(2, 3)[:, :, :time, : self.value_dim]
 
     def reference(
         self, q: Tensor, k: Tensor, v: Tensor, document_starts: Tensor | None = None, inputs: Inputs = NOTHING
