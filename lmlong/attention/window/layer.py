@@ -140,17 +140,19 @@ class WindowAttention(CausalAttention[WindowState]):
         time, past, scale = q.shape[2], self.window - 1, self.head_dim**-0.5
         block = min(self.window, time, BLOCK)
         missing = -time % block
+        shared = [keys, values, *([] if self.sink_value is None else [self.sink_value[None]])]
+        # with a mask, a GPU's kernels take no heads that share keys
+        keys, values, *sinks = shared if self.policy_for(q).reads_values else self.ungrouped(*shared)
         if sink is not None:
             q = torch.cat([q, pad(sink.to(q.dtype)[..., None] / scale, (0, SINK_CHANNELS - 1))], dim=3)
         q_blocks = pad(q, (0, 0, 0, missing)).unflatten(2, (-1, block))  # (B, H, N, C, K)
         k_blocks, v_blocks = (pad(x, (0, 0, 0, missing)).unfold(2, past + block, block).mT for x in (keys, values))
         mask = self._mask(visible, block, missing)
-        if self.sink_value is not None:
-            k_blocks, v_blocks = _with_sink(k_blocks, v_blocks, self.sink_value)
-            v_blocks = pad(v_blocks, (0, max(0, k_blocks.shape[-1] - self.value_dim)))  # the fast kernel has one width
+        if sinks:
+            k_blocks, v_blocks = _with_sink(k_blocks, v_blocks, sinks[0])
             mask = pad(mask, (0, 1), value=True)
         rows = (x.transpose(1, 2).flatten(0, 1) for x in (q_blocks, k_blocks, v_blocks))  # each (B N, H or G, ...)
-        options: Any = {"attn_mask": mask[:, None], "scale": scale, "enable_gqa": self.queries_per_key > 1}
+        options: Any = {"attn_mask": mask[:, None], "scale": scale, "enable_gqa": keys.shape[1] != q.shape[1]}
         y = scaled_dot_product_attention(next(rows), next(rows), next(rows), **options)
         return y.unflatten(0, (len(q), -1)).transpose(1, 2).flatten(2, 3)[:, :, :time, : self.value_dim]
 
@@ -207,11 +209,13 @@ def _appended(past: Tensor, new: Tensor) -> Tensor:
 
 
 def _with_sink(keys: Tensor, values: Tensor, sink: Tensor) -> tuple[Tensor, Tensor]:
-    """Return blocks of keys (B, G, N, S, K) and values (B, G, N, S, V), each followed by the sink, of value (G, V). Its
-    key picks the first added channel of a query, which holds its logit; those of tokens have zeros there."""
+    """Return blocks of keys (B, G, N, S, K) and values (B, G, N, S, V), each followed by the sink, of value (1, G, V).
+    Its key picks the first added channel of a query, which holds its logit; those of tokens have zeros there. Values
+    are made as wide as keys, since torch's fast kernel has one width."""
     key = pad(keys.new_ones(1), (keys.shape[-1], SINK_CHANNELS - 1)).expand(*keys.shape[:3], 1, -1)
-    value = sink.to(values.dtype)[:, None, None].expand(*values.shape[:3], 1, -1)
-    return torch.cat([pad(keys, (0, SINK_CHANNELS)), key], dim=3), torch.cat([values, value], dim=3)
+    value = sink.to(values.dtype)[:, :, None, None].expand(*values.shape[:3], 1, -1)
+    keys, values = torch.cat([pad(keys, (0, SINK_CHANNELS)), key], dim=3), torch.cat([values, value], dim=3)
+    return keys, pad(values, (0, max(0, keys.shape[-1] - values.shape[-1])))
 
 
 def sink_graph(x: LayerInputs, window: int, logit: Value, value: Value) -> Value:
