@@ -9,12 +9,12 @@ from model.test_native_step import shaped
 
 from lmlong.attention.registry import CAUSAL
 from lmlong.attention.softmax.decode import KEY_VALUES
-from lmlong.attention.window.layer import WindowAttention, WindowDecode
+from lmlong.attention.window.layer import WEIGHTS, WindowAttention, WindowDecode
 from lmlong.model import native_step
 from lmlong.model.fast_step import make_fast_step, why_no_fast_step
 from lmlong.model.native_step import NativeStep
 from lmlong.native.build import MORE_FLAGS
-from lmlong.native.decode.structures import ints, structure
+from lmlong.native.decode.structures import structure
 from lmlong.native.spec import NativeSpec
 from lmlong.recipe import Attention
 
@@ -25,7 +25,7 @@ HEADER = WindowDecode.header.read_text().replace("WindowAttention", "OwnWindow")
 
 class OwnDecode(WindowDecode):
     name = "OwnWindow"
-    weights = structure("OwnWindow::Weights", *ints("window"))
+    weights = structure("OwnWindow::Weights", *WEIGHTS)
     state = structure("OwnWindow::State", *KEY_VALUES)
 
 
@@ -63,7 +63,7 @@ def test_a_kind_with_a_header_of_its_own_is_decoded_by_native_code() -> None:
 
 
 def test_weights_of_another_layout_do_not_compile(header: Path) -> None:
-    header.write_text(HEADER.replace("Int window;", "Int window, other;"))
+    header.write_text(HEADER.replace("const float* sink_value;", "const float *sink_value, *other;"))
     with pytest.warns(UserWarning, match="OwnWindow::Weights has other fields in Python"):
         assert native_step.library() is None
 

@@ -59,10 +59,14 @@ class WindowEffect(NamedTuple):
     begun: Tensor  # (B,) bool
 
 
+WEIGHTS = (*ints("window"), ("sink", GateWeights), *pointers("sink_value"))
+"""The fields of the C++ weights: the window, the logit of the sink, and its value; null without a sink."""
+
+
 class WindowDecode(DecodeKind[WindowState]):
     name = "WindowAttention"
     header = Path(__file__).with_name("decode.h")
-    weights = structure("WindowAttention::Weights", *ints("window"), ("sink", GateWeights), *pointers("sink_value"))
+    weights = structure("WindowAttention::Weights", *WEIGHTS)
     state = structure("WindowAttention::State", *KEY_VALUES)
     takes_groups = True
 
