@@ -9,7 +9,7 @@ namespace {
 struct WindowAttention {
     struct Weights {
         Int window;
-        Gate sink;                // the logit of the sink; null without one
+        Gate sink;                // the logit of the sink; null in a window that has none
         const float* sink_value;  // (heads of keys and values, value_dim)
     };
 

@@ -1,7 +1,7 @@
 """Exact softmax attention over the last W tokens: a constant state, and the companion of linear attention.
 
-With a sink, each head also attends to a learned value, whose logit is learned from the token: softmax models attend to
-their first token in this way, wherever it is, if nothing else fits.
+With a sink, each head also attends to a learned value, with a logit learned from the token, as softmax models attend to
+their first token.
 
 B batch, H query heads, G key/value heads, each shared by H / G neighbouring query heads, T new tokens, W window, N
 blocks, C tokens in a block, K key dim, V value dim.
@@ -60,7 +60,7 @@ class WindowEffect(NamedTuple):
 
 
 WEIGHTS = (*ints("window"), ("sink", GateWeights), *pointers("sink_value"))
-"""The fields of the C++ weights: the window, the logit of the sink, and its value; null without a sink."""
+"""The fields of the C++ weights. Those of the sink are null in a window that has none."""
 
 
 class WindowDecode(DecodeKind[WindowState]):

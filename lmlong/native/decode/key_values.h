@@ -20,7 +20,7 @@ struct PastTokens {
 };
 
 struct Sink {  // a value that is attended to like a token's
-    const float *logits, *value;  // the logit of each head; without a value there is no sink
+    const float *logits, *value;  // the logit of each head, and the value; null if only tokens are attended to
 };
 
 struct SoftmaxMean {
