@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count, pairwise
+from statistics import median
 from typing import NamedTuple
 
 import torch
@@ -145,12 +146,12 @@ class Pace:
         self._right[min(matched, LONGEST_MATCH)].add(right)
 
     def add_pass(self, tokens: int, seconds: float) -> None:
-        """Add the time of one token, or of a token and a draft after it. An interruption counts as little."""
+        """Add the processor time of one token, or of a token and a draft after it. An outlier counts as little."""
         self._passes = 0 if tokens == 1 else self._passes + 1
         if tokens == 1:
             self._singles.append(seconds)
-        else:  # the fastest, since a step after a pass finds less of the weights in the caches
-            self._additional.add(min(max(0.0, (seconds / min(self._singles) - 1) / (tokens - 1)), 1.5))
+        else:
+            self._additional.add(min(max(0.0, (seconds / median(self._singles) - 1) / (tokens - 1)), 1.5))
 
     def draft_size(self, matched: int) -> int:
         """Return how many tokens to draft after `matched` known tokens; 0 if single steps are faster."""
@@ -250,8 +251,9 @@ class Drafts:
         return output
 
     def _time_last_pass(self) -> None:
-        """Add the time since the last pass began: all that its tokens took, with drawing and writing them."""
-        now = time.perf_counter()
+        """Add the processor time since the last pass began: all that its tokens took, with drawing and writing them.
+        Other programs would lengthen elapsed time, that of a long pass more often than that of a single step."""
+        now = time.process_time()
         if self._begun is not None:
             self._pace.add_pass(1 + self._size, (now - self._begun) / self._steps)
         self._begun = now
