@@ -39,6 +39,12 @@ DEFAULT_VIEWS = "context,position"
     help="About how many tokens are scored at each context, at least one in each of --min-documents documents.",
 )
 @click.option(
+    "--after",
+    metavar="N",
+    type=options.TokenCount(1),
+    help="Score tokens with at least N tokens before them.  [default: the longest of --lengths]",
+)
+@click.option(
     "--min-documents",
     default=10,
     type=click.IntRange(1),
@@ -110,6 +116,7 @@ def eval_(
         "--learn": loading.learn is not None,
         "--cache-baseline": given["cache_baseline"],
         "--cluster-by": given["cluster_by"] is not None,
+        "--after": given["after"] is not None,
     }
     if loading.learn and (unlearned := {"remembrance", "state"} & set(chosen)):
         raise UsageError(

@@ -67,6 +67,8 @@ class PerplexityOptions(NamedTuple):
     """Whether to measure the gain by a cache of counts."""
     precision: Precision | None = None
     """Number format of the forward pass; None for that of training."""
+    after: int | None = None
+    """Tokens that the targets of contexts have before them at least, if more than the longest context."""
 
 
 DEFAULTS = PerplexityOptions()
@@ -88,6 +90,7 @@ def evaluate(
     cluster_by: str | None = None,
     precision: Precision | None = None,
     resume_as: str | None = None,
+    after: int | None = None,
 ) -> PerplexityReport:
     """Measure how well a model predicts text, and the gain from text further back.
 
@@ -99,12 +102,14 @@ def evaluate(
     of which `tokens` limits the length. The other options are those of `lmlong eval`: `views` is its --by, `lengths`
     the contexts in tokens, `targets` the number of tokens scored at each; lengths that fewer than `min_documents`
     documents reach are left out, and fewer documents are cut into that many parts. To compare runs, give each the
-    `trained_lengths` of all, so that their targets are the same. With `cache_baseline`, counts of the document's
-    n-grams are mixed with the model, to see what it fails to use. With `cluster_by`, documents with the same value of
-    that field count as one for the errors. `precision` is the number format of the forward pass, "32", "bf16" or "16":
-    by default that of training. With `resume_as`, a name of how the model was loaded, finished parts are kept in the
-    cache until the measurement ends, so that one that was killed continues when it is called again, and a line on
-    stderr says how much will be read. All results are sums for each document, from which ratios and errors follow.
+    `trained_lengths` of all, so that their targets are the same; `after` is how many tokens these have before them, by
+    default the longest length: a model that cannot read so much has the same targets as one that can. With
+    `cache_baseline`, counts of the document's n-grams are mixed with the model, to see what it fails to use. With
+    `cluster_by`, documents with the same value of that field count as one for the errors. `precision` is the number
+    format of the forward pass, "32", "bf16" or "16": by default that of training. With `resume_as`, a name of how the
+    model was loaded, finished parts are kept in the cache until the measurement ends, so that one that was killed
+    continues when it is called again, and a line on stderr says how much will be read. All results are sums for each
+    document, from which ratios and errors follow.
     """
     if unknown := [view for view in views if view not in VIEWS]:
         raise UsageError(f"views: there is no {unknown[0]!r}.{nearest(unknown[0], VIEWS)} Choose from {VIEWS}.")
@@ -128,7 +133,7 @@ def evaluate(
             clusters = clusters_by(cluster_by, validation_fields(_text_options(loaded, paths)))
     contexts = tuple(sorted(set(lengths))) if lengths is not None else None
     options = PerplexityOptions(
-        tuple(views), contexts, targets, min_documents, tuple(trained_lengths), cache_baseline, precision
+        tuple(views), contexts, targets, min_documents, tuple(trained_lengths), cache_baseline, precision, after
     )
     return measure_perplexity(name or str(loaded.checkpoint), loaded, text, options, clusters, resume_as)
 
@@ -237,8 +242,11 @@ def _fill(
     """Read the spans of all views and fill in the report."""
     blocks = None
     if options.cache_baseline or any(view in OF_CONTEXT for view in options.views):
-        size = min(cut.block_size(lengths[-1]), max(1, options.targets // max(1, options.min_documents)))
-        blocks = cut.choose_blocks(scorer.documents, lengths[-1], size, options.targets, options.min_documents)
+        after = max(lengths[-1], options.after or 0)
+        size = min(cut.block_size(after), max(1, options.targets // max(1, options.min_documents)))
+        if (reached := cut.reached(scorer.documents, after, size)) < options.min_documents:
+            raise UsageError(_too_far(scorer.documents, after, reached, options.min_documents))
+        blocks = cut.choose_blocks(scorer.documents, after, size, options.targets, options.min_documents)
     jobs = _jobs(scorer.documents, lengths, options)
     report.tokens = sum(tokens_read(spans) for spans in jobs.values())
     if blocks:
@@ -293,6 +301,14 @@ def _too_short(documents: Documents, need: int, least: int) -> str:
         f"--lengths: the shortest takes {least} documents of {need:,} tokens, so that errors can be estimated. There "
         f"are {enough}, the longest has {longest:,} tokens, and the text is too short to be cut into as many parts. "
         "Give shorter lengths, more text (--data), or fewer --min-documents."
+    )
+
+
+def _too_far(documents: Documents, after: int, reached: int, least: int) -> str:
+    return (
+        f"--after: {reached} documents have targets after {after:,} tokens, and --min-documents asks for {least}. The "
+        f"longest has {int(documents.sizes.max()):,} tokens. Give a shorter length, more text (--data), or fewer "
+        "--min-documents."
     )
 
 
