@@ -244,8 +244,8 @@ def _fill(
     if options.cache_baseline or any(view in OF_CONTEXT for view in options.views):
         after = max(lengths[-1], options.after or 0)
         size = min(cut.block_size(after), max(1, options.targets // max(1, options.min_documents)))
-        if (reached := cut.reached(scorer.documents, after, size)) < options.min_documents:
-            raise UsageError(_too_far(scorer.documents, after, reached, options.min_documents))
+        if cut.reached(scorer.documents, after, size) < options.min_documents:
+            raise UsageError(_too_far(scorer.documents, after, size, options.min_documents))
         blocks = cut.choose_blocks(scorer.documents, after, size, options.targets, options.min_documents)
     jobs = _jobs(scorer.documents, lengths, options)
     report.tokens = sum(tokens_read(spans) for spans in jobs.values())
@@ -304,11 +304,11 @@ def _too_short(documents: Documents, need: int, least: int) -> str:
     )
 
 
-def _too_far(documents: Documents, after: int, reached: int, least: int) -> str:
+def _too_far(documents: Documents, after: int, size: int, least: int) -> str:
     return (
-        f"--after: {reached} documents have targets after {after:,} tokens, and --min-documents asks for {least}. The "
-        f"longest has {int(documents.sizes.max()):,} tokens. Give a shorter length, more text (--data), or fewer "
-        "--min-documents."
+        f"--after: {cut.reached(documents, after, size)} documents have targets after {after:,} tokens, and "
+        f"--min-documents asks for {least}. The longest has {int(documents.sizes.max()):,} tokens. Give a shorter "
+        "length, more text (--data), or fewer --min-documents."
     )
 
 
