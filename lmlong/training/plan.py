@@ -10,7 +10,7 @@ from lmlong.data.data_module import DATA_MODULES
 from lmlong.data.token_dataset import TokenDataset, prepare
 from lmlong.model.base import count_parameters
 from lmlong.model.build import build, without_memory
-from lmlong.model.device import pick_device
+from lmlong.model.device import describe_machine, pick_device
 from lmlong.model.memory import check_memory
 from lmlong.model.sequence_group import longest_part
 from lmlong.recipe import Recipe
@@ -163,6 +163,7 @@ class Plan(NamedTuple):
         each = " in each process" if self.recipe.processes > 1 else ""
         each += f", which reads {longest_part(length, parts):,} tokens of each row" if parts > 1 else ""
         lines = [
+            f"device       {describe_machine(pick_device(self.recipe.device))}",
             f"parameters   {self.parameters:,}",
             f"steps        {about}{self.steps:,} of {roughly}{tokens:,} tokens: {self.steps * tokens:,} tokens in all",
             f"time         {self.cost.seconds:.2f} s a step: {time}, validation not counted",

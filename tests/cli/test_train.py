@@ -124,5 +124,7 @@ def test_a_dry_run_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(plan, "profile_step", lambda recipe, shape, exact: profile._profile(recipe, shape, 1))
     result = lmlong("train", "mine.yaml", *TINY, "--dry-run", "--out", "dry")
     assert result.returncode == 0 and "sample:" not in result.stdout
-    assert "steps        2 of 128 tokens: 256 tokens in all" in result.stdout
+    assert (
+        result.stdout.startswith("device       ") and "steps        2 of 128 tokens: 256 tokens in all" in result.stdout
+    )
     assert not Path("dry").exists()
