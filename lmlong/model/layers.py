@@ -143,7 +143,7 @@ def rounded_weight(weight: Tensor, rounding: GroupFormat | None) -> Tensor:
 class _Rounded(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, weight: Tensor, rounding: GroupFormat) -> Tensor:
-        return quantized(weight, rounding).dequantized(weight.dtype)
+        return quantized(weight, rounding, may_wait=False).dequantized(weight.dtype)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:

@@ -5,29 +5,51 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
+from lmlong.model import quantization
 from lmlong.model.quantization import GROUP, GroupedWeight, GroupFormat, quantized
 
 FORMATS: tuple[GroupFormat, ...] = ("int4", "int8")
 every_format = pytest.mark.parametrize("group_format", FORMATS)
 
 
-def steps(weight: Tensor, group_format: GroupFormat) -> Tensor:
-    """The distance between neighbours of the grid, of each group."""
-    groups = weight.view(len(weight), -1, GROUP)
-    if group_format == "int8":
-        return groups.abs().amax(-1, keepdim=True) / 127
-    return (groups.amax(-1, keepdim=True) - groups.amin(-1, keepdim=True)) / 15
-
-
-@every_format
-def test_each_weight_is_off_by_half_a_step_at_most(group_format: GroupFormat) -> None:
+def test_each_int8_weight_is_off_by_half_a_step_at_most() -> None:
     torch.manual_seed(0)
     weight = torch.randn(7, 3 * GROUP) * torch.logspace(-3, 3, 7)[:, None]
-    off = (quantized(weight, group_format).dequantized() - weight).abs().view(7, 3, GROUP)
-    # float16 keeps 11 bits of a scale, which is multiplied by up to 127, and of a minimum
+    off = (quantized(weight, "int8").dequantized() - weight).abs().view(7, 3, GROUP)
     largest = weight.view(7, 3, GROUP).abs().amax(-1, keepdim=True)
-    assert (off <= steps(weight, group_format) / 2 + 2**-10 * largest).all()
-    assert (off > steps(weight, group_format) / 10).any()
+    # float16 keeps 11 bits of a scale, which is multiplied by up to 127
+    assert (off <= largest / 127 / 2 + 2**-10 * largest).all()
+    assert (off > largest / 127 / 10).any()
+
+
+def errors(weight: Tensor, found: Tensor) -> Tensor:
+    """The squared error of each group."""
+    return (weight - found).square().view(len(weight), -1, GROUP).sum(-1)
+
+
+def between_extremes(weight: Tensor) -> Tensor:
+    """The nearest of 16 even numbers from the smallest to the largest weight of each group, both in float16."""
+    groups = weight.view(len(weight), -1, GROUP).double()
+    low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
+    scale, low = ((high - low) / 15).half().double(), low.half().double()
+    return (((groups - low) / scale).round().clamp(0, 15) * scale + low).flatten(1)
+
+
+@pytest.mark.parametrize("heavy", [False, True])
+def test_int4_groups_are_fitted_better_than_from_their_smallest_to_their_largest(heavy: bool) -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(300, 3 * GROUP) ** (3 if heavy else 1) * torch.logspace(-3, 2, 300)[:, None]
+    found, plain = errors(weight, quantized(weight, "int4").dequantized()), errors(weight, between_extremes(weight))
+    assert (found <= plain * (1 + 1e-4)).all()
+    assert (found / plain).mean() < 0.87
+
+
+def test_groups_have_the_same_codes_however_many_are_fitted_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(20, 3 * GROUP)
+    whole = quantized(weight, "int4")
+    monkeypatch.setattr(quantization, "GROUPS_AT_ONCE", 7)
+    assert all(map(torch.equal, whole[:3], quantized(weight, "int4")[:3]))
 
 
 @every_format
