@@ -9,7 +9,7 @@ from typing import Any
 
 from lmlong.data.tokenizers.base import Tokenizer
 from lmlong.errors import UsageError
-from lmlong.inference.drafts import drafts_for
+from lmlong.inference.decoder import drafts_for
 from lmlong.inference.generation import Generation
 from lmlong.inference.sampling import Sampler
 from lmlong.inference.session import Session, prefill

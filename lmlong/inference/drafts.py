@@ -16,16 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count, pairwise
 from statistics import median
-from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
-from lmlong.inference.session import NO_TOKEN, Session, next_logits
-from lmlong.model.block import BlockState
-from lmlong.model.language_model import LanguageModel, ModelState
-from lmlong.model.native_step import NativeStep
-from lmlong.model.sampling_options import RECENT
+from lmlong.inference.session import NO_TOKEN, Session
 
 MAX_DRAFT = 8
 """Maximum number of tokens in a draft."""
@@ -167,88 +159,55 @@ class Pace:
         return size if gain > MIN_GAIN else 0
 
 
-StepOutput = tuple[Tensor, Tensor, ModelState]
-"""Logits (1, V), the last hidden state (1, width), and the state after."""
-
-
-class Step(NamedTuple):
-    """A step that may be computed before its token is drawn."""
-
-    token: int
-    before: tuple[BlockState, ...]  # identifies the state that it starts from
-    output: StepOutput
-
-
 class Drafts:
-    """The steps of one text, some of them ahead of the text."""
+    """The drafts of one text."""
 
-    def __init__(self, model: LanguageModel, pace: Pace | None = None):
-        assert isinstance(model.fast_step, NativeStep) and model.hourglass is None
-        self._model, self._step = model, model.fast_step
+    def __init__(self, pace: Pace | None = None):
         self._lookup, self._pace = Lookup(), pace or Pace()
-        self._total: int | None = None  # tokens of the text at the last lookup
-        self._ahead: deque[Step] = deque()
+        self._new: list[int] = []  # tokens that were not looked up yet
         self._idle = self._rest = 0  # tokens since the last draft, and until the next lookup
         self._begun: float | None = None  # when the last pass began
         self._size = 0  # of its draft
         self._steps = 1  # taken since then, without the tokens of the draft
         self.counts = DraftCounts(0, 0, 0)
 
-    def next_logits(self, session: Session) -> tuple[Tensor, ModelState]:
-        """Return the logits (1, V) of the next token, and the state after the last, as `session.next_logits` does."""
+    def begin(self, session: Session) -> None:
+        """Begin with the last tokens of a session."""
+        self._lookup, self._new = Lookup([token for token in session.recent[0].tolist() if token != NO_TOKEN]), []
+
+    def append(self, token: int) -> None:
+        """Append a token to the text."""
+        self._new.append(token)
+
+    def next(self) -> list[int]:
+        """Return the tokens to read in one pass after the last token, before the pass begins."""
         if self._rest:
             self._rest -= 1
-            return next_logits(self._model, session)
-        return self._draft(session)
-
-    @torch.inference_mode()
-    def _draft(self, session: Session) -> tuple[Tensor, ModelState]:
-        self._look_up(session)
-        token, state, ahead = int(session.last), session.state, self._ahead
-        if ahead and ahead[0].token == token and ahead[0].before is state.blocks:
-            self.counts.accepted += 1
-            logits, hidden, after = ahead.popleft().output
-        else:
-            ahead.clear()
-            logits, hidden, after = self._read(session.last, state)
-        if state.learned is None:
-            return logits, after
-        logits, learned = self._model.step_learned(session.last, hidden, logits, state.position, state.learned)
-        return logits, after._replace(learned=learned)
-
-    def _look_up(self, session: Session) -> None:
-        """Move the lookup to the last token of a session."""
-        total, lookup, recent = int(session.total), self._lookup, session.recent[0]
-        new = RECENT if self._total is None else total - self._total
-        if 0 <= new <= LONGEST_REST + 1:
-            for token in recent[len(recent) - new :].tolist():
-                if lookup.expected is not None:
-                    self._pace.add_token(lookup.matched, lookup.expected == token)
-                lookup.append(token)
-        else:
-            self._lookup = Lookup([token for token in recent.tolist() if token != NO_TOKEN])
-        self._total = total
-
-    def _read(self, last: Tensor, state: ModelState) -> StepOutput:
-        """Step at the last token (1,), and at a draft of the tokens after it, ahead of the text."""
-        state = state if state.learned is None else state._replace(learned=None)
+            return []
+        self._look_up()
         self._time_last_pass()
         lookup = self._lookup
-        self._size = size = 0 if lookup.expected is None else self._pace.draft_size(lookup.matched)
-        if not size:
-            self._idle += 1
-            if self._idle >= IDLE_STEPS:
-                self._rest = min(self._idle, LONGEST_REST)
-                self._idle += self._rest
-            self._steps = 1 + self._rest
-            return self._step(last, state, None)
-        self._idle, self._steps = 0, 1
-        draft = lookup.draft(size)
-        output, *more = self._step.steps([*last.tolist(), *draft], state)
-        self.counts.passes += 1
-        self.counts.drafted += len(more)
-        self._ahead.extend(map(Step, draft, [after.blocks for *_, after in (output, *more)], more))
-        return output
+        self._size = 0 if lookup.expected is None else self._pace.draft_size(lookup.matched)
+        if self._size:
+            self._idle, self._steps = 0, 1
+            self.counts.passes += 1
+            self.counts.drafted += self._size
+            return lookup.draft(self._size)
+        self._idle += 1
+        if self._idle >= IDLE_STEPS:
+            self._rest = min(self._idle, LONGEST_REST)
+            self._idle += self._rest
+        self._steps = 1 + self._rest
+        return []
+
+    def _look_up(self) -> None:
+        """Move the lookup to the last token of the text."""
+        lookup = self._lookup
+        for token in self._new:
+            if lookup.expected is not None:
+                self._pace.add_token(lookup.matched, lookup.expected == token)
+            lookup.append(token)
+        self._new = []
 
     def _time_last_pass(self) -> None:
         """Add the processor time since the last pass began: all that its tokens took, with drawing and writing them.
@@ -257,10 +216,3 @@ class Drafts:
         if self._begun is not None:
             self._pace.add_pass(1 + self._size, (now - self._begun) / self._steps)
         self._begun = now
-
-
-def drafts_for(model: LanguageModel, session: Session) -> Drafts | None:
-    """Return the drafts of a generation, or None if a pass cannot read several of its tokens: it needs a single text
-    and native code, and no downsampled layers."""
-    possible = isinstance(model.fast_step, NativeStep) and model.hourglass is None and len(session.last) == 1
-    return Drafts(model) if possible else None

@@ -10,12 +10,13 @@ from torch import Tensor
 
 from lmlong.data.tokenizers.base import Tokenizer
 from lmlong.errors import UsageError
+from lmlong.inference.decoder import decoder
 from lmlong.inference.drafts import Drafts
 from lmlong.inference.healing import heal, only_beginning_with
 from lmlong.inference.rewind import Rewind
 from lmlong.inference.sampling import Sampler
-from lmlong.inference.session import Session, append_token, next_logits
-from lmlong.model.language_model import LanguageModel, ModelState
+from lmlong.inference.session import Session
+from lmlong.model.language_model import LanguageModel
 from lmlong.model.state import concat_states, state_row
 
 End = Literal["eos", "stop", "max_tokens"]
@@ -49,37 +50,40 @@ class Generation:
         check_end(max_tokens, stop)
         self.model, self.tokenizer, self.sampler = model, tokenizer, sampler
         self.max_tokens, self.keep, self.drafts = max_tokens, keep, drafts
-        self.session = session  # after all tokens so far
+        self._decoder = decoder(model, session, drafts)
         self.rows = [Continuation(StreamedText(tokenizer, stop)) for _ in session.last]
         self._rewind = Rewind(tokenizer, session) if len(self.rows) == 1 else None
 
     def __iter__(self) -> Iterator[tuple[int, str]]:
         """Iterate over (row, piece of text) until every row has ended."""
+        rows, eos = self.rows, self.tokenizer.eos
         for step in count() if self.max_tokens is None else range(self.max_tokens):
-            if all(row.end for row in self.rows):
+            writing = [number for number, row in enumerate(rows) if row.end is None]
+            if not writing:
                 break
-            heads = self._heal() if step == 0 else [b""] * len(self.rows)
-            logits, state = self._next_logits()
-            allowed = only_beginning_with(self.tokenizer, heads, logits)
-            sampled = self.sampler(allowed, self.session.recent).to(logits.device)
+            heads = self._heal() if step == 0 else None
+            logits = self._decoder.next_logits()
+            allowed = only_beginning_with(self.tokenizer, heads, logits) if heads else logits
+            recent = self.session.recent if self.sampler.needs_recent else None
+            sampled = self.sampler(allowed, recent).to(logits.device)
             tokens = sampled.tolist()
-            log_probs = _log_probabilities(logits, sampled).tolist() if self.keep else [0.0] * len(tokens)
-            unfinished = [token for row, token in zip(self.rows, tokens, strict=True) if row.end is None]
-            if any(token != self.tokenizer.eos for token in unfinished):
-                self.session = append_token(self.session, state, sampled, self.model.learns_own_text)
-            for number, row in enumerate(self.rows):
-                if row.end is None:
-                    piece = self._take(row, tokens[number], log_probs[number], len(heads[number]))
-                    if piece:
-                        yield number, piece
-        for number, row in enumerate(self.rows):
+            log_probs = _log_probabilities(logits, sampled).tolist() if self.keep else None
+            if any(tokens[number] != eos for number in writing):
+                self._decoder.append(sampled)
+            for number in writing:
+                given, log_prob = len(heads[number]) if heads else 0, log_probs[number] if log_probs else 0.0
+                if piece := self._take(rows[number], tokens[number], log_prob, given):
+                    yield number, piece
+        for number, row in enumerate(rows):
             if row.end is None:
                 row.end = "max_tokens"
                 if piece := row.text.finish():
                     yield number, piece
 
-    def _next_logits(self) -> tuple[Tensor, ModelState]:
-        return self.drafts.next_logits(self.session) if self.drafts else next_logits(self.model, self.session)
+    @property
+    def session(self) -> Session:
+        """The session after all tokens so far."""
+        return self._decoder.session()
 
     def finished(self) -> Session:
         """Return the session of a single row after exactly the text that was printed."""
@@ -89,13 +93,15 @@ class Generation:
     def _heal(self) -> list[bytes]:
         """Read the unread text of each row up to where its next token begins; return the rest, with which that token
         must begin."""
-        if not self.session.unread.pending.shape[1]:
+        session = self.session
+        if not session.unread.pending.shape[1]:
             return [b""] * len(self.rows)
-        rows = [state_row(self.session, row) for row in range(len(self.rows))]
+        rows = [state_row(session, row) for row in range(len(self.rows))]
         starts = [heal(self.model, self.tokenizer, row, self.sampler, number) for number, row in enumerate(rows)]
-        self.session = concat_states([start.session for start in starts])
+        healed = concat_states([start.session for start in starts])
+        self._decoder = decoder(self.model, healed, self.drafts)
         if self._rewind:
-            self._rewind.add(starts[0].cover.tokens, True, lambda: self.session)
+            self._rewind.add(starts[0].cover.tokens, True, lambda: healed)
         return [start.cover.head for start in starts]
 
     def _take(self, row: Continuation, token: int, log_probability: float, given: int) -> str:

@@ -25,7 +25,7 @@ from lmlong.data.tokenizers.base import Tokenizer
 from lmlong.errors import UsageError
 from lmlong.inference import hidden_states, state_file
 from lmlong.inference.chat import Conversation
-from lmlong.inference.drafts import drafts_for
+from lmlong.inference.decoder import drafts_for
 from lmlong.inference.generation import Generation, check_end
 from lmlong.inference.hidden_states import HiddenStates
 from lmlong.inference.sampling import Sampler

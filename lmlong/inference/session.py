@@ -97,7 +97,7 @@ def read_tokens(model: LanguageModel, tokens: Sequence[int], session: Session) -
     """Return the session after new tokens."""
     read, new = _to_read(session, tokens)
     _, state = model.hidden_states(read, session.state)
-    return _after(session, new, state)
+    return after_tokens(session, new, state)
 
 
 @torch.inference_mode()
@@ -105,7 +105,7 @@ def score_tokens(model: LanguageModel, tokens: Sequence[int], session: Session) 
     """Return the session after new tokens, and -log p of each (1, N)."""
     read, new = _to_read(session, tokens)
     nll, _, state = model.score(read, new, session.state)
-    return _after(session, new, state), nll
+    return after_tokens(session, new, state), nll
 
 
 def _to_read(session: Session, tokens: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -114,7 +114,8 @@ def _to_read(session: Session, tokens: Sequence[int]) -> tuple[Tensor, Tensor]:
     return torch.cat([session.last[:, None], new[:, :-1]], dim=1), new
 
 
-def _after(session: Session, new: Tensor, state: ModelState) -> Session:
+def after_tokens(session: Session, new: Tensor, state: ModelState) -> Session:
+    """Return the session after new tokens (B, N), with the state after all but the last."""
     recent = torch.cat([session.recent, new], dim=1)[:, -RECENT:].clone()
     total = session.total + new.shape[1]
     return session._replace(state=state, last=new[:, -1].clone(), recent=recent, total=total)
@@ -130,8 +131,7 @@ def next_logits(model: LanguageModel, session: Session) -> tuple[Tensor, ModelSt
 def append_token(session: Session, state: ModelState, token: Tensor, learn: bool = False) -> Session:
     """Return the session with one more token (B,), after `next_logits` gave `state`. `learn`: whether a state that
     learns from its text learns from the token, which is not for those that the model wrote."""
-    recent = torch.cat([session.recent[:, 1:], token[:, None]], dim=1)
-    return session._replace(state=will_learn(state, learn), last=token, recent=recent, total=session.total + 1)
+    return after_tokens(session, token[:, None], will_learn(state, learn))
 
 
 def greedy(model: LanguageModel, session: Session, tokens: int) -> Session:

@@ -2,9 +2,8 @@
 
 import ctypes
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from itertools import repeat
 from types import MappingProxyType
 from typing import Any
 
@@ -22,7 +21,7 @@ from lmlong.native.build import NativeLibrary
 from lmlong.native.decode import step
 from lmlong.native.decode.kind import DecodeKind, native
 from lmlong.native.decode.pack import PackedModel
-from lmlong.native.decode.step import States
+from lmlong.native.decode.step import Integers, States
 from lmlong.native.source import NativeCode
 from lmlong.native.state import map_state
 from lmlong.native.threads import ThreadChoice
@@ -60,7 +59,7 @@ class NativeStep:
 
     def __init__(self, functions: ctypes.CDLL, packed: PackedModel, downsampled_layers: range):
         self._functions, self._packed, self._downsampled = functions, packed, downsampled_layers
-        self._threads, self._threads_of_steps = ThreadChoice(), ThreadChoice()
+        self._threads, self._threads_of_passes = ThreadChoice(), ThreadChoice()
         self.kinds: Kinds = packed.kinds
         self.grows = any(kind.grows for kind in self.kinds)
 
@@ -72,52 +71,24 @@ class NativeStep:
         after = ModelState(blocks, state.position + 1, hourglass, past)
         read = States(before.fields, state.hourglass, state.last_tokens)
         written = States(blocks.fields, hourglass, past)
-        logits, hidden, full = self.run(token, state.position, read, written)
+        logits, hidden, full = self._run(self._threads, (token, state.position, read, written), separate=False)
         if full or self.grows:
             after = after._replace(blocks=with_room(self.kinds, blocks, full))
         return logits, hidden, after
 
-    def steps(self, tokens: Sequence[int], state: ModelState) -> list[tuple[Tensor, Tensor, ModelState]]:
-        """Return what a step at each of the next tokens of one text returns, to the bit, in one pass over the weights.
-        The pass may end early, before a token for which a state has no room."""
-        assert state.hourglass is None and len(state.position) == 1
-        blocks, state = [NativeBlocks.of(self.kinds, state.blocks)], as_native(state)
-        for _ in tokens:
-            blocks.append(blocks[-1].empty_after())
-        layers = [each.fields for each in blocks]
-        read, positions = torch.tensor(tokens), state.position + torch.arange(len(tokens) + 1)
-        past = before = after = None
-        if state.last_tokens is not None:
-            past = torch.cat([state.last_tokens[0], read]).unfold(0, state.last_tokens.shape[1], 1)
-            before = past[:-1].contiguous()
-            after = torch.empty_like(before)
-        logits, hidden, full = self._run(
-            self._threads_of_steps,
-            (read, positions, States(joined(layers[:-1]), None, before), States(joined(layers[1:]), None, after)),
-            consecutive=True,
-        )
-        pasts = repeat(None, len(tokens)) if after is None else after.split(1)
-        each = zip(blocks[1:], positions[1:].split(1), pasts, logits.split(1), hidden.split(1), strict=True)
-        outputs = []
-        for written, position, last_tokens, *output in each:
-            kept = with_room(self.kinds, written, full) if full or self.grows else written
-            outputs.append((*output, ModelState(kept, position, None, last_tokens)))
-            if any(new.attention is not old.attention for new, old in zip(kept, written, strict=True)):
-                break
-        return outputs
-
     def run(
-        self, tokens: Tensor, positions: Tensor, before: States, after: States, separate: bool = False
+        self, tokens: array, positions: array, before: States, after: States, consecutive: bool = False
     ) -> tuple[Tensor, Tensor, bool]:
-        """Step rows from the states `before` to the states `after`, with the fastest number of threads
-        (`step.decode`)."""
-        return self._run(self._threads, (tokens, positions, before, after), separate)
+        """Step rows, each with its own state, or the `consecutive` tokens of one text, with the fastest number of
+        threads (`step.decode`)."""
+        threads = self._threads_of_passes if consecutive and len(tokens) > 1 else self._threads
+        return self._run(threads, (tokens, positions, before, after), True, consecutive)
 
     def _run(
         self,
         threads: ThreadChoice,
-        inputs: tuple[Tensor, Tensor, States, States],
-        separate: bool = True,
+        inputs: tuple[Integers, Integers, States, States],
+        separate: bool,
         consecutive: bool = False,
     ) -> tuple[Tensor, Tensor, bool]:
         return threads.run(
@@ -133,6 +104,8 @@ class NativeBlocks(tuple[BlockState, ...]):
     kinds: Kinds
     fields: array
     """For each layer, its `LayerState` and the state of its attention."""
+    origin: object
+    """Identifies the tensors that steps do not write to."""
 
     @classmethod
     def of(cls, kinds: Kinds, blocks: tuple[BlockState, ...]) -> "NativeBlocks":
@@ -148,9 +121,9 @@ class NativeBlocks(tuple[BlockState, ...]):
         )
 
     @classmethod
-    def _of_native(cls, kinds: Kinds, blocks: list[BlockState]) -> "NativeBlocks":
+    def _of_native(cls, kinds: Kinds, blocks: list[BlockState], origin: object | None = None) -> "NativeBlocks":
         self = cls(blocks)
-        self.kinds, self.fields = kinds, array("q")
+        self.kinds, self.fields, self.origin = kinds, array("q"), origin or object()
         for kind, (attention, tail) in zip(kinds, blocks, strict=True):
             self.fields.append(0 if tail is None else tail.data_ptr())
             self.fields.extend(kind.fields(attention))
@@ -164,16 +137,7 @@ class NativeBlocks(tuple[BlockState, ...]):
                 _empty_after(kind, block, phases.get(layer))
                 for layer, (kind, block) in enumerate(zip(self.kinds, self, strict=True))
             ],
-        )
-
-    def copied(self) -> "NativeBlocks":
-        """Return copies of the states, except tables that steps do not write to."""
-        return self._of_native(
-            self.kinds,
-            [
-                BlockState(kind.each_written(torch.clone, attention), map_state(torch.clone, tail))
-                for kind, (attention, tail) in zip(self.kinds, self, strict=True)
-            ],
+            self.origin,
         )
 
     def __reduce__(self) -> Any:
@@ -203,6 +167,6 @@ def with_room(kinds: Kinds, blocks: Sequence[BlockState], full: bool) -> tuple[B
     )
 
 
-def joined(states: Sequence[array]) -> array:
-    """Return the states of layers of several rows, one row after another."""
-    return array("q", b"".join(map(array.tobytes, states)))
+def joined(states: Iterable[NativeBlocks]) -> array:
+    """Return the addresses of the states of several rows, one row after another."""
+    return array("q", b"".join(state.fields.tobytes() for state in states))

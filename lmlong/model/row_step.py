@@ -1,10 +1,9 @@
 """Decode steps for rows that come and go: each row has its own state, which a step updates in place.
 
 A batch whose state is one set of tensors must be copied whenever a row joins or leaves. Here a step takes any rows in
-any order. With native code, each row has two buffers: a step reads one and writes the other, so that no state is
-allocated or copied for a token. Large tables, which steps do not write to, are shared with the state that a row started
-from. Otherwise torch runs the rows as one batch, which is rebuilt when the rows change. With a CUDA graph, the batch is
-updated in place.
+any order. With native code, each row has buffers of its own, so that no state is allocated or copied for a token. Large
+tables, which steps do not write to, are shared with the state that a row started from. Otherwise torch runs the rows as
+one batch, which is rebuilt when the rows change. With a CUDA graph, the batch is updated in place.
 
 What a row learns from its text is never in a batch: it is large, and the rows of a batch may learn or not. Rows are
 rows of text that is written, so their tokens are learned from only if the model learns from its own text.
@@ -12,8 +11,10 @@ rows of text that is written, so their tokens are learned from only if the model
 B rows, V vocabulary, P last tokens.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from array import array
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,48 +24,82 @@ from lmlong.model.language_model import LanguageModel, ModelState
 from lmlong.model.learning.state import Learned, will_learn_token
 from lmlong.model.native_step import Kinds, NativeBlocks, NativeStep, joined, with_room
 from lmlong.model.state import concat_states, state_row
-from lmlong.native.decode.kind import native
 from lmlong.native.decode.step import States
 from lmlong.native.state import map_state
 
 
 class NativeRow:
-    """The two buffers of one row. A state that grows gets new buffers for each token."""
-
-    before: NativeBlocks
-    """The buffer that a step reads."""
-
-    after: NativeBlocks
-    """The buffer that it writes."""
+    """One row, with its state in a buffer that the next pass reads, and others that passes write to: one for the state
+    after each token. A buffer that was given away as a state is not written to again."""
 
     def __init__(self, state: ModelState, kinds: Kinds, grows: bool):
         self.learned = state.learned
-        self.grows = grows
         self.position = int(state.position)
-        self.last_tokens = map_state(native, state.last_tokens)
-        blocks = NativeBlocks.of(kinds, state.blocks)
-        self._use(blocks if grows else blocks.copied())
+        self.last_tokens: list[int] | None = None if state.last_tokens is None else state.last_tokens[0].tolist()
+        self._kinds, self._grows = kinds, grows
+        self._now = NativeBlocks.of(kinds, state.blocks)
+        self._after: list[NativeBlocks] = []  # each token of the last pass
+        self._free: list[NativeBlocks] = []
+        self._given = [self._now]
 
-    def advance(self, token: int, full: bool) -> None:
-        """Make the buffer that a step has written the current state; `full`: some state may have no room left."""
-        self.position += 1
-        if self.last_tokens is not None:
-            self.last_tokens = torch.cat([self.last_tokens, self.last_tokens.new_tensor([[token]])], dim=1)[:, 1:]
-        written = self.after
-        blocks = with_room(written.kinds, written, full) if self.grows or full else written
-        moved = any(new.attention is not old.attention for new, old in zip(blocks, written, strict=True))
-        if self.grows or moved:
-            self._use(NativeBlocks.of(written.kinds, blocks))
-        else:
-            self.before, self.after = written, self.before
+    def begin(self, tokens: int) -> list[NativeBlocks]:
+        """Return the buffers before a pass over as many tokens, and after each of them."""
+        self._release(self._after)
+        self._after = []
+        for _ in range(tokens):
+            before = self._after[-1] if self._after else self._now
+            self._after.append(self._free.pop() if self._free else before.empty_after())
+        return [self._now, *self._after]
 
-    def state(self) -> ModelState:
-        """Return a copy of the state after the tokens so far; later steps do not change it."""
-        return ModelState(self.before.copied(), torch.tensor([self.position]), None, self.last_tokens, self.learned)
+    def end(self, full: bool) -> int:
+        """Return how many tokens of a pass the row has read: up to the first after which a state had no room left, and
+        got new tensors. `full`: there may be one."""
+        if full or self._grows:
+            for index, written in enumerate(self._after):
+                blocks = with_room(self._kinds, written, full)
+                moved = any(new.attention is not old.attention for new, old in zip(blocks, written, strict=True))
+                if moved or self._grows:
+                    self._after[index] = NativeBlocks.of(self._kinds, blocks)
+                if moved:
+                    self._release(self._after[index + 1 :])
+                    del self._after[index + 1 :]
+        return len(self._after)
 
-    def _use(self, blocks: NativeBlocks) -> None:
-        """Use these tensors as the buffer that the next step reads, and allocate the other buffer."""
-        self.before, self.after = blocks, blocks.empty_after()
+    def state(self, tokens: Sequence[int] = ()) -> ModelState:
+        """Return the state after the first `tokens` of the last pass."""
+        blocks = self._after[len(tokens) - 1] if tokens else self._now
+        self._given.append(blocks)
+        position, last = torch.tensor([self.position + len(tokens)]), self._last_tokens(tokens)
+        past = None if last is None else torch.tensor([last], dtype=torch.long)
+        return ModelState(blocks, position, None, past, self.learned)
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """Move to the state after the first `tokens` of the last pass."""
+        self.last_tokens, self.position = self._last_tokens(tokens), self.position + len(tokens)
+        read = [self._now, *self._after]
+        self._now = read.pop(len(tokens))
+        self._free = [blocks for blocks in self._free if blocks.origin is self._now.origin]
+        self._release(read)
+        self._after, self._given = [], [blocks for blocks in self._given if blocks is self._now]
+
+    def _release(self, buffers: Iterable[NativeBlocks]) -> None:
+        """Note that these buffers may be written to again, if they have the tensors of the present state that steps do
+        not write to."""
+        if not self._grows:
+            given = {id(blocks) for blocks in self._given}
+            fits = (blocks for blocks in buffers if blocks.origin is self._now.origin and id(blocks) not in given)
+            self._free.extend(fits)
+
+    def _last_tokens(self, tokens: Sequence[int]) -> list[int] | None:
+        return None if self.last_tokens is None else [*self.last_tokens, *tokens][len(tokens) :]
+
+
+class Pass(NamedTuple):
+    """What a row gives after each of some tokens. It does not move until it advances."""
+
+    tokens: list[int]
+    logits: Tensor  # (N, V)
+    hidden: Tensor  # (N, width)
 
 
 class NativeRowStep:
@@ -80,17 +115,42 @@ class NativeRowStep:
     def __call__(self, rows: Sequence[Any], tokens: Tensor) -> Tensor:
         """Return logits (B, V) after one more token (B,) of each row."""
         last = [row.last_tokens for row in rows if row.last_tokens is not None]
-        past = torch.cat(last) if last else None
-        unread = None if past is None else torch.empty_like(past)  # rows keep their last tokens themselves
-        before = States(joined([row.before.fields for row in rows]), None, past)
-        after = States(joined([row.after.fields for row in rows]), None, unread)
-        tokens, positions = tokens.long().contiguous(), torch.tensor([row.position for row in rows])
-        logits, hidden, full = self._native.run(tokens, positions, before, after, separate=True)
-        learned = _learn(self._model, rows, tokens, positions, logits, hidden)
+        positions = array("q", [row.position for row in rows])
+        before, after = zip(*(row.begin(1) for row in rows), strict=True)
+        logits, hidden, full = self._run(array("q", tokens.tolist()), positions, before, after, last)
+        learned = _learn(self._model, rows, tokens.long(), torch.tensor(positions), logits, hidden)
         for row, token in zip(rows, tokens.tolist(), strict=True):
-            row.advance(token, full)
+            row.end(full)
+            row.advance([token])
         _keep(rows, learned)
         return logits
+
+    def ahead(self, row: NativeRow, tokens: Sequence[int]) -> Pass:
+        """Read the next tokens of a row in one pass over the weights. What it gives is what steps would give, to the
+        bit, without what the row learns. The pass may end early, before a token for which a state has no room."""
+        buffers, first, last = row.begin(len(tokens)), row.position, []
+        if row.last_tokens is not None:
+            text = [*row.last_tokens, *tokens]
+            last = [text[end - len(row.last_tokens) : end] for end in range(len(row.last_tokens), len(text))]
+        positions = array("q", range(first, first + len(tokens)))
+        logits, hidden, full = self._run(array("q", tokens), positions, buffers[:-1], buffers[1:], last, True)
+        known = row.end(full)
+        return Pass([*tokens[:known]], logits[:known], hidden[:known])
+
+    def _run(
+        self,
+        tokens: array,
+        positions: array,
+        before: Sequence[NativeBlocks],
+        after: Sequence[NativeBlocks],
+        last: Sequence[list[int]],
+        consecutive: bool = False,
+    ) -> tuple[Tensor, Tensor, bool]:
+        """Step; `last` are the last tokens before each token, if the model needs them."""
+        past = array("q", chain.from_iterable(last)) if last else None
+        unread = past and array("q", past)  # rows keep their last tokens themselves
+        states = States(joined(before), None, past), States(joined(after), None, unread)
+        return self._native.run(tokens, positions, *states, consecutive)
 
 
 class TorchRow:

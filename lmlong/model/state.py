@@ -29,6 +29,8 @@ def state_row(state: State, row: int) -> State:
 
 def concat_states(states: Sequence[State]) -> State:
     """Return the states of different texts as the rows of one state."""
+    if len(states) == 1:
+        return states[0]
     parts = zip(*(state_tensors(state) for state in states), strict=True)
     return rebuild_state(states[0], iter([torch.cat(_pad_to_longest(part)) for part in parts]))
 

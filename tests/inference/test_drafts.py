@@ -1,5 +1,6 @@
 """Drafts change no text, no log-probability and no state, only how many passes over the weights are made."""
 
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 
@@ -13,12 +14,14 @@ from machine import needs_native
 from lmlong.attention.base import state_tensors
 from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.inference import drafts
+from lmlong.inference.decoder import Decoder, NativeDecoder
 from lmlong.inference.drafts import (
     FIRST_SINGLE_STEPS,
     IDLE_STEPS,
     LONGEST_REST,
     MAX_DRAFT,
     MAX_PASSES,
+    DraftCounts,
     Drafts,
     Lookup,
     Pace,
@@ -66,22 +69,28 @@ def assert_drafts_change_nothing(
     max_tokens: int = 60,
     stop: tuple[str, ...] = (),
     eos: int = BYTES.eos,
-) -> Drafts:
-    """Generate without drafts and with them; return the drafts."""
+) -> Generation:
+    """Generate by steps, by passes without drafts and by passes with drafts; return the last generation."""
     tokenizer = ByteTokenizer()
     tokenizer.eos = eos
-    ahead = Drafts(model, RandomPace())
-    plain, drafted = (
+    stepped, plain, drafted = (
         Generation(model, tokenizer, session, Sampler(sampling), max_tokens, stop, keep=True, drafts=each)
-        for each in (None, ahead)
+        for each in (None, None, Drafts(RandomPace()))
     )
-    assert list(plain) == list(drafted)
-    one, other = plain.rows[0], drafted.rows[0]
-    assert (one.tokens, one.end, one.log_probabilities) == (other.tokens, other.end, other.log_probabilities)
-    for ends in ((plain.session, drafted.session), (plain.finished(), drafted.finished())):
-        pairs = zip(*map(state_tensors, ends), strict=True)
-        assert all(x.dtype == y.dtype and torch.equal(x, y) for x, y in pairs)
-    return ahead
+    stepped._decoder = Decoder(model, session)
+    assert list(stepped) == list(plain) == list(drafted)
+    for one, other in pairwise((stepped, plain, drafted)):
+        row, same = one.rows[0], other.rows[0]
+        assert (row.tokens, row.end, row.log_probabilities) == (same.tokens, same.end, same.log_probabilities)
+        for ends in ((one.session, other.session), (one.finished(), other.finished())):
+            pairs = zip(*map(state_tensors, ends), strict=True)
+            assert all(x.dtype == y.dtype and torch.equal(x, y) for x, y in pairs)
+    return drafted
+
+
+def counts_of(generation: Generation) -> DraftCounts:
+    assert generation.drafts
+    return generation.drafts.counts
 
 
 SAMPLINGS = [
@@ -104,7 +113,7 @@ def test_drafts_change_nothing(tmp_path: Path, number: int, form: str) -> None:
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 def test_drafts_change_nothing_with_any_sampling_options(tmp_path: Path, sampling: Sampling) -> None:
     model = decoding(tmp_path / "run", "ngram")
-    counts = assert_drafts_change_nothing(model, read(model), sampling, max_tokens=300).counts
+    counts = counts_of(assert_drafts_change_nothing(model, read(model), sampling, max_tokens=300))
     assert 0 < counts.accepted < counts.drafted, "some are right and some wrong"
 
 
@@ -134,11 +143,11 @@ def test_drafts_rest_while_they_do_not_pay_and_miss_no_token(tmp_path: Path) -> 
         return writing.rows[0].tokens
 
     plain, awake, never = generate(None), CountingPace(0), CountingPace(10**6)
-    assert generate(Drafts(model, awake)) == plain == generate(Drafts(model, never))
+    assert generate(Drafts(awake)) == plain == generate(Drafts(never))
     assert never.asked <= IDLE_STEPS + 4 + 600 // LONGEST_REST, "looks once in a rest"
     assert awake.known >= 590 and never.known >= 590 - LONGEST_REST, "but reads what was written meanwhile"
     later = CountingPace(300)
-    drafts = Drafts(model, later)
+    drafts = Drafts(later)
     assert generate(drafts) == plain
     assert drafts.counts.passes > 60, "and drafts again when they pay"
 
@@ -150,8 +159,7 @@ def test_what_is_learned_does_not_change_either(tmp_path: Path, level: Level, ow
     model = decoding(tmp_path / "run", "tables")
     model.learns_own_text = own_text
     session = read(model, learn=level)
-    counts = assert_drafts_change_nothing(model, session, SAMPLINGS[0]).counts
-    assert counts.accepted
+    assert counts_of(assert_drafts_change_nothing(model, session, SAMPLINGS[0])).accepted
 
 
 @needs_native
@@ -167,7 +175,9 @@ def test_a_text_may_end_within_a_draft(tmp_path: Path, end: str) -> None:
         if end == "stop" and token >= 128:
             continue
         options = {"max_tokens": at, "stop": (chr(token),), "eos": token}
-        within |= bool(assert_drafts_change_nothing(model, session, SAMPLINGS[0], **{end: options[end]})._ahead)
+        decoder = assert_drafts_change_nothing(model, session, SAMPLINGS[0], **{end: options[end]})._decoder
+        assert isinstance(decoder, NativeDecoder)
+        within |= decoder._pass is not None and decoder._read < len(decoder._pass.tokens)
     assert within
 
 

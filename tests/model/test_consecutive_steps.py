@@ -1,6 +1,7 @@
 """Several tokens of one text in one pass of native code against one step for each token, to the bit."""
 
 from pathlib import Path
+from random import Random
 from typing import Any, get_args
 
 import pytest
@@ -13,6 +14,8 @@ from lmlong.attention.base import state_tensors
 from lmlong.model.language_model import LanguageModel, ModelState
 from lmlong.model.native_step import NativeStep
 from lmlong.model.quantization import WeightFormat
+from lmlong.model.row_step import NativeRowStep, make_row_step
+from lmlong.native.state import map_state
 
 pytestmark = needs_native
 
@@ -20,22 +23,31 @@ WITHOUT_HOURGLASS = [shape for shape in SHAPES if "downsample" not in shape]
 
 
 def assert_passes_equal_steps(model: LanguageModel, tokens: list[int], state: ModelState, threads: int = 1) -> None:
-    """Compare all logits, hidden states and states after `tokens`, read in passes of 1 to 9 tokens."""
-    step, single, read, size = model.fast_step, state, 0, 0
-    assert isinstance(step, NativeStep)
+    """Compare all logits, hidden states and states after `tokens`, read in passes of 1 to 9 tokens, of which sometimes
+    only a part is kept."""
+    step, steps, single, read, size = model.fast_step, make_row_step(model), state, 0, 0
+    assert isinstance(step, NativeStep) and isinstance(steps, NativeRowStep)
+    row = steps.admit(state)
     torch.set_num_threads(threads)
     try:
         while read < len(tokens):
             size = size % 9 + 1
-            outputs = step.steps(tokens[read : read + size], state)
-            assert 1 <= len(outputs) <= size
-            for token, output in zip(tokens[read:], outputs, strict=False):
+            ahead = steps.ahead(row, tokens[read : read + size])
+            assert 1 <= len(ahead.tokens) <= size and ahead.tokens == tokens[read : read + len(ahead.tokens)]
+            kept = max(1, len(ahead.tokens) - read % 3)
+            for index, token in enumerate(ahead.tokens[:kept]):
                 *expected, single = step(torch.tensor([token]), single, None)
-                pairs = zip(state_tensors((*output,)), state_tensors((*expected, single)), strict=True)
-                assert all(x.dtype == y.dtype and torch.equal(x, y) for x, y in pairs)
-            read, state = read + len(outputs), outputs[-1][2]
+                found = (ahead.logits[index, None], ahead.hidden[index, None], row.state(ahead.tokens[: index + 1]))
+                assert_equal_bits(found, (*expected, single))
+            row.advance(ahead.tokens[:kept])
+            read += kept
     finally:
         torch.set_num_threads(1)
+
+
+def assert_equal_bits(state: Any, other: Any) -> None:
+    pairs = zip(state_tensors(state), state_tensors(other), strict=True)
+    assert all(x.dtype == y.dtype and torch.equal(x, y) for x, y in pairs)
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -57,14 +69,21 @@ def test_quantized_weights_give_the_same_bits_too(shape: dict[str, Any], kept: W
 
 
 @torch.inference_mode()
-def test_states_before_a_pass_stay_as_they_are(tmp_path: Path) -> None:
+def test_states_that_were_given_away_stay_as_they_are(tmp_path: Path) -> None:
     model = compiled(write_run(tmp_path / "run", **FORMS["tables"]))
-    ids = text(1, 60)
-    state = model(ids[:, :7])[1]
-    kept = [x.clone() for x in state_tensors(state)]
-    outputs = model.fast_step.steps(ids[0, 7:15].tolist(), state)  # type: ignore[union-attr]
-    states = [[x.clone() for x in state_tensors(output)] for output in outputs]
-    model.fast_step.steps(ids[0, 15:50].tolist(), outputs[3][2])  # type: ignore[union-attr]
-    assert all(map(torch.equal, state_tensors(state), kept))
-    for output, copies in zip(outputs, states, strict=True):
-        assert all(map(torch.equal, state_tensors(output), copies))
+    ids = text(1, 200)
+    steps, given = make_row_step(model), [model(ids[:, :7])[1]]
+    assert isinstance(steps, NativeRowStep)
+    row, draw, read = steps.admit(given[0]), Random(0), 7
+    copies = [map_state(torch.clone, given[0])]
+    while read < 190:
+        ahead = steps.ahead(row, ids[0, read : read + draw.randint(1, 9)].tolist())
+        for count in range(len(ahead.tokens) + 1):
+            if draw.random() < 0.2:
+                given.append(row.state(ahead.tokens[:count]))
+                copies.append(map_state(torch.clone, given[-1]))
+        kept = draw.randint(1, len(ahead.tokens))
+        row.advance(ahead.tokens[:kept])
+        read += kept
+    for state, copy in zip(given, copies, strict=True):
+        assert_equal_bits(state, copy)

@@ -20,6 +20,9 @@ from lmlong.native.threads import give_barrier, run_on_threads
 
 CODE = Path(__file__).parent
 
+Integers = Tensor | array
+"""int64 numbers. Those of a few tokens are fastest as plain numbers."""
+
 
 class States(NamedTuple):
     """The state of a model before a step, which is read, or after it, which is written."""
@@ -28,7 +31,7 @@ class States(NamedTuple):
     """The fields of each layer's `LayerState` and of its attention's state. Plain numbers, since each token needs many
     new ones. If each row has its own state, the layers of one row follow another's."""
     hourglass: Sequence[Tensor] | None  # HourglassState, in hourglass.py
-    last_tokens: Tensor | None
+    last_tokens: "Integers | None"
 
 
 def step_code(kinds: Iterable[DecodeKind[Any]], constants: Mapping[str, float]) -> NativeCode:
@@ -88,8 +91,8 @@ def kind_headers(kinds: Sequence[DecodeKind[Any]]) -> dict[str, str]:
 def decode(
     functions: ctypes.CDLL,
     packed: PackedModel,
-    tokens: Tensor,
-    positions: Tensor,
+    tokens: Integers,
+    positions: Integers,
     before: States,
     after: States,
     workers: int,
@@ -106,14 +109,14 @@ def decode(
     logits, hidden = (
         torch.empty(rows, size, dtype=torch.float32, device="cpu") for size in (vocabulary, packed.model.width)
     )
-    states = (state.layers.buffer_info()[0] for state in (before, after))
+    states = (address(state.layers) for state in (before, after))
     job = DecodeJob(ctypes.addressof(packed.model), *states)
     if before.hourglass is not None and after.hourglass is not None:
         job.tail_before, job.upsampled_before = (x.data_ptr() for x in before.hourglass)
         job.tail_after, job.upsampled_after = (x.data_ptr() for x in after.hourglass)
     if before.last_tokens is not None and after.last_tokens is not None:
-        job.last_tokens_before, job.last_tokens_after = before.last_tokens.data_ptr(), after.last_tokens.data_ptr()
-    job.tokens, job.positions = tokens.data_ptr(), positions.data_ptr()
+        job.last_tokens_before, job.last_tokens_after = map(address, (before.last_tokens, after.last_tokens))
+    job.tokens, job.positions = address(tokens), address(positions)
     job.logits, job.hidden = logits.data_ptr(), hidden.data_ptr()
     job.rows, job.separate, job.consecutive = rows, separate, consecutive
     give_barrier(job, workers)
@@ -124,3 +127,7 @@ def decode(
     if job.invalid:
         raise IndexError("decode: a token is not in the vocabulary, or a position is negative")
     return logits, hidden, bool(job.full)
+
+
+def address(numbers: Integers) -> int:
+    return numbers.buffer_info()[0] if isinstance(numbers, array) else numbers.data_ptr()
