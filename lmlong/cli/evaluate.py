@@ -102,7 +102,7 @@ def eval_(
     from lmlong.checkpoint.read import read_recipe, reading
     from lmlong.evaluation.perplexity import VIEWS, evaluate
     from lmlong.evaluation.perplexity_figure import figure
-    from lmlong.evaluation.perplexity_report import left_out_lengths, table, to_json
+    from lmlong.evaluation.perplexity_report import table, to_json
 
     chosen = parse_names("--by", views, VIEWS)
     if plot and chosen == ("state",) and not given["cache_baseline"]:
@@ -143,8 +143,6 @@ def eval_(
                 resume_as=repr(loading),
                 **given,
             )
-            if not learn and (lengths_left_out := left_out_lengths(report, given["min_documents"])):
-                click.echo(f"{report.name}: {lengths_left_out}: left out", err=True)
             reports.append(report)
     show(table(reports), to_json(reports), json_file, plot, figure(reports) if plot else None)
 

@@ -140,7 +140,7 @@ def _summary(recipe: "Recipe") -> str:
     )
     limits = [f"{training.steps} steps"] if training.steps else []
     limits += [f"{training.tokens} tokens"] if training.tokens else []
-    limits += [f"{training.minutes:g} minutes{training.clock_note}"] if training.minutes else []
+    limits += [training.time_limit] if training.minutes else []
     return (
         f"{recipe.name}: {model.layers} layers of width {model.width}{shorter}, {attention}, "
         f"sequences of {text.sequence_length} tokens, {' or '.join(limits)}"

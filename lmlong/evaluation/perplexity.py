@@ -38,6 +38,7 @@ from lmlong.model.state_size import state_size
 from lmlong.recipe import Files, Text, Validation
 from lmlong.recipe.lengths import name_length
 from lmlong.report.progress import Progress
+from lmlong.report.table import plural
 
 LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16_384)
 """The default lengths, besides the trained one."""
@@ -298,9 +299,9 @@ def _jobs(documents: Documents, lengths: list[int], options: PerplexityOptions) 
 def _too_short(documents: Documents, need: int, least: int) -> str:
     enough, longest = int((documents.sizes >= need).sum()), int(documents.sizes.max(initial=0))
     return (
-        f"--lengths: the shortest takes {least} documents of {need:,} tokens, so that errors can be estimated. There "
-        f"are {enough}, the longest has {longest:,} tokens, and the text is too short to be cut into as many parts. "
-        "Give shorter lengths, more text (--data), or fewer --min-documents."
+        f"--lengths: the shortest takes {plural(least, 'document')} of {need:,} tokens, the targets included, so that "
+        f"errors can be estimated. The text has {enough}, the longest of {longest:,} tokens, and is too short to cut "
+        "into as many parts. Give shorter lengths, more text (--data), or fewer --min-documents."
     )
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from lmlong.evaluation.document_sums import Estimate
 from lmlong.evaluation.recurrence import BUCKETS, KINDS, Kind
@@ -11,11 +12,14 @@ from lmlong.report.figure import Figure, Level, Line, Mark, Panel, Style, line_w
 
 PANELS_IN_A_ROW = 3
 
+OF_LOSS: dict[str, Any] = {"small": True, "y_limits": (0.0, math.inf), "least_span": 0.02}
+"""How panels show bits per byte: less than a hundredth does not look like a trend."""
+
 
 def figure(reports: Sequence[PerplexityReport]) -> Figure:
     """Return bits per byte against context, position and window, then the other views, with bands of two errors."""
     panels = [
-        _with_trained_lengths(panel, reports)._replace(title=title, small=True, y_limits=(0.0, math.inf))
+        _with_trained_lengths(panel, reports)._replace(title=title, **OF_LOSS)
         for title, describe, x_label in (
             ("by context", _context, "tokens read before the same targets\n(band: the change from the shortest)"),
             ("by position", _position, "tokens before, read from the beginning"),

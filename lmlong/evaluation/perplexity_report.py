@@ -115,6 +115,8 @@ def _facts(report: PerplexityReport) -> Iterator[str]:
     if report.cluster_by is not None and report.clusters is not None:
         clusters = plural(report.clusters, "cluster")
         yield f"  documents in {clusters} by {report.cluster_by}: the errors are over clusters"
+    if report.left_out:
+        yield f"  left out: {', '.join(map(name_length, report.left_out))}, which too few {report.unit}s reach"
     speed = report.tokens / max(report.seconds, 1e-9)
     memory = "" if report.peak_bytes is None else f", {report.peak_bytes / 1e6:,.0f} MB at most"
     yield f"  {report.tokens:,} tokens read in {report.seconds:,.1f} s ({speed:,.0f} a second){memory}"

@@ -182,6 +182,13 @@ def count_parameters(model: nn.Module) -> int:
     return weights + matrices + (0 if tables is None else tables.table.numel())
 
 
+def describe_parameters(model: nn.Module) -> str:
+    """Return the number of trained weights in words, with that of tables, of which a token uses only a few."""
+    tables = tables_of(model)
+    of_tables = "" if tables is None else f" ({tables.table.numel():,} in tables of n-grams)"
+    return f"{count_parameters(model):,} parameters{of_tables}"
+
+
 def _shared_names(model: nn.Module) -> dict[str, str]:
     """Return the duplicate names of weights that several modules share, mapped to the first name."""
     first: dict[int, str] = {}

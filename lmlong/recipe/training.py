@@ -182,6 +182,13 @@ class Training(Budget):
         return " of processor time" if self.clock == "process" else ""
 
     @property
+    def time_limit(self) -> str:
+        """The budget of time in words; empty if there is none."""
+        if self.minutes is None:
+            return ""
+        return f"{self.minutes:g} minute{'' if self.minutes == 1 else 's'}{self.clock_note}"
+
+    @property
     def passes_states(self) -> bool:
         """Whether a batch needs the state after the previous batch."""
         return self.carry_state or self.state_passing > 0

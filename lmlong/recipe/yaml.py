@@ -223,10 +223,12 @@ def _expanded_size(node: Node, sizes: dict[int, int]) -> int:
 
 
 def _problem(error: MarkedYAMLError) -> str:
-    """Return the parser's error as one line, with a remedy for two frequent mistakes."""
+    """Return the parser's error as one line, with a remedy for frequent mistakes."""
     words = ", ".join(filter(None, (error.context, error.problem)))
     if "'\\t'" in words:
         return f"{words}. Indent with spaces."
     if "mapping values are not allowed" in words:
-        return f"{words}. A text that holds ': ' needs quotes."
+        return f"{words}. A text that holds ': ' needs quotes. Indent the entries of a section alike."
+    if "expected <block end>" in words:
+        return f"{words}. Indent the entries of a section alike."
     return f"{words}."

@@ -135,6 +135,8 @@ class Panel(NamedTuple):
     y_range: tuple[float | None, float | None] | None = None
     y_limits: tuple[float, float] = (-math.inf, math.inf)
     """The lowest and the highest value that there can be, at which bands and error bars end."""
+    least_span: float = 0.0
+    """Minimum span of the vertical axis, so that small changes look small."""
     y_scale: Literal["linear", "log", "log 1-2-5"] = "linear"
     """With 1-2-5, the ticks 1, 2 and 5 of each decade are named in full."""
     y_names: Sequence[str] = ()

@@ -64,14 +64,16 @@ def draw(figure: Figure) -> matplotlib.figure.Figure:
     drawn_panels: list[tuple[Axes, Panel | HeatMap]] = []
     above: list[list[Annotation]] = []
     for row, panels in zip(grid, figure.rows, strict=True):
-        drawn_panels += zip(row, panels, strict=False)
+        of_row = list(zip(row, panels, strict=False))
+        with_titles = [(axes, panel) for axes, panel in of_row if isinstance(panel, Panel)]
+        above += [_draw_panel(axes, panel) for axes, panel in with_titles]
+        _set_titles(with_titles)
+        for axes, heat in of_row:
+            if isinstance(heat, HeatMap):
+                _draw_heat_map(axes, heat)
+        drawn_panels += of_row
         for axes in row[len(panels) :]:
             axes.remove()
-    for axes, panel in drawn_panels:
-        if isinstance(panel, HeatMap):
-            _draw_heat_map(axes, panel)
-        else:
-            above.append(_draw_panel(axes, panel))
     for axes, panel in drawn_panels:
         if isinstance(panel, Panel):
             _set_ranges(axes, panel)  # last, as an open end of a shared axis takes all panels into account
@@ -101,12 +103,9 @@ def _draw_panel(axes: Axes, panel: Panel) -> list[Annotation]:
     _set_scales(axes, panel)
     axes.set_xlabel(panel.x_label)
     axes.set_ylabel(panel.y_label)
-    rows = sum(mark.at == "above" for mark in panel.marks)  # of text between the panel and its title
     if panel.legend:
         placed: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0}
-        legend = axes.legend(**placed, ncols=LEGEND_COLUMNS, columnspacing=1, frameon=False, fontsize="small")
-        rows += -(-len(legend.get_texts()) // LEGEND_COLUMNS)
-    axes.set_title(panel.title, pad=TITLE_PAD + LINE_HEIGHT * rows, **SMALL if panel.small else {})
+        axes.legend(**placed, ncols=LEGEND_COLUMNS, columnspacing=1, frameon=False, fontsize="small")
     if panel.note:
         _annotate(axes, panel.note, (0, 0), "axes fraction", (0, -3 * LINE_HEIGHT), va="top")
     # only the axes that carry a scale, and faint lines to read values by, behind the data
@@ -117,6 +116,20 @@ def _draw_panel(axes: Axes, panel: Panel) -> list[Annotation]:
         axes.axvspan(panel.shade_from, panel.ticks[-1], color="0.95", zorder=-1)
     texts = [_draw_mark(axes, mark) for mark in panel.marks]
     return [text for text, mark in zip(texts, panel.marks, strict=True) if mark.at == "above"]
+
+
+def _set_titles(panels: Sequence[tuple[Axes, Panel]]) -> None:
+    """Draw the titles of a row of panels at one height, above all text between."""
+    rows = max((_rows_above(axes, panel) for axes, panel in panels), default=0)
+    for axes, panel in panels:
+        axes.set_title(panel.title, pad=TITLE_PAD + LINE_HEIGHT * rows, **SMALL if panel.small else {})
+
+
+def _rows_above(axes: Axes, panel: Panel) -> int:
+    """Return the rows of text between a panel and its title."""
+    legend = axes.get_legend()
+    in_legend = 0 if legend is None else -(-len(legend.get_texts()) // LEGEND_COLUMNS)
+    return in_legend + sum(mark.at == "above" for mark in panel.marks)
 
 
 def _draw_line(axes: Axes, line: Line, limits: tuple[float, float]) -> None:
@@ -183,6 +196,8 @@ def _set_scales(axes: Axes, panel: Panel) -> None:
     if panel.y_names:
         axes.set_yticks(range(len(panel.y_names)), panel.y_names)
         axes.set_ylim(len(panel.y_names) - 0.5, -0.5)
+    elif panel.y_scale == "linear":
+        axes.ticklabel_format(axis="y", useOffset=False)
     if panel.y_scale != "linear":
         axes.set_yscale("log")
     if panel.y_scale == "log 1-2-5":
@@ -196,6 +211,9 @@ def _set_ranges(axes: Axes, panel: Panel) -> None:
         axes.set_xlim(*panel.x_range)
     if panel.y_range:
         axes.set_ylim(*panel.y_range)
+    low, high = axes.get_ylim()
+    if 0 <= high - low < panel.least_span:
+        axes.set_ylim((low + high - panel.least_span) / 2, (low + high + panel.least_span) / 2)
 
 
 def _label_outer(axes: Axes, figure: Figure) -> None:

@@ -91,7 +91,7 @@ class SavedUnit(Saved):
     """The open unit of `Units`."""
 
     number: Count
-    place: Count
+    place: Offset
     begin: Count
     read: Count
     size: Count
@@ -102,7 +102,7 @@ class SavedUnit(Saved):
 
     @model_validator(mode="after")
     def _begins_before_its_end(self) -> "SavedUnit":
-        if self.begin > self.place + self.gaps.passed + LARGEST_GAP:
+        if self.begin > max(self.place, 0) + self.gaps.passed + LARGEST_GAP:
             raise ValueError("the open unit begins after the end of the text")
         return self
 

@@ -64,13 +64,15 @@ class Totals:
 class Units:
     """The units of one text, from its tokens as they are read, in constant memory."""
 
-    def __init__(self, tokenizer: Tokenizer, unit: Unit, source: str, totals: Totals, keep: int):
+    def __init__(self, tokenizer: Tokenizer, unit: Unit, source: str, totals: Totals, keep: int, pending: int = 0):
+        """Create the units of a text; they are without the `pending` bytes before it that its tokens begin with."""
         self._tokenizer, self._unit, self._source = tokenizer, unit, source
         self._totals, self._keep = totals, keep
         self._gaps: deque[tuple[int, int]] = deque()  # positions, and how many more bytes the input has there
         self._passed = 0  # the additional bytes of all gaps before
         self._number = 0
-        self._place = self._begin = 0  # bytes of the text so far, and of the input before the open unit
+        self._place = -pending  # bytes of the text so far
+        self._begin = 0  # bytes of the input before the open unit
         self._read = 0  # tokens of the text
         self._bits, self._size, self._tokens, self._text = 0.0, 0, 0, b""  # of the open unit
         self._has_newline = tokens_with(tokenizer, NEWLINE) if unit == "line" else None
@@ -82,6 +84,7 @@ class Units:
 
     def add(self, read: TokenBits) -> Iterator[Surprise]:
         """Iterate over the units that these tokens complete."""
+        read = self._after_pending(read)
         begin = 0
         for end in self._ends(read.tokens):
             self._extend(read.tokens[begin : end - 1], read.bits[begin : end - 1])
@@ -111,6 +114,20 @@ class Units:
         self._passed = int(saved["gaps"]["passed"])
         self._gaps = deque((int(offset), int(more)) for offset, more in saved["gaps"]["ahead"])
 
+    def _after_pending(self, read: TokenBits) -> TokenBits:
+        """Leave out the tokens that end before the text begins."""
+        if self._place >= 0:
+            return read
+        ends = self._place + np.cumsum(self._tokenizer.token_bytes[read.tokens])
+        outside = int(np.searchsorted(ends, 0, side="right"))
+        self._place = int(ends[outside - 1]) if outside else self._place
+        return TokenBits(read.tokens[outside:], read.bits[outside:])
+
+    def _skip(self) -> int:
+        """Move to the beginning of the text, and return how many bytes of the next token are before it."""
+        skipped, self._place = max(-self._place, 0), max(self._place, 0)
+        return skipped
+
     def _ends(self, tokens: np.ndarray) -> list[int]:
         """Return the indices after the tokens at or within which a unit may end."""
         if self._unit in ("token", "byte"):
@@ -125,7 +142,7 @@ class Units:
 
     def _divide(self, token: int, bits: float) -> Iterator[Surprise]:
         """Add a token at or within which units end, and iterate over these."""
-        data = self._tokenizer.decode_bytes([token])
+        data = self._tokenizer.decode_bytes([token])[self._skip() :]
         self._read += 1
         self._tokens += 1
         parts = _parts(data, self._unit)
@@ -143,10 +160,11 @@ class Units:
             return
         self._tokens += len(tokens)
         self._read += len(tokens)
+        skipped = self._skip()
         room = self._keep - len(self._text)
         if room > 0:
-            self._text += self._tokenizer.decode_bytes(tokens[:room].tolist())[:room]
-        size = int(self._tokenizer.token_bytes[tokens].sum())
+            self._text += self._tokenizer.decode_bytes(tokens[: room + skipped].tolist())[skipped:][:room]
+        size = int(self._tokenizer.token_bytes[tokens].sum()) - skipped
         self._size, self._place = self._size + size, self._place + size
         self._bits += float(bits.sum())
 

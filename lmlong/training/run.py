@@ -29,7 +29,7 @@ from lmlong.data.notes import text_notes
 from lmlong.errors import UsageError
 from lmlong.io.files import atomic_write
 from lmlong.io.signal_handlers import NOTHING_SAVED, interrupt_says
-from lmlong.model.base import count_parameters
+from lmlong.model.base import count_parameters, describe_parameters
 from lmlong.model.metrics import LossTotals
 from lmlong.recipe import Recipe
 from lmlong.recipe import file as recipe_file
@@ -198,11 +198,11 @@ def _print_start(prepared: PreparedRun) -> None:
     length = f"{prepared.steps:,} steps"
     if training.minutes is not None:
         limit = ", steps" if prepared.steps == ENDLESS else f" or {length}"
-        length = f"{training.minutes:g} minutes{training.clock_note}{limit}"
+        length = f"{training.time_limit}{limit}"
     for line in text_notes(prepared.tokens.info):
         print(line, file=sys.stderr)
     print(
-        f"{count_parameters(prepared.model):,} parameters, {length} of {prepared.recipe.tokens_per_step:,} tokens, "
+        f"{describe_parameters(prepared.model)}, {length} of {prepared.recipe.tokens_per_step:,} tokens, "
         f"{FORMATS[training.precision]} on {prepared.device.type}"
         + (f", from {prepared.start}" if prepared.start else ""),
         file=sys.stderr,

@@ -35,13 +35,13 @@ def without_speed(printed: str) -> str:
 def test_the_table_is_all_of_standard_output(run: Path) -> None:
     done = evaluated(run, "--lengths", "32,64,4k", *FEW)
     loaded = load(run, "cpu")
-    options = PerplexityOptions(("context", "position"), lengths=(32, 64), min_documents=1)
+    options = PerplexityOptions(("context", "position"), lengths=(32, 64, 4096), min_documents=1)
     expected = table([measure_perplexity(str(run), loaded, validation_text(loaded), options)])
     assert without_speed(done.stdout) == without_speed(expected + "\n")
     assert done.stderr.splitlines() == [
         f"{run}: reading 4,122 tokens in 3 passes over 2 documents of 722 tokens",
-        f"{run}: fewer than 1 documents reach 4k: left out",
     ]
+    assert "  left out: 4k, which too few documents reach\n" in done.stdout
 
 
 def test_json_on_standard_output_stands_alone(run: Path, tmp_path: Path) -> None:

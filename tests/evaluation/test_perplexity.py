@@ -117,7 +117,7 @@ def test_other_files_are_read_whole(loaded: TrainedLanguageModel, tmp_path: Path
 
 def test_lengths_that_too_few_documents_reach_are_left_out(loaded: TrainedLanguageModel) -> None:
     text = validation_text(loaded)
-    with pytest.raises(UsageError, match=r"takes 10 documents .* There are 2, the longest has 416 tokens"):
+    with pytest.raises(UsageError, match=r"takes 10 documents .* The text has 2, the longest of 416 tokens"):
         measure_perplexity("tiny", loaded, text, PerplexityOptions(lengths=(64,)))
     report = measure_perplexity("tiny", loaded, text, PerplexityOptions(min_documents=1))
     assert [point.length for point in report.context] == [64, 256]

@@ -81,10 +81,20 @@ def test_what_is_no_plain_value_is_refused(text: str, mistake: tuple[object, ...
         assert document.values == {"a": UNREADABLE}
 
 
+ALIKE = "Indent the entries of a section alike."
+QUOTES = f"A text that holds ': ' needs quotes. {ALIKE}"
+
+
 @pytest.mark.parametrize(
     ("text", "line", "message"),
     [
-        ("a: 1\nb: c: d\n", 2, "mapping values are not allowed here. A text that holds ': ' needs quotes."),
+        ("a:\n  b: 1\n    c: 2\n", 3, f"mapping values are not allowed here. {QUOTES}"),
+        ("a: 1\nb: c: d\n", 2, f"mapping values are not allowed here. {QUOTES}"),
+        (
+            "a:\n  b: 1\n c: 2\n",
+            3,
+            "while parsing a block mapping, expected <block end>, but found '<block mapping start>'. " + ALIKE,
+        ),
         (
             "a:\n\tb: 1\n",
             2,

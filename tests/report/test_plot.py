@@ -161,3 +161,20 @@ def test_each_name_is_a_line_through_its_rows_in_a_style_of_its_own() -> None:
 def test_a_band_is_two_standard_errors_wide_on_either_side() -> None:
     line = line_with_errors("a", [(1, (3.0, 0.5)), (2, (2.0, 0.25))], itemgetter(0), itemgetter(1), style(0))
     assert (line.y, line.low, line.high) == ([3.0, 2.0], [2.0, 1.5], [4.0, 2.5])
+
+
+def test_titles_of_a_row_stand_at_one_height() -> None:
+    plain = PANEL._replace(marks=[])
+    marked = PANEL._replace(marks=[Mark(32, "trained", at="above"), Mark(64, "again", at="above")])
+    drawn = draw(Figure([[plain, marked]]))
+    drawn.draw_without_rendering()
+    heights = {round(axes.title.get_window_extent().y0) for axes in drawn.axes}
+    assert len(heights) == 1
+
+
+def test_small_changes_look_small() -> None:
+    flat = [Line("a", [1, 1024], [2.0001, 2.0], style(0))]
+    axes = draw(Figure([[Panel(flat, least_span=0.02)]])).axes[0]
+    low, high = axes.get_ylim()
+    assert high - low == pytest.approx(0.02) and (low + high) / 2 == pytest.approx(2.00005)
+    assert axes.yaxis.get_major_formatter().get_offset() == ""

@@ -76,6 +76,23 @@ def test_a_saved_score_that_learns_continues_to_the_same_bits(
 
 
 @pytest.mark.parametrize("unit", UNITS)
+def test_units_after_a_state_are_those_of_the_new_text(subword_model: TrainedLanguageModel, unit: str) -> None:
+    """The end of the text before may be unread, since its tokens depend on what follows."""
+    unread = 0
+    for cut in range(1000, 1030):
+        before, text = TEXT[:cut], TEXT[cut : cut + 300]
+        session = subword_model.read(before)
+        unread += len(session.unread.row(0).pending)
+        found = list(lmlong.score(subword_model, text, by=unit, state=session))  # type: ignore[arg-type]
+        assert [each.number for each in found] == [*range(1, len(found) + 1)]
+        assert [each.offset for each in found] == [sum(each.bytes for each in found[:n]) for n in range(len(found))]
+        assert sum(each.bytes for each in found) == len(text.encode())
+        if unit == "line":
+            assert [each.text for each in found] == [line[:KEPT] for line in text.splitlines(keepends=True)]
+    assert unread > 0
+
+
+@pytest.mark.parametrize("unit", UNITS)
 def test_units_sum_to_what_eval_finds(subword_model: TrainedLanguageModel, unit: str) -> None:
     found = list(lmlong.score(subword_model, TEXT, by=unit))  # type: ignore[arg-type]
     assert sum(each.bits for each in found) == pytest.approx(eval_bits(subword_model, TEXT), rel=1e-6)
