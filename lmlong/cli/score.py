@@ -34,6 +34,9 @@ class InputFile(options.TextFile):
 )
 @click.option("--above", type=float, metavar="Z", help="Print only units whose z is at least Z.")
 @click.option(
+    "--top", type=click.IntRange(1), metavar="N", help="Print only the N units with the highest z, in the end."
+)
+@click.option(
     "--format",
     "form",
     type=click.Choice(["json", "tsv", "text"]),
@@ -78,6 +81,7 @@ def score(
     files: tuple[Path, ...],
     form: Literal["json", "tsv", "text"],
     above: float | None,
+    top: int | None,
     plot: Path | None,
     precision: "Precision | None",
     loading: options.Loading,
@@ -88,15 +92,16 @@ def score(
     FILEs are read one after the other, each as a document of its own; without FILE, standard input is read, which may
     be endless. For each line, or other unit, print its bits, bits per byte, the mean of all units so far, and z: how
     far it is above the median of the units before it by bits / (bytes + 16), in robust standard deviations; tokens are
-    compared by their bits. Each result is written at once; memory does not grow with the text.
+    compared by their bits. Each result is written at once, except with --top; memory does not grow with the text.
 
     A line is scored when no further bytes can change its tokens, which may take the first token of the next line, or
     --quiet. --save-state keeps what is undecided for a run with --load-state; it is written on Ctrl-C and SIGTERM too.
     --load-state continues in the same FILE if it has grown since, and reads another file from its beginning.
 
     \b
-    Example: unusual lines of a growing log, then a plot of a book.
+    Example: unusual lines of a growing log, then the ten most unusual of a book, then its plot.
       lmlong score runs/logs --follow app.log --above 8 --format text
+      lmlong score runs/book book.txt --top 10 --format tsv
       lmlong score runs/book book.txt --plot surprise.png > lines.jsonl
     """
     from lmlong.cli.scoring import Job, Show, run_job
@@ -113,7 +118,7 @@ def score(
 
     trained = loading.load(run)
     chosen = trained.set_up_evaluation(precision)
-    show = Show(form, above, plot is not None)
+    show = Show(form, above, top, plot is not None)
     code = run_job(Job(trained, inputs, chosen, **{**given, "quiet": given["quiet"] or None}), show)
     show.finish(plot, run, given["unit"])
     if code:

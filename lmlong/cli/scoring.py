@@ -1,5 +1,6 @@
 """Input and output of `lmlong score`."""
 
+import heapq
 import io
 import json
 import math
@@ -62,10 +63,12 @@ class Job(NamedTuple):
 
 
 class Show:
-    """Writes units to standard output as they are scored."""
+    """Writes units to standard output as they are scored, or in the end those with the highest z."""
 
-    def __init__(self, form: Literal["json", "tsv", "text"], above: float | None, plot: bool):
-        self._form, self._above = form, above
+    def __init__(self, form: Literal["json", "tsv", "text"], above: float | None, top: int | None, plot: bool):
+        self._form, self._above, self._top = form, above, top
+        self._best: list[tuple[float, int, Surprise]] = []  # a heap of z, minus how many came before, and the unit
+        self._written = 0
         self._along = SurpriseAlong() if plot else None
         self._highest: Surprise | None = None
         if form == "tsv":
@@ -79,11 +82,22 @@ class Show:
             if self._highest is None or _z(unit) > _z(self._highest):
                 self._highest = unit
             if self._above is None or _z(unit) >= self._above:
-                sys.stdout.write(self._line(unit) + "\n")
+                self._show(unit)
         sys.stdout.flush()
 
+    def _show(self, unit: Surprise) -> None:
+        if self._top is None:
+            sys.stdout.write(self._line(unit) + "\n")
+            return
+        self._written += 1
+        if unit.z is not None:
+            add = heapq.heappush if len(self._best) < self._top else heapq.heappushpop
+            add(self._best, (unit.z, -self._written, unit))
+
     def finish(self, plot: Path | None, run: str, unit: Unit) -> None:
-        """Draw the plot, and report on standard error if `above` has hidden all units."""
+        """Write the units with the highest z, draw the plot, and report on standard error if `above` has hidden all."""
+        for *_, best in sorted(self._best, reverse=True):
+            print(self._line(best), flush=True)
         if self._above is not None and self._highest and _z(self._highest) < self._above:
             print(_nothing_above(self._above, self._highest, unit), file=sys.stderr)
         if plot and self._along:

@@ -69,6 +69,15 @@ def test_above_passes_only_what_stands_out(run: Path, book: Path) -> None:
     ]
 
 
+def test_top_prints_the_units_with_the_highest_z_in_the_end(run: Path, book: Path) -> None:
+    known = [row for row in rows(scored(run, book)[0]) if row["z"] is not None]
+    best = sorted(known, key=lambda row: (-row["z"], row["number"]))
+    assert rows(scored(run, book, "--top", 3)[0]) == best[:3]
+    assert rows(scored(run, book, "--top", 10**6)[0]) == best
+    above = [row for row in best if row["z"] >= best[1]["z"]]
+    assert rows(scored(run, book, "--top", 5, "--above", best[1]["z"] - 1e-5)[0]) == above
+
+
 def test_above_reports_the_highest_z_if_nothing_reaches_it(run: Path, book: Path) -> None:
     data = book.read_bytes() + "".join(f"{prose(6, number)}\n" for number in range(60)).encode()
     book.write_bytes(data)
