@@ -87,6 +87,7 @@ def test_units_after_a_state_are_those_of_the_new_text(subword_model: TrainedLan
         assert [each.number for each in found] == [*range(1, len(found) + 1)]
         assert [each.offset for each in found] == [sum(each.bytes for each in found[:n]) for n in range(len(found))]
         assert sum(each.bytes for each in found) == len(text.encode())
+        assert all(each.bytes for each in found) and all(each.tokens for each in found if unit == "token")
         if unit == "line":
             assert [each.text for each in found] == [line[:KEPT] for line in text.splitlines(keepends=True)]
     assert unread > 0
