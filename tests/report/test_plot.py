@@ -166,7 +166,7 @@ def test_a_band_is_two_standard_errors_wide_on_either_side() -> None:
 def test_titles_of_a_row_stand_at_one_height() -> None:
     plain = PANEL._replace(marks=[])
     marked = PANEL._replace(marks=[Mark(32, "trained", at="above"), Mark(64, "again", at="above")])
-    drawn = draw(Figure([[plain, marked]]))
+    drawn = draw(Figure([[plain, marked]], size=(8, 4)))
     drawn.draw_without_rendering()
     heights = {round(axes.title.get_window_extent().y0) for axes in drawn.axes}
     assert len(heights) == 1
@@ -174,7 +174,7 @@ def test_titles_of_a_row_stand_at_one_height() -> None:
 
 def test_small_changes_look_small() -> None:
     flat = [Line("a", [1, 1024], [2.0001, 2.0], style(0))]
-    axes = draw(Figure([[Panel(flat, least_span=0.02)]])).axes[0]
+    axes = draw(Figure([[Panel(flat, least_span=0.02)]], size=(4, 4))).axes[0]
     low, high = axes.get_ylim()
     assert high - low == pytest.approx(0.02) and (low + high) / 2 == pytest.approx(2.00005)
     assert axes.yaxis.get_major_formatter().get_offset() == ""
