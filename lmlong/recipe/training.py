@@ -183,9 +183,8 @@ class Training(Budget):
 
     @property
     def time_limit(self) -> str:
-        """The budget of time in words; empty if there is none."""
-        if self.minutes is None:
-            return ""
+        """The time limit in words. There must be one."""
+        assert self.minutes is not None
         return f"{self.minutes:g} minute{'' if self.minutes == 1 else 's'}{self.clock_note}"
 
     @property

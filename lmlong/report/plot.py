@@ -196,10 +196,10 @@ def _set_scales(axes: Axes, panel: Panel) -> None:
     if panel.y_names:
         axes.set_yticks(range(len(panel.y_names)), panel.y_names)
         axes.set_ylim(len(panel.y_names) - 0.5, -0.5)
-    elif panel.y_scale == "linear":
-        axes.ticklabel_format(axis="y", useOffset=False)
     if panel.y_scale != "linear":
         axes.set_yscale("log")
+    elif not panel.y_names:
+        axes.ticklabel_format(axis="y", useOffset=False)
     if panel.y_scale == "log 1-2-5":
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter("{x:,.0f}")
