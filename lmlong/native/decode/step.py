@@ -31,7 +31,7 @@ class States(NamedTuple):
     """The fields of each layer's `LayerState` and of its attention's state. Plain numbers, since each token needs many
     new ones. If each row has its own state, the layers of one row follow another's."""
     hourglass: Sequence[Tensor] | None  # HourglassState, in hourglass.py
-    last_tokens: "Integers | None"
+    last_tokens: Integers | None
 
 
 def step_code(kinds: Iterable[DecodeKind[Any]], constants: Mapping[str, float]) -> NativeCode:
