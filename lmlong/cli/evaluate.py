@@ -96,7 +96,7 @@ def eval_(
 
     \b
     Example: one run on its own held-out text, then two on the same books.
-      lmlong eval runs/quickstart --lengths 256,512,1k,2k
+      lmlong eval runs/quickstart --lengths 256,512,1k
       lmlong eval linear softmax --data 'books/*.txt' --plot length.png
     """
     from lmlong.checkpoint.read import read_recipe, reading

@@ -14,6 +14,7 @@ from lmlong.cli.runs import near
 from lmlong.report.table import in_words
 
 WIDTH = 80
+BLOCKS = "tokens read as one by layer"
 PACKAGES = ("lmlong", "torch", "lightning", "deepspeed", "sentencepiece")
 
 
@@ -30,8 +31,7 @@ def info(run: str | None, json_file: Path | None) -> None:
       lmlong info runs/quickstart --json
     """
     facts = _run(run) if run is not None else _installation()
-    shown = {name: near(value) if name == "checkpoint" else value for name, value in facts.items()}
-    show(_lines(shown), facts, json_file)
+    show(_lines(_in_short(facts)), facts, json_file)
 
 
 def _installation() -> dict[str, Any]:
@@ -59,6 +59,18 @@ def _run(run: str) -> dict[str, Any]:
     from lmlong.inference.loading import open_run
 
     return run_facts(open_run(run, "cpu"))
+
+
+def _in_short(facts: dict[str, Any]) -> dict[str, Any]:
+    """Return the facts for a reader: a short path, a loss by token and byte only, and blocks where there are any."""
+    shown = dict(facts)
+    if "checkpoint" in shown:
+        shown["checkpoint"] = near(shown["checkpoint"])
+    if validation := shown.get("validation"):
+        shown["validation"] = {name: value for name, value in validation.items() if name != "nats"}
+    if set(shown.get(BLOCKS, [])) == {1}:
+        del shown[BLOCKS]
+    return shown
 
 
 def _version(package: str) -> str | None:

@@ -65,13 +65,17 @@ def show(name: str, resolved: bool) -> None:
 @common.recipe("file")
 @common.overrides
 def check(file: str, overrides: tuple[str, ...]) -> None:
-    """Check a recipe FILE (or a shipped one by name), with options replaced, and report all mistakes.
+    """Check a recipe FILE (or a shipped one by name), with options replaced, and report all mistakes. Files of text
+    that are not on this machine are named, and are no mistake.
 
     \b
     Example: would this run with shorter sequences?
       lmlong recipe check quickstart text.sequence_length=512
     """
-    click.echo(f"ok: {_summary(load_recipe(file, overrides))}")
+    checked = load_recipe(file, overrides)
+    click.echo(f"ok: {_summary(checked)}")
+    if missing := _missing_files(checked):
+        click.echo(f"not on this machine: {', '.join(missing)}", err=True)
 
 
 @recipe.command()
@@ -145,6 +149,19 @@ def _summary(recipe: "Recipe") -> str:
         f"{recipe.name}: {model.layers} layers of width {model.width}{shorter}, {attention}, "
         f"sequences of {text.sequence_length} tokens, {' or '.join(limits)}"
     )
+
+
+def _missing_files(recipe: "Recipe") -> list[str]:
+    """Return the files and folders of text that do not exist here."""
+    from glob import has_magic
+
+    from lmlong.recipe import Files
+    from lmlong.recipe.paths import is_on_hub
+
+    sources = (*recipe.text.sources, *recipe.text.validation.sources)
+    paths = [path for source in sources if isinstance(source, Files) for path in source.paths]
+    local = (path for path in paths if not (path.startswith("-") or is_on_hub(path) or has_magic(path)))
+    return [path for path in local if not Path(path).expanduser().exists()]
 
 
 def _has(option: "Option", words: list[str], sections: list[str]) -> bool:

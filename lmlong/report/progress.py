@@ -86,7 +86,9 @@ class Progress:
         return f"{self.name}: {self.done / self.total:.0%} of {self._count(self.total)}, {rate}, {left} left"
 
     def _count(self, size: float) -> str:
-        return f"{size / 1e6:,.1f} MB" if self.unit == "B" else f"{size:,.0f} {self.unit}"
+        if self.unit != "B":
+            return f"{size:,.0f} {self.unit}"
+        return f"{size / 1e6:,.1f} MB" if size >= 1e5 else f"{size / 1e3:,.1f} kB"
 
 
 def each(items: Iterable[Item], name: str, total: int | None, unit: str, show: bool = True) -> Iterator[Item]:

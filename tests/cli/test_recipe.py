@@ -34,6 +34,14 @@ def test_check_summarizes_the_model_that_would_be_trained() -> None:
     assert done == (0, f"ok: quickstart: {summary}\n", "")
 
 
+def test_check_names_files_that_are_not_here(tmp_path: Path) -> None:
+    (tmp_path / "here.txt").write_text("text")
+    gone = tmp_path / "gone.txt"
+    paths = f"text.sources.0.paths={tmp_path / 'here.txt'},{gone},{tmp_path}/*.md,hf://datasets/a/b/c.txt"
+    done = recipe("check", "book", paths)
+    assert (done.returncode, done.stderr) == (0, f"not on this machine: {gone}\n")
+
+
 def test_list_shows_name_description_and_command() -> None:
     lines = recipe("list").stdout.splitlines()
     assert [line for line in lines if not line.startswith(" ")] == list(shipped_recipes())

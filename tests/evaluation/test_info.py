@@ -62,13 +62,13 @@ def test_a_run_is_described(run: Path) -> None:
 def test_a_run_in_words(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(run.parents[1])
     lines = told("tiny").splitlines()
-    assert "checkpoint                   runs/tiny/checkpoints/step-00000007" in lines
-    assert "state bytes                  2,312" in lines
-    assert "attention by layer           linear, linear" in lines
-    assert "validation                   none" in lines
+    assert "checkpoint                runs/tiny/checkpoints/step-00000007" in lines
+    assert "state bytes               2,312" in lines
+    assert "attention by layer        linear, linear" in lines
+    assert "validation                none" in lines
     (run / "metrics.jsonl").write_text(METRICS)
     assert max(map(len, told("tiny").splitlines())) <= 80
-    words = "step 7, nats 8.0000, tokens 2, bytes 4, nats per token 4.0000, bits per byte 2.8850"
+    words = "step 7, tokens 2, bytes 4, nats per token 4.0000, bits per byte 2.8850"
     assert " ".join(told("tiny").split()).endswith(words)
 
 
