@@ -241,9 +241,9 @@ state_dtype = click.option(
     "--state-dtype",
     type=click.Choice(["auto", "32", "64"]),
     default="auto",
-    help="Format of states. auto: keys and values of softmax and window layers in bf16, recurrent sums in float32; "
-    "where a model is measured, 32. 32: all in float32. 64: recurrent sums in float64, for texts of more than about "
-    "ten million tokens.",
+    help="Format of states. auto: keys and values of softmax and window layers in bf16, recurrent sums in float32; in "
+    "eval, probe and lm-eval, 32. 32: all in float32. 64: recurrent sums in float64, for texts of more than about ten "
+    "million tokens.",
 )
 
 

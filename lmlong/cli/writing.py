@@ -98,7 +98,7 @@ class TextOutput:
                 _speed("written", self.written_tokens, self.written_seconds),
                 f"state {self.state_bytes:,} bytes a text",
                 f"decoded by {decoder}",
-                *([str(self.counts)] if self.counts.passes else []),
+                *([str(self.counts) if self.counts.passes else "no drafts tried"] if self.drafts else []),
                 f"seed {seed}",
             ]
             print("; ".join(parts), file=sys.stderr)

@@ -125,6 +125,7 @@ def evaluate(
     if texts is not None and cluster_by:
         raise UsageError("cluster_by, texts: texts in memory have no fields. Give files, or leave cluster_by out.")
     clusters = None
+    paths: Sequence[str | Path] = ()
     if texts is not None:
         text = tokens_of([texts] if isinstance(texts, str) else texts, loaded.tokenizer).first(tokens)
     else:
@@ -136,7 +137,9 @@ def evaluate(
     options = PerplexityOptions(
         tuple(views), contexts, targets, min_documents, tuple(trained_lengths), cache_baseline, precision, after
     )
-    return measure_perplexity(name or str(loaded.checkpoint), loaded, text, options, clusters, resume_as)
+    report = measure_perplexity(name or str(loaded.checkpoint), loaded, text, options, clusters, resume_as)
+    report.data = [*map(str, paths)]
+    return report
 
 
 def measure_perplexity(
@@ -160,6 +163,7 @@ def measure_perplexity(
         state=state_size(loaded.model, loaded.learn),
         trained_length=trained,
         precision=precision,
+        weights=loaded.model.weight_format,
         trained_tokens=loaded.trained_tokens,
         carried_states=loaded.recipe.training.passes_states,
         documents=len(documents.begins),

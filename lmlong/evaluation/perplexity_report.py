@@ -1,6 +1,7 @@
 """Perplexity against length as tables for an 80-column terminal and as JSON."""
 
 import math
+import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ from lmlong.evaluation.recurrence import BUCKETS, KINDS, Kind
 from lmlong.evaluation.results import CACHES, PerplexityReport, gain_by
 from lmlong.model.state_size import StateSize, binary_size
 from lmlong.recipe.lengths import name_length
+from lmlong.recipe.paths import last_part
 from lmlong.report.json_values import json_keys, json_values
 from lmlong.report.table import Cell, Column, format_number, format_range, format_table, plural, with_error
 
@@ -108,6 +110,11 @@ def _facts(report: PerplexityReport) -> Iterator[str]:
     yield report.name
     yield f"  {report.parameters:,} parameters{trained}, at length {name_length(report.trained_length)}{on}"
     yield f"  {_state(report.state)}; precision {report.precision}"
+    if report.weights != "32":
+        yield f"  weights in {report.weights}"
+    if report.data:
+        files = ", ".join(map(last_part, report.data))
+        yield from textwrap.wrap(f"text: {files}", 78, initial_indent="  ", subsequent_indent="  ")
     if report.parts_of is not None:
         whole = plural(report.parts_of, "document")
         yield f"  {report.documents:,} parts of {whole}, each read from an empty state: errors are over the"
@@ -124,7 +131,8 @@ def _facts(report: PerplexityReport) -> Iterator[str]:
 
 def _state(state: StateSize) -> str:
     growth = f", and {state.per_token.numbers:,} more a token" if state.per_token.numbers else ""
-    return f"state of {state.empty.numbers:,} numbers, {binary_size(state.empty.bytes)}{growth}"
+    single = " in float32" if state.empty.bytes == 4 * state.empty.numbers else ""
+    return f"state of {state.empty.numbers:,} numbers, {binary_size(state.empty.bytes)}{single}{growth}"
 
 
 def _views(report: PerplexityReport) -> Iterator[list[str]]:

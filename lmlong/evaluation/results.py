@@ -8,6 +8,7 @@ from lmlong.evaluation.document_sums import UNKNOWN, Estimate, Sums
 from lmlong.evaluation.recurrence import BUCKETS, KINDS, Kind
 from lmlong.evaluation.state_health import Health
 from lmlong.model.precision import Precision
+from lmlong.model.quantization import Weights
 from lmlong.model.state_size import StateSize
 from lmlong.report.json_values import declared, json_keys
 
@@ -131,6 +132,8 @@ class WindowChange(NamedTuple):
     "parameters",
     "trained_length",
     "precision",
+    "weights",
+    "data",
     "trained_tokens",
     "carried_states",
     "state_numbers=state.empty.numbers",
@@ -163,6 +166,8 @@ class PerplexityReport:
     state: StateSize
     trained_length: int
     precision: Precision = "32"  # of the forward pass
+    weights: Weights = "32"  # the format of the weight matrices
+    data: list[str] = field(default_factory=list)  # the files of the text, if they were named
     trained_tokens: int | None = None  # seen in training, with repetition; None if unknown
     carried_states: bool = False  # whether training rows began with the state of the row before
     documents: int = 0

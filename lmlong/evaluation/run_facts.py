@@ -10,7 +10,6 @@ from lmlong.model.fast_step import describe_fast_step, why_no_fast_step
 from lmlong.model.kernel_choice import kernels_here
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.state_size import state_size
-from lmlong.recipe import ATTENTION_KINDS
 from lmlong.training.metrics_log import METRICS_FILE, last_validation, read_entries
 
 
@@ -21,8 +20,7 @@ def run_facts(loaded: TrainedModel) -> dict[str, Any]:
     if isinstance(loaded.model, LanguageModel):
         loaded.model.set_cache_dtype(CACHE_DTYPE)
         state, learning = (state_size(loaded.model, learn) for learn in (None, "output"))
-    window = model.attention.parallel_window
-    beside = state and any(ATTENTION_KINDS[kind].recurrent for kind in model.kinds)
+    window = model.window_beside if state else None
     return {
         "name": loaded.recipe.name,
         "objective": loaded.recipe.objective,
@@ -36,7 +34,7 @@ def run_facts(loaded: TrainedModel) -> dict[str, Any]:
         "number format": str(loaded.model.embedding.weight.dtype).removeprefix("torch."),
         "vocabulary": loaded.tokenizer.vocabulary,
         "attention by layer": model.kinds,
-        **({"window beside": window} if window and beside else {}),
+        **({"window beside": window} if window else {}),
         **({"n-gram heads added to layers": model.add_ngram} if model.add_ngram else {}),
         **({"plug-ins": loaded.recipe.plugins} if loaded.recipe.plugins else {}),
         "tokens read as one by layer": [model.factor if at in model.downsampled_layers else 1 for at in layers],

@@ -120,6 +120,7 @@ SUMMARY: Rows = {
     "objective": lambda run: run.facts["objective"],
     "model": _model,
     "attention by layer": lambda run: run.facts["attention by layer"],
+    "window beside": lambda run: run.facts.get("window beside"),
     "parameters": lambda run: run.facts["parameters"],
     "tokenizer": _tokenizer,
     "trained on": _trained,

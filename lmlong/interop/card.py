@@ -57,15 +57,14 @@ def read_evaluation(file: Path) -> dict[str, Any]:
 def _facts(source: RunSource) -> str:
     recipe, model, tokens = source.recipe, source.recipe.model, source.trained_tokens
     count = sum(weight.numel() for weight in source.weights.values())
-    kinds = " + ".join(dict.fromkeys(model.mixer_kinds))
     facts = [
         f"A causal language model of {count:,} parameters, written by lmlong {__version__}: {model.layers} layers of",
-        f"width {model.width}, attention {kinds}, {model.heads} heads.",
+        f"width {model.width}, attention {model.attention_in_words}, {model.heads} heads.",
     ]
     if tokens:
         facts.append(f"It was trained on {tokens:,} tokens in sequences of {recipe.text.sequence_length:,}.")
     if source.validation is not None:
-        facts.append(f"Held-out text of its training costs it {source.validation:.3f} bits per byte.")
+        facts.append(f"A sample of the text held out of its training costs it {source.validation:.3f} bits per byte.")
     return "\n".join(facts) + "\n"
 
 

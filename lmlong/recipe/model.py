@@ -207,6 +207,17 @@ class Model(Options):
         layers = enumerate(self.kinds, 1)
         return [name for layer, kind in layers for name in (kind, *(["ngram"] if layer in self.add_ngram else []))]
 
+    @property
+    def window_beside(self) -> int | None:
+        """Tokens of the windows beside its recurrent layers, if they have any."""
+        return self.attention.parallel_window if any(ATTENTION_KINDS[kind].recurrent for kind in self.kinds) else None
+
+    @property
+    def attention_in_words(self) -> str:
+        """The kinds of attention, each once, and the windows beside them."""
+        window = self.window_beside
+        return " + ".join(dict.fromkeys(self.mixer_kinds)) + (f" beside windows of {window:,} tokens" if window else "")
+
     def layer_lengths(self, kind: str, tokens: int) -> list[int]:
         """Return the input length of each layer of a kind in an encoder; the last block of tokens may be partial."""
         factors = [self.factor if layer in self.downsampled_layers else 1 for layer in range(self.layers)]

@@ -58,8 +58,9 @@ def pivot_rows(
 
 
 def format_number(value: float, form: str = "") -> str:
-    """Return a number in a format, or a dash for nan."""
-    return "-" if math.isnan(value) else format(value, form)
+    """Return a number in a format, or a dash for nan. What rounds to zero has no minus sign."""
+    text = "-" if math.isnan(value) else format(value, form)
+    return text if text.strip("+-0.") or math.isnan(value) else format(abs(value), form)
 
 
 def three_digits(value: float) -> str:

@@ -34,6 +34,12 @@ def test_check_summarizes_the_model_that_would_be_trained() -> None:
     assert done == (0, f"ok: quickstart: {summary}\n", "")
 
 
+def test_check_names_windows_beside_recurrent_layers() -> None:
+    window = "model.attention.parallel_window=64"
+    assert "linear attention beside windows of 64 tokens," in recipe("check", "book", window).stdout
+    assert "softmax attention, " in recipe("check", "book", "model.attention.kind=softmax").stdout
+
+
 def test_check_names_files_that_are_not_here(tmp_path: Path) -> None:
     (tmp_path / "here.txt").write_text("text")
     gone = tmp_path / "gone.txt"

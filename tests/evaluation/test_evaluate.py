@@ -203,8 +203,10 @@ def test_texts_in_memory_are_documents_like_files(run: Path, tmp_path: Path) -> 
     for number, text in enumerate(texts):
         (tmp_path / f"text-{number}.txt").write_text(text)
     options: dict[str, Any] = {"lengths": [16], "min_documents": 1, "name": "same"}
-    in_files = lmlong.evaluate(run, [tmp_path / f"text-{number}.txt" for number in range(3)], **options)
-    in_memory = lmlong.evaluate(run, texts=texts, **options)
+    files = [str(tmp_path / f"text-{number}.txt") for number in range(3)]
+    in_files, in_memory = lmlong.evaluate(run, files, **options), lmlong.evaluate(run, texts=texts, **options)
+    assert (in_files.data, in_memory.data) == (files, [])
+    in_files.data = []
     assert without_times(to_json([in_memory])) == without_times(to_json([in_files]))
     assert in_memory.documents == 2
     first = lmlong.evaluate(run, texts=texts[0], **options)

@@ -50,7 +50,7 @@ the state, over all layers and heads, while the longest document is read
 
 softmax
   1,000 parameters, at length 512
-  state of 577 numbers, 2.3 KiB, and 514 more a token; precision 32
+  state of 577 numbers, 2.3 KiB in float32, and 514 more a token; precision 32
   1,000 tokens read in 0.5 s (2,000 a second), 1 MB at most
 
 by context: the same 1,000 tokens of 1 document each time;
@@ -194,7 +194,7 @@ def test_runs_on_other_targets_are_not_subtracted() -> None:
 OF_VIEWS = """\
 viewed
   1,000 parameters, at length 512
-  state of 577 numbers, 2.3 KiB; precision 32
+  state of 577 numbers, 2.3 KiB in float32; precision 32
   documents in 2 clusters by author: the errors are over clusters
   1,000 tokens read in 0.5 s (2,000 a second), 1 MB at most
 
@@ -224,6 +224,17 @@ add to the model, among the tokens it reads (context), or among all before
   length   context       ±  +unigram       ±  document       ±  +unigram       ±
      256   +0.1500  0.0500   +0.1500  0.0500   +0.1500  0.0500   +0.1500  0.0500
       4k   +0.2500  0.0500   +0.2500  0.0500   +0.2500  0.0500   +0.2500  0.0500"""
+
+
+def test_how_the_model_was_loaded_and_what_it_read_is_told() -> None:
+    files = [f"/books/{name}.txt" for name in ("one", "two", "three " * 12, "four")]
+    report = dataclasses.replace(SOFTMAX, weights="int4", data=files)
+    lines = table([report]).splitlines()
+    assert "  weights in int4" in lines and max(map(len, lines)) <= 80
+    at = lines.index("  text: one.txt, two.txt, " + " ".join(["three"] * 8))
+    assert lines[at + 1] == "  three three three three .txt, four.txt"
+    told = json.loads(json.dumps(to_json([report])))["runs"][0]
+    assert (told["weights"], told["data"]) == ("int4", files)
 
 
 def test_the_tables_of_the_other_views() -> None:

@@ -60,6 +60,14 @@ def test_ratios_have_about_three_digits(value: float, text: str) -> None:
     assert three_digits(value) == text
 
 
+@pytest.mark.parametrize(
+    ("value", "form", "text"),
+    [(-1e-9, ".4f", "0.0000"), (-1e-9, "+.2f", "+0.00"), (-0.5, ".1f", "-0.5"), (-3, ",", "-3"), (math.nan, "", "-")],
+)
+def test_a_number_that_rounds_to_zero_has_no_minus_sign(value: float, form: str, text: str) -> None:
+    assert format_number(value, form) == text
+
+
 def test_words_with_numbers() -> None:
     assert (plural(1, "text"), plural(2000, "text")) == ("1 text", "2,000 texts")
     assert (format_range(7, 7), format_range(1024, 2047)) == ("7", "1,024 to 2,047")
