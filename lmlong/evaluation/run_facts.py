@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from lmlong.inference.loading import CACHE_DTYPE, TrainedModel, reading_work
-from lmlong.model.base import TextModel, count_parameters
+from lmlong.model.base import TextModel, count_in_tables, count_parameters
 from lmlong.model.device import pick_device
 from lmlong.model.fast_step import describe_fast_step, why_no_fast_step
 from lmlong.model.kernel_choice import kernels_here
@@ -31,6 +31,7 @@ def run_facts(loaded: TrainedModel) -> dict[str, Any]:
         **({"trained from states": "of the text before"} if loaded.recipe.training.carry_state else {}),
         **({"trained from states": "of other texts"} if loaded.recipe.training.state_passing else {}),
         "parameters": count_parameters(loaded.model),
+        **({"in tables of n-grams": tables} if (tables := count_in_tables(loaded.model)) else {}),
         "number format": str(loaded.model.embedding.weight.dtype).removeprefix("torch."),
         "vocabulary": loaded.tokenizer.vocabulary,
         "attention by layer": model.kinds,

@@ -122,6 +122,7 @@ SUMMARY: Rows = {
     "attention by layer": lambda run: run.facts["attention by layer"],
     "window beside": lambda run: run.facts.get("window beside"),
     "parameters": lambda run: run.facts["parameters"],
+    "in tables of n-grams": lambda run: run.facts.get("in tables of n-grams"),
     "tokenizer": _tokenizer,
     "trained on": _trained,
     "trained length": lambda run: run.facts["trained length"],

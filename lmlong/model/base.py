@@ -175,18 +175,22 @@ def compiled(function: Callable[..., T]) -> Callable[..., T]:
 
 def count_parameters(model: nn.Module) -> int:
     """Return the number of trained weights."""
-    tables = tables_of(model)
     quantized = (layer for layer in model.modules() if isinstance(layer, (BFloat16Linear, GroupedLinear)))
     matrices = sum(layer.outputs * layer.inputs for layer in quantized)
     weights = sum(weight.numel() for weight in model.parameters())
-    return weights + matrices + (0 if tables is None else tables.table.numel())
+    return weights + matrices + count_in_tables(model)
+
+
+def count_in_tables(model: nn.Module) -> int:
+    """Return the number of trained weights in tables of n-grams, of which a token uses only a few."""
+    tables = tables_of(model)
+    return 0 if tables is None else tables.table.numel()
 
 
 def describe_parameters(model: nn.Module) -> str:
-    """Return the number of trained weights in words, with that of tables, of which a token uses only a few."""
-    tables = tables_of(model)
-    of_tables = "" if tables is None else f" ({tables.table.numel():,} in tables of n-grams)"
-    return f"{count_parameters(model):,} parameters{of_tables}"
+    """Return the number of trained weights in words, with that of tables."""
+    in_tables = count_in_tables(model)
+    return f"{count_parameters(model):,} parameters{f' ({in_tables:,} in tables of n-grams)' if in_tables else ''}"
 
 
 def _shared_names(model: nn.Module) -> dict[str, str]:

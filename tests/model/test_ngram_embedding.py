@@ -11,7 +11,7 @@ from torch.nn.functional import linear
 from lmlong import recipe
 from lmlong.attention.ngram.hashing import ngram_hashes, row_of
 from lmlong.model import ngram_embedding
-from lmlong.model.base import count_parameters
+from lmlong.model.base import count_in_tables, count_parameters, describe_parameters
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.ngram_embedding import NgramEmbedding, RowGradients
 
@@ -140,3 +140,10 @@ def test_the_weights_of_tables_count_as_parameters() -> None:
     added = 2 * 65536 * 64 + 2 * 64 * 16
     assert count_parameters(model) - count_parameters(plain) == added
     assert not tables_of(model).table.any() and "ngram_embedding.table" in model.state_dict()
+
+
+def test_weights_of_tables_are_told_apart() -> None:
+    model, plain = build([2, 3]), LanguageModel(recipe.Model(width=16, layers=1, heads=2), VOCABULARY)
+    assert (count_in_tables(model), count_in_tables(plain)) == (2 * ROWS * 4, 0)
+    assert describe_parameters(model) == f"{count_parameters(model):,} parameters (104 in tables of n-grams)"
+    assert describe_parameters(plain) == f"{count_parameters(plain):,} parameters"
