@@ -96,7 +96,7 @@ def _profile(recipe: Recipe, shape: BatchShape, timed: int) -> StepProfile:
         optimizer.step()
         synchronize(prepared.device)
         updates.append(now() - begun)
-        if sum(works) > (ENOUGH_SECONDS if number else LONG_SECONDS):
+        if sum(works) + sum(updates) > (ENOUGH_SECONDS if number else LONG_SECONDS):
             break
     # the first step includes one-time work, which is negligible in a long step
     work, update = (statistics.median(times[1:] or times) for times in (works, updates))

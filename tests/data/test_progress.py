@@ -25,7 +25,7 @@ def test_share_speed_and_time_left_are_shown(
         prepare(text_of(sentences(30), tokenizer={"vocabulary": 300}), processes=1)
     lines = capsys.readouterr().err.splitlines()
     assert any(line.startswith("sample for the tokenizer: ") for line in lines)
-    pattern = r"tokens: (\d+)% of 0\.1 MB, [\d.]+ MB/s, [\d:]+ left"
+    pattern = r"tokens: (\d+)% of [\d.]+ [kM]B, [\d.]+ [kM]B/s, [\d:]+ left"
     shares = [int(match[1]) for match in map(re.compile(pattern).fullmatch, lines) if match]
     assert shares == sorted(shares) and len(shares) > 5 and shares[-1] == 100
     assert all(len(line) <= 80 for line in lines)
@@ -40,6 +40,9 @@ def test_without_a_total_the_bytes_are_shown_and_earlier_work_does_not_affect_th
     with Progress("tokens", None) as bar:
         bar.update(2_500_000)
         assert re.fullmatch(r"tokens: 2\.5 MB, [\d,.]+ MB/s", bar.line())
+    with Progress("tokens", None) as bar:
+        bar.update(2_500)
+        assert bar.line().startswith("tokens: 2.5 kB, ")
     with Progress("tokens", 4_000_000_000) as bar:
         bar.skip(3_000_000_000)
-        assert re.fullmatch(r"tokens: 75% of 4,000\.0 MB, 0\.0 MB/s, .* left", bar.line())
+        assert re.fullmatch(r"tokens: 75% of 4,000\.0 MB, 0\.0 kB/s, .* left", bar.line())

@@ -73,4 +73,4 @@ def test_info_prints_them(recipe_of: Recipes, tmp_path: Path) -> None:
     memory = health(tmp_path / "run")[-1][0]["effective_memory"]
     assert f"layer 1 {' '.join(f'{tokens:,.4g}' for tokens in memory)}" in " ".join(printed.split())
     assert "smallest denominators" in printed
-    assert "trained from states          of other texts" in printed.splitlines()
+    assert "trained from states       of other texts" in printed.splitlines()
