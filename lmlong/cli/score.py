@@ -34,7 +34,10 @@ class InputFile(options.TextFile):
 )
 @click.option("--above", type=float, metavar="Z", help="Print only units whose z is at least Z.")
 @click.option(
-    "--top", type=click.IntRange(1), metavar="N", help="Print only the N units with the highest z, in the end."
+    "--top",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Print only the N units with the highest z, highest first, at the end.",
 )
 @click.option(
     "--format",
