@@ -139,7 +139,7 @@ def _summary(recipe: "Recipe") -> str:
     kinds = model.attention.kind
     attention = kinds if isinstance(kinds, str) else ", ".join(kinds)
     attention += f" attention and n-gram heads in {len(model.add_ngram)}" if model.add_ngram else " attention"
-    attention += f" beside windows of {model.window_beside} tokens" if model.window_beside else ""
+    attention += model.beside_windows
     shorter = (
         f" ({len(model.downsampled_layers)} of them on blocks of {model.factor} tokens)" if model.downsample else ""
     )

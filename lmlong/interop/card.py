@@ -57,9 +57,10 @@ def read_evaluation(file: Path) -> dict[str, Any]:
 def _facts(source: RunSource) -> str:
     recipe, model, tokens = source.recipe, source.recipe.model, source.trained_tokens
     count = sum(weight.numel() for weight in source.weights.values())
+    kinds = " + ".join(dict.fromkeys(model.mixer_kinds))
     facts = [
         f"A causal language model of {count:,} parameters, written by lmlong {__version__}: {model.layers} layers of",
-        f"width {model.width}, attention {model.attention_in_words}, {model.heads} heads.",
+        f"width {model.width}, attention {kinds}{model.beside_windows}, {model.heads} heads.",
     ]
     if tokens:
         facts.append(f"It was trained on {tokens:,} tokens in sequences of {recipe.text.sequence_length:,}.")

@@ -213,10 +213,9 @@ class Model(Options):
         return self.attention.parallel_window if any(ATTENTION_KINDS[kind].recurrent for kind in self.kinds) else None
 
     @property
-    def attention_in_words(self) -> str:
-        """The kinds of attention, each once, and the windows beside them."""
-        window = self.window_beside
-        return " + ".join(dict.fromkeys(self.mixer_kinds)) + (f" beside windows of {window:,} tokens" if window else "")
+    def beside_windows(self) -> str:
+        """These windows in words, to follow the kinds of attention."""
+        return f" beside windows of {self.window_beside:,} tokens" if self.window_beside else ""
 
     def layer_lengths(self, kind: str, tokens: int) -> list[int]:
         """Return the input length of each layer of a kind in an encoder; the last block of tokens may be partial."""

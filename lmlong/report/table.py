@@ -59,8 +59,10 @@ def pivot_rows(
 
 def format_number(value: float, form: str = "") -> str:
     """Return a number in a format, or a dash for nan. What rounds to zero has no minus sign."""
-    text = "-" if math.isnan(value) else format(value, form)
-    return text if text.strip("+-0.") or math.isnan(value) else format(abs(value), form)
+    if math.isnan(value):
+        return "-"
+    text = format(value, form)
+    return text if text.strip("+-0.") else format(abs(value), form)
 
 
 def three_digits(value: float) -> str:
