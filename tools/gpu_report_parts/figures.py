@@ -31,6 +31,7 @@ class Measurement(NamedTuple):
     cells: dict[str, Any] | None = None
     failure: str | None = None
     left_out: str | None = None  # why it was not measured, which is no failure
+    share: int = 0  # the process that measures it
 
     @property
     def open(self) -> bool:
@@ -52,11 +53,11 @@ class Figures:
         with self.file.open("a") as file:
             file.write(json.dumps(Measurement(part, row, column, **result)._asdict()) + "\n")
 
-    def fail_open(self, part: str, why: str) -> bool:
-        """Record that the measurement that was begun failed; return False if none was."""
-        begun = [one for one in self.read() if one.part == part and one.open]
+    def fail_open(self, part: str, share: int, why: str) -> bool:
+        """Record that the measurement that a process had begun failed; return False if it had begun none."""
+        begun = [one for one in self.read() if (one.part, one.share) == (part, share) and one.open]
         for one in begun:
-            self.add(*one[:3], failure=why)
+            self.add(*one[:3], failure=why, share=share)
         return bool(begun)
 
 

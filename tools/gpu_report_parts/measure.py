@@ -39,6 +39,13 @@ SMALL = ("model.width=32", "model.layers=2", "model.heads=2", "text.tokenizer.vo
 TINY = Sizes((16,), 72, (64,), 32, 64, "quickstart", SMALL, (96,), 32, 6, 0.0)
 
 
+class Share(NamedTuple):
+    """The measurements that one of several processes makes: every n-th."""
+
+    number: int
+    processes: int
+
+
 class LeftOutError(Exception):
     """Something is not measured here, and why; that is no failure."""
 
@@ -60,21 +67,21 @@ MODULES = {
 }
 
 
-def part(name: str, out: Path, until: float, seconds: float, tiny: bool) -> int:
-    """Measure what a part has not measured yet, each within some seconds, until a time. Return 0 if all is measured,
-    LATE if there was no time for some, 1 if this process cannot go on."""
+def part(name: str, out: Path, until: float, seconds: float, tiny: bool, share: Share) -> int:
+    """Measure what a share of a part has not measured yet, each within some seconds, until a time. Return 0 if all is
+    measured, LATE if there was no time for some, 1 if this process cannot go on."""
     device = torch.device("cpu" if tiny else "cuda")
     figures = Figures(out / "figures.jsonl")
     done = {one[1:3] for one in figures.read() if one.part == name and not one.open}
     works: Iterable[Work] = getattr(import_module(f"gpu_report_parts.{MODULES[name]}"), name)(
         TINY if tiny else Sizes(), device
     )
-    for work in works:
+    for work in list(works)[share.number :: share.processes]:
         if (work.row, work.column) in done:
             continue
         if time.time() > until:
             return LATE
-        figures.add(name, work.row, work.column)
+        figures.add(name, work.row, work.column, share=share.number)
         signal.setitimer(signal.ITIMER_REAL, seconds)  # ends this process, wherever it is
         try:
             result: dict[str, Any] = {"cells": work.cells()}
@@ -88,6 +95,6 @@ def part(name: str, out: Path, until: float, seconds: float, tiny: bool) -> int:
                 return 1
             result = {"failure": f"{type(failure).__name__}: {str(failure).strip().partition(chr(10))[0]}"}
         signal.setitimer(signal.ITIMER_REAL, 0)
-        figures.add(name, work.row, work.column, **result)
+        figures.add(name, work.row, work.column, share=share.number, **result)
         sys.stdout.flush()
     return 0

@@ -40,10 +40,17 @@ def install(folder: Path, target: Path) -> None:
 
 
 def installed(wheel: Path) -> bool:
+    """Return whether the package of a wheel is there, in a release that lmlong works with."""
+    name = wheel.name.split("-")[0].replace("_", "-")
+    oldest = dict(word.split(">=") for word in (*PACKAGES, *NEED_TORCH) if ">=" in word).get(name, "0")
     try:
-        return bool(version(re.sub("_", "-", wheel.name.split("-")[0])))
+        return numbers(version(name)) >= numbers(oldest)
     except PackageNotFoundError:
         return False
+
+
+def numbers(release: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", release)]
 
 
 def pip(*words: str) -> None:
