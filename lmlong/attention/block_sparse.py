@@ -15,7 +15,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from lmlong.attention.device_policy import DevicePolicy
 from lmlong.attention.key_blocks import BLOCK, VisibleKeys, block_lists
+
+
+def attends(policy: DevicePolicy, q: Tensor) -> bool:
+    """Return whether `attend` is the way to compute queries q. On a GPU its kernels do not multiply float64."""
+    return policy.block_sparse and q.shape[2] > 1 and (q.device.type == "cpu" or q.dtype != torch.float64)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, visible: VisibleKeys) -> Tensor:

@@ -4,15 +4,16 @@ B batch, T time, V vocabulary.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from functools import cache
-from typing import Any, Literal, TypeVar
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from lmlong import recipe
 from lmlong.attention.device_policy import FollowsPolicy
+from lmlong.model.block import ResidualBlock
 from lmlong.model.layers import BFloat16Linear, GroupedLinear, RMSNorm, quantized_linear, rounded_weight
 from lmlong.model.learning.loss import Learning, learning_loss
 from lmlong.model.loss import SoftTargets, chunked_cross_entropy, in_float32, logits_in_float32, token_nll
@@ -23,11 +24,12 @@ from lmlong.native.spec import NativeSpec, NoNativeForm
 
 EMBEDDING_STD = 0.02
 
-T = TypeVar("T")
-
 
 class LMHead(FollowsPolicy):
     """The output layer. Its weight is an embedding: the input embedding if tied."""
+
+    is_compiled = False
+    """Whether torch.compile runs the loss of a chunk of logits."""
 
     def __init__(self, output: nn.Embedding, has_mask_token: bool = False):
         super().__init__()
@@ -62,7 +64,7 @@ class LMHead(FollowsPolicy):
         matrix = self.matrix(hidden.dtype)
         if learning is not None:
             return learning_loss(hidden, matrix, targets, learning)
-        return chunked_cross_entropy(hidden, matrix, targets, teacher, self.policy_for(hidden))
+        return chunked_cross_entropy(hidden, matrix, targets, teacher, self.policy_for(hidden), self.is_compiled)
 
     @property
     def rows(self) -> int:
@@ -104,12 +106,11 @@ class QuantizedLMHead(LMHead):
 class TextModel(FollowsPolicy, ABC):
     """A map from tokens to logits. A batch is tokens, targets and a mask (document starts or padding), each (B, T)."""
 
+    blocks: Sequence[ResidualBlock]
     norm: RMSNorm
     lm_head: LMHead
     partitioned = False
     """Whether weights are partitioned and gathered only while their module computes, as in DeepSpeed's stage 3."""
-    is_compiled = False
-    """Whether torch.compile runs the blocks."""
 
     def __init__(self, options: recipe.Model, embeddings: int, activation_checkpointing: bool):
         super().__init__()
@@ -148,8 +149,22 @@ class TextModel(FollowsPolicy, ABC):
         """Return -log p of each target (B, T), 0 if ignored, and the state after; without gradients."""
 
     def compile_blocks(self) -> None:
-        """Let torch.compile run the computation from tokens to hidden states."""
-        self.is_compiled = True
+        """Let torch.compile run the blocks, and the loss of each chunk of logits."""
+        self.lm_head.is_compiled = True
+        for block in self.blocks:
+            block.is_compiled = True
+
+    @contextmanager
+    def uncompiled(self) -> Iterator[None]:
+        """Within this context, blocks run uncompiled, so that the hooks of their parts are called."""
+        changed = [block for block in self.blocks if block.is_compiled]
+        for block in changed:
+            block.is_compiled = False
+        try:
+            yield
+        finally:
+            for block in changed:
+                block.is_compiled = True
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits (..., V) of hidden states (..., width), in at least float32."""
@@ -165,12 +180,6 @@ class TextModel(FollowsPolicy, ABC):
                 nn.init.normal_(module.weight, std=0.0 if name.endswith("out_proj") else module.in_features**-0.5)
             elif isinstance(module, ShortConvolution):
                 module.init_weights()
-
-
-@cache
-def compiled(function: Callable[..., T]) -> Callable[..., T]:
-    """Return a function compiled by torch.compile, once for all models."""
-    return torch.compile(function)
 
 
 def count_parameters(model: nn.Module) -> int:

@@ -4,6 +4,7 @@ B batch, T time, H heads.
 """
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from lmlong.attention.inputs import Gate, GateProjection, Inputs, Rotated
 from lmlong.attention.plugins import in_words
 from lmlong.attention.registry import CAUSAL
 from lmlong.errors import UsageError
+from lmlong.model.compiling import compiled
 from lmlong.model.layers import Linear, RMSNorm, StackedLinear, SwiGLU
 from lmlong.model.rope import apply_rope, rope_frequencies
 from lmlong.model.sequence_group import SequencePart
@@ -181,12 +183,22 @@ class ResidualBlock(nn.Module):
     """x + mixer(x), then x + mlp(x)."""
 
     mixer: nn.Module
+    is_compiled = False
+    """Whether torch.compile runs the block where it reads more than one token."""
 
     def __init__(self, options: recipe.Model, mixer: nn.Module):
         super().__init__()
         self.mixer = mixer
         self.mlp = SwiGLU(options)
         self.dropout = options.dropout
+
+    def run(self, recompute: bool, x: Tensor, *others: Any) -> Any:
+        """Return the outputs. With `recompute`, activations are recomputed in the backward pass."""
+        compiles = self.is_compiled and x.shape[1] > 1
+        call = partial(compiled(type(self).forward), self) if compiles else self
+        if recompute and torch.is_grad_enabled():
+            return checkpoint(call, x, *others, use_reentrant=False)
+        return call(x, *others)
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         """Add the output of a part of the block to the residual stream x."""
@@ -244,9 +256,6 @@ def run_blocks(
     """Run blocks in sequence. With `recompute`, activations are recomputed in the backward pass."""
     after: list[BlockState] = []
     for block, own in with_states(blocks, states):
-        if recompute and torch.is_grad_enabled():
-            x, own = checkpoint(block, x, own, positions, use_reentrant=False)
-        else:
-            x, own = block(x, own, positions)
+        x, own = block.run(recompute, x, own, positions)
         after.extend(own)
     return x, tuple(after)

@@ -9,12 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
-from torch.utils.checkpoint import checkpoint
 
 from lmlong import recipe
 from lmlong.attention.encoder.base import EncoderAttention
 from lmlong.attention.registry import ENCODER
-from lmlong.model.base import EMBEDDING_STD, LMHead, TextModel, compiled
+from lmlong.model.base import EMBEDDING_STD, LMHead, TextModel
 from lmlong.model.block import ResidualBlock
 from lmlong.model.hourglass import EncoderHourglass
 from lmlong.model.layers import RMSNorm, StackedLinear
@@ -89,8 +88,18 @@ class Encoder(TextModel):
 
     def hidden_states(self, tokens: Tensor, padding: Tensor | None = None) -> Tensor:  # type: ignore[override]
         """Return the last hidden states (B, T, width)."""
-        run = compiled(Encoder._run) if self.is_compiled else Encoder._run
-        return run(self, tokens, padding)
+        x = self.embedding(tokens)
+        if self.sinusoidal:
+            # scaled like an initial embedding: at full scale they would drown the tokens and delay learning
+            waves = sinusoidal_positions(tokens.shape[1], x.shape[2], x.device).to(x.dtype).to(x.device)
+            x = x + EMBEDDING_STD * 2**0.5 * waves
+        x = x * self.embedding_scale
+        first, end, blocks = self.downsampled_layers.start, self.downsampled_layers.stop, list(self.blocks)
+        x = self._run_blocks(blocks[:first], x, padding)
+        if self.hourglass is not None:
+            y = self._run_blocks(blocks[first:end], *self.hourglass.downsample(x, padding))
+            x = self.hourglass.upsample(x, y)
+        return self.norm(self._run_blocks(blocks[end:], x, padding))
 
     def loss(
         self,
@@ -110,26 +119,9 @@ class Encoder(TextModel):
         assert state is None
         return self.lm_head(self.hidden_states(tokens, mask), targets, "none"), None
 
-    def _run(self, tokens: Tensor, padding: Tensor | None) -> Tensor:
-        x = self.embedding(tokens)
-        if self.sinusoidal:
-            # scaled like an initial embedding: at full scale they would drown the tokens and delay learning
-            waves = sinusoidal_positions(tokens.shape[1], x.shape[2], x.device).to(x.dtype).to(x.device)
-            x = x + EMBEDDING_STD * 2**0.5 * waves
-        x = x * self.embedding_scale
-        first, end, blocks = self.downsampled_layers.start, self.downsampled_layers.stop, list(self.blocks)
-        x = self._run_blocks(blocks[:first], x, padding)
-        if self.hourglass is not None:
-            y = self._run_blocks(blocks[first:end], *self.hourglass.downsample(x, padding))
-            x = self.hourglass.upsample(x, y)
-        return self.norm(self._run_blocks(blocks[end:], x, padding))
-
     def _run_blocks(self, blocks: Sequence[EncoderBlock], x: Tensor, padding: Tensor | None) -> Tensor:
         for block in blocks:
-            if self.activation_checkpointing and torch.is_grad_enabled():
-                x = checkpoint(block, x, padding, use_reentrant=False)
-            else:
-                x = block(x, padding)
+            x = block.run(self.activation_checkpointing, x, padding)
         return x
 
 

@@ -3,7 +3,7 @@
 B batch, T time, V vocabulary.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from lmlong.attention.state_check import StateError, check_alike, check_range
 from lmlong.attention.tail import after_tail, tail_of
 from lmlong.errors import UsageError
 from lmlong.model.attention_layers import AttentionLayers
-from lmlong.model.base import LMHead, compiled
+from lmlong.model.base import LMHead
 from lmlong.model.block import Block, BlockState, Positions, run_blocks
 from lmlong.model.hourglass import BlockPhase, Hourglass, HourglassState, any_phase, block_phase
 from lmlong.model.layers import RMSNorm
@@ -64,6 +64,8 @@ DecodeStep = Callable[[Tensor, ModelState, BlockPhase | None], tuple[Tensor, Ten
 
 class LanguageModel(AttentionLayers, QuantizableModel):
     """A model that predicts the next token from its state. The mask of a batch is its document starts."""
+
+    blocks: Sequence[Block]
 
     def __init__(self, options: recipe.Model, vocabulary: int, activation_checkpointing: bool = False):
         super().__init__(options, vocabulary, activation_checkpointing)
@@ -279,8 +281,7 @@ class LanguageModel(AttentionLayers, QuantizableModel):
     ) -> tuple[Tensor, ModelState]:
         """Return the last hidden states, and the state after without what is learned."""
         phase = self.block_phase(state, document_starts, tokens.shape[1])
-        run = compiled(LanguageModel._run) if self.is_compiled else LanguageModel._run
-        return run(self, tokens, state, document_starts, phase, part)
+        return self._run(tokens, state, document_starts, phase, part)
 
     def _run(
         self,
@@ -373,8 +374,6 @@ class LanguageModel(AttentionLayers, QuantizableModel):
         super().compile_blocks()
         for attention in self.attention_parts:
             attention.compiled = True
-        if self.ngram_embedding is not None:
-            self.ngram_embedding.compiled = True
 
     def native_spec(self) -> NativeSpec:
         options = {

@@ -4,6 +4,7 @@ N tokens, V vocabulary.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -12,6 +13,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
 from lmlong.attention.device_policy import CPU_POLICY, DevicePolicy
+from lmlong.model.compiling import compiled
 
 IGNORED = -100
 """A target that is not scored: padding, and the target of the last token of a document."""
@@ -73,19 +75,23 @@ def chunked_cross_entropy(
     targets: Tensor,
     teacher: SoftTargets | None = None,
     policy: DevicePolicy = CPU_POLICY,
+    compiles: bool = False,
 ) -> Tensor:
     """Return the sum of -log p(target) over scored targets, for hidden (..., width), weight (V, width), targets (...).
+
+    With `compiles`, torch.compile makes few passes over the logits of each chunk out of many.
 
     With a teacher, return (2,): the student's loss, and the sum without a gradient. The student's loss mixes the sum
     with KL(teacher | student) at a temperature, multiplied by the squared temperature so that it does not scale the
     gradient (Hinton et al. 2015).
     """
-    if teacher is not None:
-        teacher = teacher.flattened()
     # read here, since gradients are always disabled inside an autograd function
-    needs_grad = torch.is_grad_enabled()
-    chunk = _chunk_tokens(len(weight), policy)
-    return _ChunkedCrossEntropy.apply(hidden.flatten(0, -2), weight, targets.flatten(), teacher, needs_grad, chunk)
+    graded, chunk = torch.is_grad_enabled(), _chunk_tokens(len(weight), policy)
+    if teacher is not None:
+        of_chunk: ChunkLoss = partial(_taught_loss, teacher.flattened())
+    else:
+        of_chunk = _compiled_loss if compiles else _plain_loss
+    return _ChunkedCrossEntropy.apply(hidden.flatten(0, -2), weight, targets.flatten(), of_chunk, graded, chunk)
 
 
 def token_nll(
@@ -115,6 +121,11 @@ def in_float32(logits: Tensor) -> Tensor:
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
+ChunkLoss = Callable[[Tensor, Tensor, slice, bool], tuple[Tensor, Tensor | None]]
+"""(logits (N, V), targets (N,), their span among all tokens, whether gradients are wanted) -> the sums that are the
+loss, and the gradient for the logits."""
+
+
 class _ChunkedCrossEntropy(torch.autograd.Function):
     """The loss, with gradients computed in the forward pass, so that logits are neither saved nor recomputed."""
 
@@ -124,37 +135,29 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         hidden: Tensor,
         weight: Tensor,
         targets: Tensor,
-        teacher: SoftTargets | None,
-        needs_grad: bool,
+        of_chunk: ChunkLoss,
+        graded: bool,
         chunk: int,
     ) -> Tensor:
         output = weight.to(hidden.dtype)
-        nll_sum = torch.zeros((), device=hidden.device, dtype=torch.promote_types(hidden.dtype, torch.float32))
-        mixed_loss = nll_sum.clone()
-        dhidden = dweight = None
-        if needs_grad and any(ctx.needs_input_grad):
+        sums, dhidden, dweight = [], None, None
+        if graded := graded and any(ctx.needs_input_grad):
             dhidden = torch.empty_like(hidden)
             if ctx.needs_input_grad[1]:
-                dweight = torch.zeros_like(output, dtype=nll_sum.dtype)
-        for begin in range(0, len(hidden), chunk):
+                dweight = torch.zeros_like(output, dtype=torch.promote_types(hidden.dtype, torch.float32))
+        for begin in range(0, max(1, len(hidden)), chunk):
             span = slice(begin, begin + chunk)
-            logits = logits_in_float32(hidden[span], output)
-            nll, log_total = _nll(logits, targets[span])
-            nll_sum += nll.sum()
-            if teacher is not None:
-                soft_loss, dsoft = teacher.soft_loss(logits, targets[span] != IGNORED, span)
-                mixed_loss += (1 - teacher.softening.share) * nll.sum() + soft_loss
+            loss, dlogits = of_chunk(linear(hidden[span], output), targets[span], span, graded)
+            sums.append(loss)
             if dhidden is not None:
-                dlogits = _dnll(logits, log_total, targets[span])
-                if teacher is not None:
-                    dlogits = dsoft.add_(dlogits, alpha=1 - teacher.softening.share)
+                assert dlogits is not None
                 dlogits = dlogits.to(hidden.dtype)
                 dhidden[span] = dlogits @ output
                 if dweight is not None:
                     dweight += dlogits.mT @ hidden[span]
         ctx.save_for_backward(dhidden, dweight)
         ctx.weight_dtype = weight.dtype
-        return nll_sum if teacher is None else torch.stack([mixed_loss, nll_sum])
+        return sum(sums, torch.zeros_like(sums[0]))
 
     @staticmethod
     @once_differentiable
@@ -185,6 +188,36 @@ def _dnll(logits: Tensor, log_total: Tensor, targets: Tensor) -> Tensor:
     dlogits = logits.sub_(log_total[:, None]).exp_()  # softmax
     dlogits[torch.arange(len(targets), device=targets.device), targets.where(scored, 0)] -= 1
     return dlogits.mul_(scored[:, None])
+
+
+def _plain_loss(logits: Tensor, targets: Tensor, span: slice, graded: bool) -> tuple[Tensor, Tensor | None]:
+    x = in_float32(logits)
+    nll, log_total = _nll(x, targets)
+    return nll.sum(), _dnll(x, log_total, targets) if graded else None
+
+
+def _taught_loss(
+    teacher: SoftTargets, logits: Tensor, targets: Tensor, span: slice, graded: bool
+) -> tuple[Tensor, Tensor | None]:
+    x, share = in_float32(logits), teacher.softening.share
+    nll, log_total = _nll(x, targets)
+    soft_loss, dsoft = teacher.soft_loss(x, targets != IGNORED, span)
+    gradient = dsoft.add_(_dnll(x, log_total, targets), alpha=1 - share) if graded else None
+    return torch.stack([(1 - share) * nll.sum() + soft_loss, nll.sum()]), gradient
+
+
+def _compiled_loss(logits: Tensor, targets: Tensor, span: slice, graded: bool) -> tuple[Tensor, Tensor | None]:
+    return compiled(_loss_and_gradient)(logits, targets) if graded else _plain_loss(logits, targets, span, graded)
+
+
+def _loss_and_gradient(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the summed -log p of the targets (N,), and its gradient for the logits (N, V) in their dtype. Compiled,
+    this holds no other numbers of the size of the logits in memory."""
+    x = in_float32(logits)
+    nll, log_total = _nll(x, targets)
+    chosen = torch.arange(x.shape[1], device=x.device) == targets[:, None]
+    gradient = (x - log_total[:, None]).exp() - chosen.to(x.dtype)
+    return nll.sum(), gradient.where((targets != IGNORED)[:, None], 0).to(logits.dtype)
 
 
 def scored_sum(losses: Tensor, scored: Tensor) -> Tensor:

@@ -83,8 +83,6 @@ class NgramEmbedding(nn.Module):
     """The rows (O R, W) of all orders."""
     gradients: RowGradients | None = None
     """Where the backward pass puts the gradients of rows; None if the table is not trained."""
-    compiled = False
-    """Whether torch.compile runs the model."""
 
     def __init__(self, options: recipe.NgramEmbedding, width: int):
         super().__init__()
@@ -112,12 +110,7 @@ class NgramEmbedding(nn.Module):
         gradients = self.gradients
         if gradients is None or not (torch.is_grad_enabled() and self.projection.weight.requires_grad):
             return embedding(rows, self.table)
-        weight = self.projection.weight
-        if self.compiled:
-            from lmlong.attention.untraced import untraced
-
-            return untraced(_Vectors.apply, weight, rows, self.table, gradients)  # type: ignore[no-any-return]
-        return _Vectors.apply(weight, rows, self.table, gradients)  # type: ignore[no-any-return]
+        return _Vectors.apply(self.projection.weight, rows, self.table, gradients)  # type: ignore[no-any-return]
 
     def native_spec(self) -> NativeSpec:
         options = {"orders": self.orders, "rows": self.rows}

@@ -37,8 +37,8 @@ class StateHealth:
         channel."""
         self.layers: dict[int, Recurrence[Any]] = {}
         self.block_sizes: dict[int, int] = {}  # tokens that a layer reads as one
-        # torch.compile ignores hooks, and in DeepSpeed's stage 3 a weight is whole only in its own module
-        if isinstance(model, LanguageModel) and not model.is_compiled and not model.partitioned:
+        # in DeepSpeed's stage 3 a weight is whole only in its own module
+        if isinstance(model, LanguageModel) and not model.partitioned:
             layers = enumerate(block.mixer.attention for block in model.blocks)
             parts = [(layer, part) for layer, attention in layers for part in attention.parts]
             for layer, attention in parts:
@@ -56,6 +56,7 @@ class StateHealth:
         with ExitStack() as hooks:
             if isinstance(self.model, LanguageModel):
                 hooks.enter_context(self.model.whole_blocks())
+                hooks.enter_context(self.model.uncompiled())
             for layer, attention in self.layers.items():
                 hooks.callback(attention.register_forward_pre_hook(self._counter(layer)).remove)
             yield

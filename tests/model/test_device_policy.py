@@ -36,7 +36,7 @@ def by_policy(model: LanguageModel, policy: DevicePolicy, starts: Tensor | None)
 def build(kind: str, checkpointing: bool = False, **shape: object) -> LanguageModel:
     torch.manual_seed(0)
     attention = recipe.Attention(**KINDS[kind])  # type: ignore[arg-type]
-    options = recipe.Model(width=32, layers=2, heads=2, attention=attention, **shape)  # type: ignore[arg-type]
+    options = recipe.Model(**{"width": 32, "layers": 2, "heads": 2, "attention": attention, **shape})  # type: ignore[arg-type]
     model = LanguageModel(options, VOCABULARY, checkpointing).double()
     model.use_kernel("torch")
     model.set_state_dtype(torch.float64)
@@ -134,15 +134,24 @@ def test_spans_and_feature_maps_are_divided_if_memory_is_short(kind: str) -> Non
     assert_same(got, expected)
 
 
-@pytest.mark.parametrize(
-    ("kind", "compiles"),
-    [("softmax", False), ("window", False), pytest.param("softmax", True, marks=[pytest.mark.slow, needs_compiler])],
-)
-def test_lists_of_blocks_in_a_compiled_model_that_recomputes_activations(kind: str, compiles: bool) -> None:
+@pytest.mark.parametrize("kind", ["softmax", "window"])
+def test_lists_of_blocks_in_a_model_that_recomputes_activations(kind: str) -> None:
     shape, document_starts = {"kv_heads": 1}, starting_at([3, 300])
     expected = by_policy(build(kind, **shape), CPU_POLICY, document_starts)
-    model = build(kind, checkpointing=True, **shape)
-    if compiles:
-        torch._dynamo.reset()
-        model.compile_blocks()
+    assert_same(by_policy(build(kind, checkpointing=True, **shape), GPU_POLICY, document_starts), expected)
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "recomputed"])
+@pytest.mark.parametrize("kind", [*KINDS, "downsampled"])
+def test_compiled_blocks_give_the_same(kind: str, checkpointing: bool) -> None:
+    shape = {"layers": 3, "downsample": recipe.Downsample(factor=3)} if kind == "downsampled" else {}
+    kind, document_starts = kind if kind in KINDS else "linear", starting_at([3, 300])
+    expected = by_policy(build(kind, **shape), CPU_POLICY, document_starts)
+    torch._dynamo.reset()
+    model = build(kind, checkpointing, **shape)
+    model.compile_blocks()
     assert_same(by_policy(model, GPU_POLICY, document_starts), expected)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= 2  # of a block and of the loss

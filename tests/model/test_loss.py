@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from machine import needs_compiler
 from torch.nn.functional import cross_entropy, kl_div
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -35,6 +36,24 @@ def test_value_and_gradients_are_those_of_cross_entropy(tokens: int, dtype: torc
     allowed = 1e-12 if dtype == torch.float64 else 1e-5
     for truth, measured in zip(*results, strict=True):
         assert (measured - truth).norm() <= allowed * truth.norm()
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_compiled_loss_is_the_same() -> None:
+    draw = torch.Generator().manual_seed(0)
+    hidden, weight = (torch.randn(n, 12, generator=draw, requires_grad=True) for n in (2 * CHUNK + 3, 30))
+    targets = torch.randint(30, (len(hidden),), generator=draw)
+    targets[::7] = IGNORED
+    results = []
+    for compiles in (False, True):
+        loss = chunked_cross_entropy(hidden, weight, targets, compiles=compiles)
+        results.append([loss.detach(), *torch.autograd.grad(3 * loss, (hidden, weight))])
+    for usual, compiled in zip(*results, strict=True):
+        assert (compiled - usual).norm() <= 1e-5 * usual.norm()
+    with torch.no_grad():
+        assert chunked_cross_entropy(hidden, weight, targets, compiles=True) == results[0][0]
 
 
 def _truth(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

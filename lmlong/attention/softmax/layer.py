@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from lmlong.attention.base import CausalAttention, causal_mask
-from lmlong.attention.block_sparse import attend
+from lmlong.attention.block_sparse import attend, attends
 from lmlong.attention.device_policy import DevicePolicy
 from lmlong.attention.inputs import NOTHING, Inputs
 from lmlong.attention.key_blocks import visible_keys
@@ -73,7 +73,7 @@ class SoftmaxAttention(CausalAttention[KVCache]):
         if past.k.shape[2] == 0 and document_starts is None:
             return self._causal(q, seen.k, seen.v, policy), after
         visible = visible_keys(past.current, document_starts, k.shape[2])
-        if policy.block_sparse and k.shape[2] > 1:
+        if attends(policy, q):
             y = attend(q, seen.k, seen.v, visible)
         else:
             mask = visible.mask()[:, None]

@@ -19,7 +19,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from lmlong import recipe
 from lmlong.attention.base import CausalAttention, causal_mask
-from lmlong.attention.block_sparse import attend
+from lmlong.attention.block_sparse import attend, attends
 from lmlong.attention.inputs import NOTHING, Gate, Inputs
 from lmlong.attention.key_blocks import VisibleKeys, visible_keys
 from lmlong.attention.softmax.decode import KEY_VALUES, cached, key_value_fields
@@ -132,7 +132,7 @@ class WindowAttention(CausalAttention[WindowState]):
         cached_keys, cached_values = _appended(state.k, k), _appended(state.v, v)
         keys, values = cached_keys.to(k.dtype), cached_values.to(v.dtype)
         visible = visible_keys(state.current, document_starts, time, self.window)
-        by_lists = self.policy_for(q).block_sparse and time > 1 and self.sink_value is None
+        by_lists = self.sink_value is None and attends(self.policy_for(q), q)
         y = attend(q, keys, values, visible) if by_lists else self._attend(q, keys, values, visible, inputs.get(SINK))
         # cloned: a view would keep all keys and values alive
         k, v = (x[:, :, time:].clone() for x in (cached_keys, cached_values))

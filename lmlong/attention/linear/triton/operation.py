@@ -212,7 +212,7 @@ def _kernel_layout(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """Return the inputs in the layout that kernels read, copied only if their layout differs."""
     if document_starts is not None:
-        document_starts = document_starts.bool().contiguous().view(torch.uint8)
+        document_starts = document_starts.to(torch.uint8).contiguous()  # torch.compile views no bool as bytes
     log_decay = None if log_decay is None else log_decay.mT.contiguous()
     return _token_layout(q), _token_layout(k), _token_layout(v), document_starts, log_decay
 
