@@ -1,5 +1,8 @@
 """A session of a server in a file, as the difference from its base: the file of another session, or an empty state.
 
+A short turn is stored as its tokens: they are read again, in the same pieces, from the session of the base, and reading
+is deterministic. The rest of this text is about files that hold a state, of which every other file's base is one.
+
 The file is safetensors with two byte arrays: `rows`, the table rows that differ from the base, and `whole`, all other
 tensors. Recurrent sums change in every value, and then compress as well by themselves as beside those before. So a
 session needs of its bases only their rows, down to one without a base. The metadata name the base by its id and digest,
@@ -24,6 +27,12 @@ from lmlong.io.system_errors import explain_errors
 from lmlong.model.language_model import LanguageModel
 
 FORMAT, KEY = 1, "lmlong.session"
+TOKENS_FORMAT = 2
+"""The format of a file of tokens, which versions that cannot read it refuse."""
+
+MOST_READ = 256
+"""Maximum number of tokens in a file of tokens: they are read again each time that the session is loaded."""
+
 ROOM = 1 << 20
 """Bytes for unread text. Indices of rows take up to twice the bytes of their tensor."""
 
@@ -33,6 +42,10 @@ class Base(NamedTuple):
 
     session: str
     sha256: str
+
+
+Pieces = tuple[tuple[int, ...], ...]
+"""Tokens in the pieces in which they were read."""
 
 
 class Packed(NamedTuple):
@@ -56,11 +69,15 @@ def pack(kept: Mapping[str, Tensor], limit: int) -> Packed:
     return Packed(*(byte_planes.encode(part, limit) for part in sparse.split(kept)))
 
 
-def save(path: Path, about: Mapping[str, Any], packed: Packed, base: Base | None) -> "SessionFile":
-    """Write a file, flush it to disk and return it."""
+def save(
+    path: Path, about: Mapping[str, Any], packed: Packed, base: Base | None, pieces: Pieces | None = None
+) -> "SessionFile":
+    """Write a file, flush it to disk and return it. With the tokens after its base, it needs only tensors of text."""
     digests = tuple(hashlib.sha256(part).hexdigest() for part in packed)
     parts = {"base": base and list(base), "parts": list(digests), "row_bytes": len(packed.rows)}
     about = {"format": FORMAT, **about, **parts}
+    if pieces is not None:
+        about |= {"format": TOKENS_FORMAT, "pieces": [list(piece) for piece in pieces]}
     about["sha256"] = _digest(about)
     arrays = {name: torch.frombuffer(bytearray(part), dtype=torch.uint8) for name, part in packed._asdict().items()}
     with explain_errors(path):
@@ -68,7 +85,7 @@ def save(path: Path, about: Mapping[str, Any], packed: Packed, base: Base | None
         save_tensors(arrays, path, {KEY: json.dumps(about)})
         path.chmod(state_file.PRIVATE)
         fsync(path)
-    return SessionFile(path, about["sha256"], base, digests, len(packed.rows))
+    return SessionFile(path, about["sha256"], base, digests, len(packed.rows), pieces)
 
 
 def _digest(about: Mapping[str, Any]) -> str:
@@ -84,6 +101,8 @@ class SessionFile(NamedTuple):
     parts: tuple[str, ...] | None = None
     """The digests of its parts. None for a state file, which sessions were before."""
     row_bytes: int = 0
+    pieces: Pieces | None = None
+    """The tokens after its base. None for a file that holds a state."""
 
     def rows(self, limit: int) -> dict[str, Tensor]:
         """Return the indices and rows of tables, verified."""
@@ -119,17 +138,28 @@ def describe(path: Path) -> tuple[SessionFile, dict[str, Any]]:
             return SessionFile(path, about["sha256"]), about
         about = dict(parse_json(found[KEY]))
         state_file.check_about(about)
-        if about["format"] != FORMAT:
-            raise CheckpointError(other_format(path, about["format"], FORMAT, "Read the text again"))
+        if about["format"] not in (FORMAT, TOKENS_FORMAT):
+            raise CheckpointError(other_format(path, about["format"], TOKENS_FORMAT, "Read the text again"))
         if about["sha256"] != _digest({name: value for name, value in about.items() if name != "sha256"}):
             raise ValueError("its sha256 differs")
         base = about["base"] and Base(*map(str, about["base"]))
         rows, whole = map(str, about["parts"])
         if type(about["id"]) is not str or type(about["row_bytes"]) is not int or about["row_bytes"] < 0:
             raise ValueError("it has no id, or no size of rows")
-        return SessionFile(path, about["sha256"], base or None, (rows, whole), about["row_bytes"]), about
+        pieces = _pieces(about["pieces"]) if about["format"] == TOKENS_FORMAT else None
+        if pieces is not None and not base:
+            raise ValueError("its tokens follow no base")
+        return SessionFile(path, about["sha256"], base or None, (rows, whole), about["row_bytes"], pieces), about
     except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
         raise damaged(path) from error
+
+
+def _pieces(value: Any) -> Pieces:
+    pieces = tuple(tuple(piece) for piece in value)
+    tokens = [token for piece in pieces for token in piece]
+    if not all(pieces) or len(tokens) > MOST_READ or not all(type(token) is int for token in tokens):
+        raise ValueError("its tokens are not numbers, or too many")
+    return pieces
 
 
 def damaged(path: Path) -> CheckpointError:

@@ -108,6 +108,11 @@ def tensors_of(session: Session) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().contiguous() for name, tensor in _named(session)}
 
 
+def tensors_of_unread(session: Session) -> dict[str, Tensor]:
+    """Return the tensors of the unread text of a session by their names, on the CPU."""
+    return {name: x for name, x in tensors_of(session._replace(state=())).items() if name.startswith("unread.")}  # type: ignore[arg-type]
+
+
 def empty_tensors(model: LanguageModel, names: Iterable[str]) -> dict[str, Tensor]:
     """Return the tensors of an empty session that learns what one with tensors of these names does."""
     return dict(_named(_empty(model, _level_in(names))))
@@ -127,6 +132,19 @@ def restored(tensors: Mapping[str, Tensor], model: LanguageModel, tokenizer: Tok
     device = model.embedding.weight.device
     dtypes = {name: _dtype(tensors[name], tensor) for name, tensor in expected.items()}
     return rebuild_state(session, iter([tensors[name].to(device, dtype) for name, dtype in dtypes.items()]))
+
+
+def restored_unread(
+    session: Session, tensors: Mapping[str, Tensor], model: LanguageModel, tokenizer: Tokenizer
+) -> Session:
+    """Return a session with the unread text of tensors from a file; raise ValueError if they are not possible."""
+    nothing = as_tensors(UnreadText(), session.last.device)
+    if tensors.keys() != {f"unread.{name}" for name in Unread._fields}:
+        raise StateError("unread is missing, or there is more")
+    unread = Unread(*(tensors[f"unread.{name}"].to(session.last.device) for name in Unread._fields))
+    check_alike(unread, nothing, grows=True, name="unread")
+    _check_unread(unread, model.embedding.num_embeddings - 1, tokenizer)
+    return session._replace(unread=unread)
 
 
 def _dtype(x: Tensor, expected: Tensor) -> torch.dtype:

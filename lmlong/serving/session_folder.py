@@ -50,6 +50,11 @@ class Kept:
         """Bytes of the file without a base that it needs."""
 
     @property
+    def state(self) -> "Kept":
+        """The file with the state that its tokens follow: itself, unless it is a file of tokens."""
+        return self if self.file.pieces is None or self.base is None else self.base
+
+    @property
     def name(self) -> Base:
         return Base(self.session, self.file.sha256)
 
@@ -176,6 +181,8 @@ class SessionFolder:
         for each in reversed(names):
             file, about = found[each]
             size, is_live = file.path.stat().st_size, file.path.suffix == SUFFIX
+            if below is not None and below.file.pieces is not None:  # a base holds a state
+                is_missing = True
             below = None if is_missing else Kept(file, each.session, about["owner"], size, below, is_live=is_live)
             kept[each] = below
 

@@ -1,7 +1,8 @@
 """Sessions of clients, each a file on disk; the most recently used ones are in memory too.
 
 A session is written to its file before the client gets a response, so none is lost however the server ends. The file
-holds what differs from the session that it continues, with its owner and the session that it was forked from.
+holds what differs from the session that it continues, with its owner and the session that it was forked from. Of a
+short turn it holds only the tokens: the session then becomes what reading them gives, in memory too.
 """
 
 import hashlib
@@ -20,15 +21,19 @@ from lmlong.errors import CheckpointError, LmlongError, UsageError
 from lmlong.inference import session_file, sparse, state_file
 from lmlong.inference.awake import AwakeSessions
 from lmlong.inference.loading import TrainedLanguageModel
-from lmlong.inference.session import Session
+from lmlong.inference.session import Session, read_tokens
 from lmlong.inference.session_file import Known, Packed
 from lmlong.io.lock import lock_file
 from lmlong.io.system_errors import explain_errors
 from lmlong.model.learning.levels import Level
 from lmlong.model.learning.state import level_of
+from lmlong.model.sampling_options import RECENT
 from lmlong.model.state import state_bytes
 from lmlong.serving.session_folder import STAGED, Kept, SessionFolder
 from lmlong.serving.settings import DEFAULT_SETTINGS, Settings
+
+SMALL = 1 << 14
+"""Bytes of a base below which its turns are stored as states: a file takes up 4 KiB of a disk anyway."""
 
 EVERYBODY = "everybody"
 """The owner of sessions made without a key."""
@@ -223,19 +228,34 @@ class SessionStore:
         return self._awake.bytes
 
     def _load(self, name: str) -> Session:
-        """Return a session from its file and those of its bases, or from the first of these that is in memory."""
-        trained, path = self.trained, self._files.path(name)
         try:
-            tensors = session_file.tensors_of(self._chain(name), trained.model, self._limit)
-            return state_file.restored(tensors, trained.model, trained.tokenizer)
+            return self._read(self._files.live[name])
         except ValueError as error:
-            raise CheckpointError(f"{path}: {error}. Read the text again.") from None
+            raise CheckpointError(f"{self._files.path(name)}: {error}. Read the text again.") from None
 
-    def _chain(self, name: str) -> Iterator[Known]:
-        for kept in self._files.live[name].chain():
-            with self._lock:
-                session = self._awake.get(kept.session) if kept.is_live else None
-            yield Known(kept.file, None if session is None else state_file.tensors_of(session))
+    def _read(self, kept: Kept) -> Session:
+        """Return a session from its file and those of its bases, or from the first of these that is in memory."""
+        model, tokenizer, file = self.trained.model, self.trained.tokenizer, kept.file
+        if file.pieces is None:
+            tensors = session_file.tensors_of(self._chain(kept), model, self._limit)
+            return state_file.restored(tensors, model, tokenizer)
+        assert kept.base is not None
+        session = self._in_memory(kept.base) or self._read(kept.base)
+        most = model.embedding.num_embeddings - 1
+        for piece in file.pieces:
+            if not 0 <= min(piece) <= max(piece) <= most:
+                raise ValueError("it has tokens that the model does not have")
+            session = read_tokens(model, piece, session)
+        return state_file.restored_unread(session, file.whole(self._limit), model, tokenizer)
+
+    def _in_memory(self, kept: Kept) -> Session | None:
+        with self._lock:
+            return self._awake.get(kept.session) if kept.is_live else None
+
+    def _chain(self, kept: Kept) -> Iterator[Known]:
+        for each in kept.chain():
+            session = self._in_memory(each)
+            yield Known(each.file, None if session is None else state_file.tensors_of(session))
 
     @torch.inference_mode()
     def _write(
@@ -250,15 +270,23 @@ class SessionStore:
     ) -> SessionInfo:
         """Write a session, as what differs from `before`, the session in the file `base`, if that is worth it."""
         trained = self.trained
-        session = session._replace(state=trained.model.settle(session.state))
-        tensors = state_file.tensors_of(session)
-        base, packed = self._packed(tensors, base, before, name)
+        turn = self._turn(session, base, before)
+        if turn is None:
+            pieces, session = None, session._replace(state=trained.model.settle(session.state))
+            base, packed = self._packed(state_file.tensors_of(session), base, before, name)
+        else:
+            assert base is not None and before is not None
+            pieces = (*(base.file.pieces or ()), *filter(None, [turn]))
+            read = read_tokens(trained.model, turn, before) if turn else before
+            base, session = base.state, read._replace(unread=session.unread)
+            packed = session_file.pack(state_file.tensors_of_unread(session), self._limit)
         about: dict[str, Any] = {"id": name, "run": str(trained.checkpoint), "tokens": int(session.total)}
         about |= {"tail": state_file.tail_of(session, trained.tokenizer), "owner": owner, "parent": parent}
         about |= {"made": made, "learns": level_of(session.state.learned), "state_bytes": state_bytes(session)}
         staged = self._files.staged(name)
         try:
-            file = session_file.save(staged, {**about, **trained.owners}, packed, base.name if base else None)
+            about_model = {**about, **trained.owners}
+            file = session_file.save(staged, about_model, packed, base.name if base else None, pieces)
             size = staged.stat().st_size
             held = self._files.bytes_of[owner] - self._files.freed(name, base)
             if held + size > self._settings.max_session_bytes:
@@ -272,13 +300,33 @@ class SessionStore:
             self._awake.put(name, session)
         return info
 
+    def _turn(self, session: Session, base: Kept | None, before: Session | None) -> tuple[int, ...] | None:
+        """Return the tokens since `before` if the file is to hold only these, and those before them since a base with a
+        state; None if it is to hold the state. On a GPU, reading may not give the same bits again."""
+        if base is None or before is None or base.whole_bytes < SMALL:
+            return None
+        if session.state.learned is not None or session.last.device.type != "cpu":
+            return None
+        new = int(session.total) - int(before.total)
+        kept, known = RECENT - new, sum(map(len, base.file.pieces or ()))
+        if new < 0 or known + new > session_file.MOST_READ:
+            return None
+        if not torch.equal(session.recent[:, :kept], before.recent[:, new:]):
+            return None
+        return tuple(session.recent[0, kept:].tolist())
+
     def _packed(
         self, tensors: Mapping[str, Tensor], base: Kept | None, before: Session | None, name: str
     ) -> tuple[Kept | None, Packed]:
         """Return the parts of a file for tensors, and its base, or None if it is better without."""
         if base is not None and before is not None:
+            if base.state is not base:
+                base = base.state
+                before = self._in_memory(base) or self._read(base)
             changed = sparse.pack(tensors, state_file.tensors_of(before))
-            if base.session == name and base.base is not None and not base.users:  # so that it need not be kept
+            old = self._files.live.get(name)
+            others = base.users - (old is not None and old.base is base)
+            if base.session == name and base.base is not None and not others:  # so that it need not be kept
                 changed = sparse.merged(tensors, base.file.rows(self._limit), changed)
                 base = base.base
             packed = session_file.pack(changed, self._limit)

@@ -38,6 +38,16 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> TrainedLanguageModel:
     return loaded(tmp_path_factory.mktemp("model") / "run", native=False, attention=attention)
 
 
+@pytest.fixture(autouse=True)
+def stored(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How turns are stored: as what they change in the state, and in some tests also as tokens."""
+    if getattr(request, "param", "changes") == "changes":
+        monkeypatch.setattr(session_file, "MOST_READ", -1)
+
+
+in_both_ways = pytest.mark.parametrize("stored", ["changes", "tokens"], indirect=True)
+
+
 def opened(trained: TrainedLanguageModel, folder: Path, **changed: Any) -> SessionStore:
     """A store that keeps only one session in memory, as a server has it after a start."""
     return SessionStore(trained, folder, Settings(**{"memory": 0, **changed}))
@@ -68,6 +78,7 @@ def size(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.iterdir())
 
 
+@in_both_ways
 def test_a_turn_is_a_few_bytes_and_equal_to_the_last_bit(trained: TrainedLanguageModel, tmp_path: Path) -> None:
     store = opened(trained, tmp_path)
     sessions = grown(trained, store, TURNS)
@@ -129,6 +140,7 @@ def test_what_is_deleted_stays_while_others_need_it_and_counts(trained: TrainedL
     assert again.file_bytes == 0 and list(tmp_path.iterdir()) == []
 
 
+@in_both_ways
 def test_a_session_that_grows_keeps_one_base(trained: TrainedLanguageModel, tmp_path: Path) -> None:
     store = opened(trained, tmp_path)
     name = store.create(ME, trained.read(BOOK)).id
@@ -161,6 +173,7 @@ def test_chains_are_bounded(trained: TrainedLanguageModel, tmp_path: Path, monke
     assert {store._files.live[name].depth for name in grown(trained, store, TURNS[:2])} == {0}
 
 
+@in_both_ways
 def test_a_quota_counts_what_is_on_disk(trained: TrainedLanguageModel, tmp_path: Path) -> None:
     book = opened(trained, tmp_path / "one").create(ME, trained.read(BOOK)).bytes
     store = opened(trained, tmp_path / "two", max_session_bytes=2 * book)
@@ -270,6 +283,7 @@ def test_rows_that_are_not_in_the_table_are_refused(trained: TrainedLanguageMode
     opened(trained, tmp_path).get(ME, name)
 
 
+@in_both_ways
 def test_a_kill_between_a_base_and_what_needs_it_loses_nothing(
     trained: TrainedLanguageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
