@@ -105,6 +105,8 @@ def training_candidate(
     """Return a training step on one row of random tokens: forward, backward, clipping, optimizer. It returns the loss
     and the norm of the gradient."""
     model = build_model(name, options, device)
+    if options.training.compile:
+        model.compile_blocks()
     segment = options.training.segment if model.constant_state else None
     work = Work(1, min(segment or length, length), precision, trains=True)
     model.use_kernels(choose_kernels(model, work, device).choice.names)

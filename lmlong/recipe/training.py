@@ -96,7 +96,8 @@ class Training(Budget):
     precision: Literal["auto", "32", "bf16", "16"] = "auto"
     """Number format of the forward pass. auto is bf16 if the hardware computes in it, else 32."""
     compile: bool = False
-    """Compile the model by torch.compile. Needs a C++ compiler, and the first step takes minutes."""
+    """Let torch.compile fuse operations of the blocks and of the loss. Needs Triton on a GPU, else a C++ compiler, and
+    the first steps take much longer."""
     kernel: Literal["auto", "torch", "triton", "fla"] = "auto"
     """Implementation of recurrent attention over many tokens. auto is native code on a CPU, compiled at its first use
     or prebuilt. On a GPU, auto tries the kernels that can compute each kind of attention: it compares

@@ -28,15 +28,19 @@ ROOT = Path(__file__).resolve().parents[2]
 PEAKS = {"H100": 989.0, "H200": 989.0, "A100": 312.0, "L40S": 362.0, "4090": 165.0}
 """TFLOP/s in bf16 with float32 sums, without sparsity, by part of a GPU's name, as NVIDIA states them."""
 
-STEPS = (
-    ("elu-learned", "auto"),
-    ("elu-learned", "triton"),
-    ("elu-learned", "torch"),
-    ("softmax", "auto"),
-    ("delta", "auto"),
-    ("delta", "torch"),
+COMPILED, KEPT = "training.compile=true", "training.activation_checkpointing=false"
+
+STEPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("elu-learned", "auto", ()),
+    ("elu-learned", "auto", (COMPILED,)),
+    ("elu-learned", "auto", (COMPILED, KEPT)),
+    ("elu-learned", "triton", (KEPT,)),
+    ("elu-learned", "torch", ()),
+    ("softmax", "auto", ()),
+    ("softmax", "auto", (COMPILED,)),
+    ("delta", "auto", ()),
 )
-"""Attentions and kernels of the training steps."""
+"""Attentions, kernels and more overrides of the training steps."""
 
 AGREES = 3e-2
 """Relative error of logits, and of the mean loss of the last steps, that bf16 and another order of sums explain."""
@@ -50,9 +54,9 @@ def training(sizes: Sizes, device: torch.device) -> Iterator[Work]:
     """Measure a matrix product, then training steps."""
     yield Work("a product of 8,192 x 8,192 matrices", "", partial(product, device))
     for length in sizes.train_lengths:
-        for name, kernel in STEPS:
-            row = f"{name}, kernel {kernel}, {name_length(length)} tokens"
-            yield Work(row, "", partial(step, name, kernel, length, sizes, device))
+        for name, kernel, more in STEPS:
+            row = ", ".join([name, f"kernel {kernel}", f"{name_length(length)} tokens", *more])
+            yield Work(row, "", partial(step, name, kernel, more, length, sizes, device))
 
 
 def product(device: torch.device) -> dict[str, float]:
@@ -61,10 +65,12 @@ def product(device: torch.device) -> dict[str, float]:
     return speed_of(2 * a.numel() * len(b), seconds, device)
 
 
-def step(name: str, kernel: str, length: int, sizes: Sizes, device: torch.device) -> dict[str, Any]:
+def step(
+    name: str, kernel: str, more: tuple[str, ...], length: int, sizes: Sizes, device: torch.device
+) -> dict[str, Any]:
     """Return the speed of a training step. Its arithmetic is 6 operations for each weight of a matrix and token; what
     attention adds, and what checkpointing repeats, is not counted."""
-    recipe = load(sizes, f"training.kernel={kernel}")
+    recipe = load(sizes, f"training.kernel={kernel}", *more)
     matrices = weights_of_matrices(name, sizes)
     candidate = training_candidate(name, "bf16", length, recipe, device)
     candidate.call()
