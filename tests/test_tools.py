@@ -5,6 +5,7 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -18,7 +19,8 @@ TOOLS = Path(__file__).parents[1] / "tools"
 def test_help(tool: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", [str(TOOLS / tool), "--help"])
     monkeypatch.syspath_prepend(str(TOOLS))
-    with pytest.raises(SystemExit) as left:
+    # a tool may change the environment of its process
+    with patch.dict(os.environ), pytest.raises(SystemExit) as left:
         runpy.run_path(str(TOOLS / tool), run_name="__main__")
     assert not left.value.code and capsys.readouterr().out.startswith(f"usage: {tool}")
 
