@@ -132,7 +132,7 @@ class SessionStore:
             if len(infos) >= self._settings.max_sessions:
                 raise QuotaReached(f"{len(infos):,} sessions are all that one key may have. Delete some.")
         with self._disk:
-            base = self._files.live.get(parent) if parent and before else None
+            base = self._base(owner, parent, before)
             return self._write(owner, secrets.token_hex(12), session, base, before, parent, time.time())
 
     def update(self, owner: str, name: str, session: Session, before: Session | None = None) -> SessionInfo:
@@ -140,7 +140,8 @@ class SessionStore:
         info = self.info(owner, name)
         before = self.get(owner, name) if before is None else before
         with self._disk:
-            return self._write(owner, name, session, self._files.live[name], before, info.parent, info.made)
+            base = self._base(owner, name, before)
+            return self._write(owner, name, session, base, before, info.parent, info.made)
 
     def fork(self, owner: str, name: str) -> SessionInfo:
         """Save a copy of a session as a new one."""
@@ -227,6 +228,13 @@ class SessionStore:
     def awake_bytes(self) -> int:
         return self._awake.bytes
 
+    def _base(self, owner: str, name: str | None, before: Session | None) -> Kept | None:
+        """Return the file of a session, unless it is no longer what it was before."""
+        with self._lock:
+            info = self._infos.get(owner, {}).get(name) if name else None
+        is_same = info is not None and before is not None and info.tokens == int(before.total)
+        return self._files.live.get(info.id) if info is not None and is_same else None
+
     def _load(self, name: str) -> Session:
         try:
             return self._read(self._files.live[name])
@@ -285,8 +293,8 @@ class SessionStore:
         about |= {"made": made, "learns": level_of(session.state.learned), "state_bytes": state_bytes(session)}
         staged = self._files.staged(name)
         try:
-            about_model = {**about, **trained.owners}
-            file = session_file.save(staged, about_model, packed, base.name if base else None, pieces)
+            about |= trained.owners
+            file = session_file.save(staged, about, packed, base.name if base else None, pieces)
             size = staged.stat().st_size
             held = self._files.bytes_of[owner] - self._files.freed(name, base)
             if held + size > self._settings.max_session_bytes:

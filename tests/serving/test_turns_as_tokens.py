@@ -126,6 +126,17 @@ def test_what_is_no_short_turn_is_stored_as_a_state(trained: TrainedLanguageMode
         assert is_equal(opened(trained, tmp_path).get(ME, made), session)
 
 
+def test_a_fork_of_what_a_session_was_does_not_follow_what_it_has_become(
+    trained: TrainedLanguageModel, tmp_path: Path
+) -> None:
+    store = opened(trained, tmp_path)
+    (name, book), *_ = turns(trained, store, []).items()
+    store.update(ME, name, written(trained, "abc", book), book)
+    fork = store.create(ME, trained.read("dd", book), name, book).id
+    assert store._files.live[fork].base is None
+    assert is_equal(opened(trained, tmp_path).get(ME, fork), trained.read("dd", book))
+
+
 def rewritten(path: Path, change: Any, tensors: Any = None) -> None:
     """Change the metadata of a file, and make its digest anew, as anybody can."""
     with safe_open(path, "pt") as file:
