@@ -11,6 +11,8 @@ from lmlong.io.trust import make_private
 from lmlong.native import prebuilt
 from lmlong.native.build import find_compiler
 from lmlong.native.grouped import kernel as grouped
+from lmlong.native.prebuilt import LEVELS, suitable_levels
+from lmlong.native.processor import processor_features
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
@@ -48,12 +50,26 @@ def older_processor(*needs: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(lacking, reason=f"there is no compiler, or the processor lacks {needs}")
 
 
-on_older_processors = pytest.mark.parametrize(
+_LOWER_LEVELS = suitable_levels(processor_features())[1:]
+"""Levels of prebuilt code that this processor also runs; the first is about what is compiled for it."""
+
+
+on_other_processors = pytest.mark.parametrize(
     "flags",
     [
         pytest.param(["-march=x86-64"], marks=older_processor("sse2")),
         pytest.param(["-mavx2", "-mfma"], marks=older_processor("avx2", "fma")),
+        *(
+            pytest.param(
+                [*LEVELS[level].flags],
+                marks=pytest.mark.skipif(
+                    find_compiler() is None or level not in _LOWER_LEVELS,
+                    reason=f"there is no compiler, or {level} is no lower level of this processor",
+                ),
+            )
+            for level in ("x86-64-v3", "x86-64-v3-vnni", "x86-64-v4")
+        ),
     ],
     ids=" ".join,
 )
-"""Compiler flags of processors with fewer lanes than this one; sse2 stands for x86-64."""
+"""Compiler flags of processors with fewer lanes or instructions than this one; sse2 stands for x86-64."""

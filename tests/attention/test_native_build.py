@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from attention.scans import scan_inputs
 from attention.test_scans import LINEAR, assert_exact
-from machine import needs_compiler, on_older_processors
+from machine import needs_compiler, on_other_processors
 
 from lmlong.attention.linear import native
 from lmlong.native import build, prebuilt
@@ -25,8 +25,8 @@ def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]
 
 
 @needs_compiler
-@on_older_processors
-def test_processors_with_fewer_lanes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: list[str]) -> None:
+@on_other_processors
+def test_processors_with_other_instructions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: list[str]) -> None:
     """Compiled once, and loaded from the cache by the next process."""
     others = [flag.replace("-O3", "-O1") for flag in build.FLAGS if flag != "-march=native"]
     monkeypatch.setattr(build, "FLAGS", (*others, *flags))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from attention.cases import every_form
 from grids import thinned
-from machine import needs_native, on_older_processors
+from machine import needs_native, on_other_processors
 from model.test_laws import VOCABULARY, build, text
 from models import LIKE_LLAMA, stirred
 from torch import Tensor
@@ -307,7 +307,7 @@ def keys_and_values(attention: Any) -> tuple[Tensor, ...]:
 
 
 WIDTHS: list[dict[str, Any]] = [
-    {"heads": 9, "kv_heads": 3, "head_dim": 16, "attention": SOFTMAX},
+    {"heads": 9, "kv_heads": 3, "head_dim": 48, "attention": SOFTMAX},
     {"heads": 8, "kv_heads": 1, "head_dim": 24, "value_dim": 37, "attention": SOFTMAX},
     {"heads": 4, "kv_heads": 2, "head_dim": 10, "value_dim": 72, "attention": SOFTMAX, "convolution": 0},
     {"heads": 1, "head_dim": 64, "attention": SOFTMAX},
@@ -388,8 +388,8 @@ def test_no_number_stays_none() -> None:
         assert logits.isnan().all(), feature_map
 
 
-@on_older_processors
-def test_processors_with_fewer_lanes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: list[str]) -> None:
+@on_other_processors
+def test_processors_with_other_instructions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: list[str]) -> None:
     monkeypatch.setenv("LMLONG_CACHE", str(tmp_path))
     others = [flag.replace("-O3", "-O1") for flag in build_of_library.FLAGS if flag != "-march=native"]  # sooner
     monkeypatch.setattr(build_of_library, "FLAGS", (*others, *flags))

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from machine import needs_native, on_older_processors
+from machine import needs_native, on_other_processors
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -70,7 +70,7 @@ def test_native_products_are_the_definition_to_the_bit(group_format: GroupFormat
         torch.set_num_threads(usual)
 
 
-@on_older_processors
+@on_other_processors
 @every_format
 def test_other_processors_compute_the_same_bits(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: list[str], group_format: GroupFormat

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from machine import needs_native, on_older_processors
+from machine import needs_native, on_other_processors
 from torch import Tensor
 
 from lmlong.model.learning.naive import naive_read
@@ -149,8 +149,8 @@ def test_a_token_out_of_range(name: str, token: int, threads: int) -> None:
         read(case, threads)
 
 
-@on_older_processors
-def test_processors_with_fewer_lanes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: list[str]) -> None:
+@on_other_processors
+def test_processors_with_other_instructions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: list[str]) -> None:
     monkeypatch.setenv("LMLONG_CACHE", str(tmp_path))
     rest = [flag.replace("-O3", "-O1") for flag in build.FLAGS if flag != "-march=native"]
     monkeypatch.setattr(build, "FLAGS", (*rest, *flags))
