@@ -1,5 +1,6 @@
 """A compiled step writes what the one by torch writes."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from lmlong.model.fast_step import why_no_fast_step
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.quantization import Weights
 from lmlong.native import prebuilt
+from lmlong.native.build import CHOICE
 from lmlong.recipe import Attention, Model
 
 
@@ -56,13 +58,20 @@ def test_a_step_that_is_never_the_same_is_no_graph() -> None:
     assert "grows" in str(why_no_fast_step(model))
 
 
-def test_without_a_compiler_torch_writes(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def no_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A machine without a compiler and prebuilt code."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CXX", "none")
+    monkeypatch.delenv(CHOICE, raising=False)
     monkeypatch.setattr(prebuilt, "FOLDER", tmp_path / "prebuilt")
     step.library.cache_clear()
+    yield
+    step.library.cache_clear()
+
+
+def test_without_a_compiler_torch_writes(run: Path, no_library: None) -> None:
     with pytest.raises(UsageError, match=r"needs a C\+\+ compiler"):
         load(run, "cpu").use_fast_step()
     asked = [str(run), "--device", "cpu", "--prompt", "a", "--max-tokens", "2"]
     assert CliRunner().invoke(generate, asked).exit_code == 0
-    step.library.cache_clear()
