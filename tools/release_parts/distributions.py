@@ -1,6 +1,7 @@
 """Wheels and the source distribution: how they are built, and what they must contain."""
 
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -37,6 +38,8 @@ def build(kind: str, source: Path, into: Path, prebuilt: Path | None = None) -> 
 
 def run(*words: str, env: dict[str, str] | None = None, cwd: Path | None = None) -> str:
     """Return the output of a command."""
+    if shutil.which(words[0]) is None:
+        raise LmlongError(f"there is no {words[0]}. Install it: pip install {words[0]}.")
     done = subprocess.run(words, env=env, cwd=cwd, capture_output=True, text=True, check=False)
     if done.returncode:
         raise LmlongError(f"{' '.join(words)} failed:\n{(done.stdout + done.stderr)[-3000:]}")
