@@ -327,10 +327,13 @@ class SessionStore:
         self, tensors: Mapping[str, Tensor], base: Kept | None, before: Session | None, name: str
     ) -> tuple[Kept | None, Packed]:
         """Return the parts of a file for tensors, and its base, or None if it is better without."""
-        if base is not None and before is not None:
-            if base.state is not base:
-                base = base.state
+        if base is not None and base.state is not base:
+            base = base.state
+            try:
                 before = self._in_memory(base) or self._read(base)
+            except (CheckpointError, ValueError):  # its file was removed or damaged
+                before = None
+        if base is not None and before is not None:
             changed = sparse.pack(tensors, state_file.tensors_of(before))
             old = self._files.live.get(name)
             others = base.users - (old is not None and old.base is base)

@@ -126,6 +126,19 @@ def test_what_is_no_short_turn_is_stored_as_a_state(trained: TrainedLanguageMode
         assert is_equal(opened(trained, tmp_path).get(ME, made), session)
 
 
+def test_a_session_is_stored_whole_where_its_base_was_removed(
+    trained: TrainedLanguageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_file, "MOST_READ", 20)
+    store = opened(trained, tmp_path)
+    book, turn = turns(trained, store, TURNS[:1]).items()
+    (tmp_path / f"{book[0]}.state").unlink()
+    session = trained.read("abcd" * 6, turn[1])
+    name = store.create(ME, session, turn[0], turn[1]).id
+    assert store._files.live[name].base is None
+    assert is_equal(opened(trained, tmp_path).get(ME, name), session)
+
+
 def test_a_fork_of_what_a_session_was_does_not_follow_what_it_has_become(
     trained: TrainedLanguageModel, tmp_path: Path
 ) -> None:
