@@ -129,7 +129,7 @@ def test_a_long_list_comes_in_pages(server: Served) -> None:
 
 def test_reading_is_reported_while_it_lasts(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "SECONDS", 0)
-    book = BOOK * 30
+    book = BOOK * 120
     options = {"stream": True, "stream_options": {"include_progress": True}}
     streams = [
         ("POST", f"{SESSIONS}?stream=true", {"content": book.encode(), "headers": TEXT_FILE}),
