@@ -119,7 +119,12 @@ def _scales(panel: Panel) -> tuple[Scale, Scale]:
     ys += [level.y for level in panel.levels]
     x_log, y_log = bool(panel.ticks), panel.y_scale != "linear"
     x = _scale(xs, (None, None), LEFT, WIDTH - RIGHT, x_log, 0.0)
-    return x, _scale(ys, panel.y_range or (None, None), HEIGHT - BOTTOM, TOP, y_log, 0.05)
+    return x, _scale(ys, panel.y_range or (None, None), HEIGHT - BOTTOM, _top(panel), y_log, 0.05)
+
+
+def _top(panel: Panel) -> int:
+    """Return the upper end of the axes, below the texts of all marks."""
+    return TOP + LINE * max(0, len(panel.marks) - 1)
 
 
 def _scale(
@@ -155,10 +160,10 @@ def ticks(scale: Scale) -> list[float]:
 
 def _axes(panel: Panel, x: Scale, y: Scale) -> Iterator[Html]:
     """Yield the grid, the shade, the marks, the ticks and the labels of a panel."""
-    floor, right = HEIGHT - BOTTOM, WIDTH - RIGHT
+    top, floor, right = _top(panel), HEIGHT - BOTTOM, WIDTH - RIGHT
     if panel.shade_from is not None:
         begin = x(panel.shade_from)
-        yield _path(f"M{begin} {TOP}H{x(panel.ticks[-1])}V{floor}H{begin}z", "shade")
+        yield _path(f"M{begin} {top}H{x(panel.ticks[-1])}V{floor}H{begin}z", "shade")
     for value in ticks(y):
         yield _path(f"M{LEFT} {y(value)}H{right}", "grid")
         yield _text(_tick(value, y), LEFT - 6, y(value) + 4, "end")
@@ -169,7 +174,7 @@ def _axes(panel: Panel, x: Scale, y: Scale) -> Iterator[Html]:
         name = panel.tick_name(int(value)) if panel.ticks else _tick(value, x)
         yield _text(name, x(value), floor + 17, "middle")
     for row, mark in enumerate(panel.marks):
-        yield _path(f"M{x(mark.x)} {TOP}V{floor}", "guide")
+        yield _path(f"M{x(mark.x)} {top}V{floor}", "guide")
         anchor, side = ("end", -4) if x(mark.x) > (LEFT + right) / 2 else ("start", 4)
         yield _text(mark.text, x(mark.x) + side, TOP - 4 + row * LINE, anchor, "faint")
     for row, text in enumerate(panel.x_label.split("\n")):

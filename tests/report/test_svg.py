@@ -50,6 +50,16 @@ def test_points_stand_where_the_scale_puts_them() -> None:
     assert [float(number) for number in re.findall(r"[\d.]+", path)] == [LEFT, HEIGHT - BOTTOM, WIDTH - RIGHT, TOP]
 
 
+def test_the_texts_of_marks_stand_above_the_lines() -> None:
+    line = Line("a", [1, 4], [0.0, 10.0], style(0)._replace(marker=None))
+    marks = [Mark(1, "trained at 512"), Mark(2, "trained at 2k"), Mark(4, "trained at 4k")]
+    drawn = chart(Panel([line], y_range=(0, 10), ticks=[1, 2, 4], marks=marks)).split("role=")[1]
+    (path,) = re.findall(r'd="([^"]*)" class="line"', drawn)
+    top = min(float(number) for number in re.findall(r"[\d.]+", path)[1::2])
+    texts = [float(y) for y in re.findall(r'y="([\d.]+)"[^>]*>trained', drawn)]
+    assert len(texts) == 3 and max(texts) < top
+
+
 def test_what_is_not_finite_or_huge_or_not_positive_on_a_log_scale_is_left_out() -> None:
     line = Line("a", [1, 2, 3, 4, 5], [math.inf, 0.0, 10.0, 1000.0, 1e300], style(0))
     made = chart(Panel([line], y_scale="log"))
