@@ -229,7 +229,7 @@ class SessionStore:
         return self._awake.bytes
 
     def _base(self, owner: str, name: str | None, before: Session | None) -> Kept | None:
-        """Return the file of a session, unless it is no longer what it was before."""
+        """Return the file of a session; None if the session has changed since `before`."""
         with self._lock:
             info = self._infos.get(owner, {}).get(name) if name else None
         is_same = info is not None and before is not None and info.tokens == int(before.total)

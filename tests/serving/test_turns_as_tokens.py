@@ -1,15 +1,12 @@
 """Short turns that are stored as tokens: equal to the last bit after a restart, and refused where they are damaged."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
 from serving.engines import loaded
-from serving.test_session_folder import BOOK, TURNS, grown, is_equal, opened, size
+from serving.test_session_folder import BOOK, TURNS, grown, is_equal, opened, rewritten, size
 
 from lmlong.errors import CheckpointError
 from lmlong.inference import session_file
@@ -148,16 +145,6 @@ def test_a_fork_of_what_a_session_was_does_not_follow_what_it_has_become(
     fork = store.create(ME, trained.read("dd", book), name, book).id
     assert store._files.live[fork].base is None
     assert is_equal(opened(trained, tmp_path).get(ME, fork), trained.read("dd", book))
-
-
-def rewritten(path: Path, change: Any, tensors: Any = None) -> None:
-    """Change the metadata of a file, and make its digest anew, as anybody can."""
-    with safe_open(path, "pt") as file:
-        about = json.loads(file.metadata()[session_file.KEY])
-    change(about)
-    del about["sha256"]
-    about["sha256"] = session_file._digest(about)
-    save_file(tensors or load_file(path), path, {session_file.KEY: json.dumps(about)})
 
 
 @pytest.mark.parametrize(

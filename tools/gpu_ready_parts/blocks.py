@@ -130,7 +130,7 @@ def compile_for_gpu(graph: torch.fx.GraphModule, inputs: list[Any]) -> Compiled:
     def take(self: Any, *arguments: Any, **options: Any) -> Any:
         code, *_ = codegen(self, *arguments, **options)
         codes.append(code.value)
-        raise NotImplementedError(flex.TAKEN)
+        raise FoundError(flex.TAKEN)
 
     for node in graph.graph.nodes:  # tensors that the graph makes itself
         if isinstance(node.kwargs.get("device"), torch.device):
