@@ -1,7 +1,6 @@
 """`lmlong state`: save and describe the state of a model after a text."""
 
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -22,10 +21,8 @@ def state() -> None:
     "--load-state", type=options.SeekableFile(), help="Continue from this state instead of starting a document."
 )
 @options.learn
-@options.state_dtype
-@options.threads
-@options.device
-def build(run: str, text: Path, out: Path, load_state: Path | None, **loading: Any) -> None:
+@options.loading
+def build(run: str, text: Path, out: Path, load_state: Path | None, loading: options.Loading) -> None:
     """Read TEXT with the model of RUN and save the state after it.
 
     TEXT may end anywhere, even within a word: its last tokens, which depend on the following text, are saved as text
@@ -39,9 +36,8 @@ def build(run: str, text: Path, out: Path, load_state: Path | None, **loading: A
     lmlong generate runs/book --load-state book.state --prompt 'Once more, '
     """
     from lmlong.cli.reading import pieces
-    from lmlong.inference.loading import load
 
-    loaded = load(run, **loading)
+    loaded = loading.load(run)
     session = loaded.read(pieces(text), loaded.load_state(load_state) if load_state else None)
     loaded.save_state(session, out)
     click.echo(f"{out}: {int(session.total):,} tokens saved in {out.stat().st_size:,} bytes")

@@ -13,7 +13,6 @@ from lmlong.attention.base import state_tensors
 from lmlong.inference.unread import Unread, UnreadText, as_tensors
 from lmlong.model.language_model import LanguageModel, ModelState, will_learn
 from lmlong.model.learning.levels import Level
-from lmlong.model.learning.state import init_learned
 from lmlong.model.sampling_options import RECENT
 from lmlong.model.state import rebuild_state, state_bytes
 
@@ -156,8 +155,7 @@ def begin_learning(model: LanguageModel, session: Session, learn: Level | None) 
     state = session.state
     if learn is None or state.learned is not None:
         return session
-    learned = init_learned(learn, state.position, model.lm_head.weight)
-    return session._replace(state=state._replace(learned=learned))
+    return session._replace(state=state._replace(learned=model.init_learned(learn, state.position)))
 
 
 def with_unread(session: Session, text: UnreadText) -> Session:

@@ -32,6 +32,7 @@ from lmlong.model.rope import document_positions
 from lmlong.model.segments import Segment, checkpointed_loss, segmented_loss
 from lmlong.model.sequence_group import SequenceGroup, SequencePart
 from lmlong.native.spec import NativeSpec
+from lmlong.recipe.kinds import why_state_grows
 
 PIECE = 4096
 """Tokens of each row scored at once, or more on a GPU (`LanguageModel.piece`). A longer text is scored piece by piece
@@ -99,8 +100,12 @@ class LanguageModel(AttentionLayers, QuantizableModel):
         position = torch.zeros(batch, dtype=torch.long, device=self.embedding.weight.device)
         hourglass = self.hourglass.init_state(batch, *like) if self.hourglass else None
         past = None if self.past_tokens is None else position.new_zeros(batch, self.past_tokens)
-        learned = learn and init_learned(learn, position, self.lm_head.weight)
+        learned = learn and self.init_learned(learn, position)
         return ModelState(blocks, position, hourglass, past, learned)
+
+    def init_learned(self, learn: Level, position: Tensor) -> Learned:
+        """Return what is learned at first by rows that have read `position` (B,) tokens without learning."""
+        return init_learned(learn, position, like=self.embedding.weight)  # as large as the output matrix, in any format
 
     def forward(
         self, tokens: Tensor, state: ModelState | None = None, document_starts: Tensor | None = None
@@ -160,6 +165,8 @@ class LanguageModel(AttentionLayers, QuantizableModel):
         whole = Segment(tokens, targets, mask, teacher)
         if segment is None or not torch.is_grad_enabled():
             return self.segment_loss(whole, state)
+        if why := why_state_grows(self.kinds):
+            raise UsageError(f"segment: {why}")
         state = self.init_state(len(tokens)) if state is None else state
         loss_of_segments = checkpointed_loss if self.partitioned else segmented_loss
         return loss_of_segments(self, whole.split(segment), state)

@@ -4,7 +4,7 @@ Classes in lmlong/attention that need a value take it from here. Plug-ins work t
 both dicts are made from their classes.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any, Literal, NamedTuple
 
 from lmlong.recipe.option_types import pattern_words
@@ -145,3 +145,14 @@ def plugin_candidates() -> dict[str, dict[str, str]]:
     attentions = {kind: {"kind": kind} for kind, about in ATTENTION_KINDS.items() if about.plugin}
     maps = [name for name, about in FEATURE_MAP_KINDS.items() if about.plugin]
     return attentions | {name: {"kind": "linear", "feature_map": name, "decay": "none"} for name in maps}
+
+
+def why_state_grows(kinds: Iterable[str]) -> str | None:
+    """Return why states of layers of these kinds cannot be passed on through a long text; None if they can."""
+    growing = [kind for kind in dict.fromkeys(kinds) if ATTENTION_KINDS[kind].state_growth == "per token"]
+    if not growing:
+        return None
+    return (
+        f"the state of {' and '.join(growing)} attention grows with each token, so it cannot be passed on "
+        "indefinitely. Leave this out, or use linear or window attention in all layers."
+    )

@@ -8,7 +8,7 @@ from pydantic_core import PydanticCustomError
 
 from lmlong.recipe import bounds
 from lmlong.recipe.attention import MAX_NGRAM, Attention
-from lmlong.recipe.kinds import ATTENTION_KINDS, FEATURE_MAP_KINDS
+from lmlong.recipe.kinds import ATTENTION_KINDS, FEATURE_MAP_KINDS, why_state_grows
 from lmlong.recipe.section import Options, completed, mistake
 
 
@@ -170,12 +170,7 @@ class Model(Options):
     @property
     def state_growth(self) -> Literal["constant", "per token"]:
         """Whether the state of any layer grows with the tokens read."""
-        return "per token" if self.growing_kinds else "constant"
-
-    @property
-    def growing_kinds(self) -> list[str]:
-        """The kinds whose state grows with the tokens read."""
-        return [kind for kind in dict.fromkeys(self.kinds) if ATTENTION_KINDS[kind].state_growth == "per token"]
+        return "per token" if why_state_grows(self.kinds) else "constant"
 
     @property
     def quadratic(self) -> bool:

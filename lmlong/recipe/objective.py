@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic_core import PydanticCustomError
 
-from lmlong.recipe.kinds import ATTENTION_KINDS
+from lmlong.recipe.kinds import ATTENTION_KINDS, why_state_grows
 from lmlong.recipe.model import Model
 from lmlong.recipe.section import mistake
 from lmlong.recipe.text import ROW_LENGTHS, Text
@@ -84,12 +84,8 @@ def _causal(text: Text, model: Model, training: Training) -> Iterator[PydanticCu
     if model.positions == "absolute":
         yield mistake("model.positions", "absolute positions are only for encoders. Use rotary, none or auto.")
     for key in ("segment", *STATE_PASSING):
-        if getattr(training, key) and model.growing_kinds:
-            yield mistake(
-                f"training.{key}",
-                f"the state of {' and '.join(model.growing_kinds)} attention grows with each token, so it cannot be "
-                "passed on indefinitely. Leave this out, or use linear or window attention in all layers.",
-            )
+        if getattr(training, key) and (why := why_state_grows(model.kinds)):
+            yield mistake(f"training.{key}", why)
     if training.only_ngram and not model.add_ngram:
         yield mistake("training.only_ngram", "the model has no added heads. Choose layers in model.add_ngram.")
     if text.sequence_length % model.factor:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lmlong import recipe
 from lmlong.attention import laws
+from lmlong.errors import UsageError
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.loss import Softening, TeacherOutput
 from lmlong.model.segments import Segment
@@ -135,6 +136,13 @@ for time in (2048, 16_384):
     nats.backward()
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
+
+
+def test_layers_whose_state_grows_are_refused() -> None:
+    options = recipe.Model(width=16, layers=2, heads=2, attention=recipe.Attention(kind=["linear", "softmax"]))
+    tokens = torch.zeros(1, 20, dtype=torch.long)
+    with pytest.raises(UsageError, match=r"segment: the state of softmax attention grows .* Leave this out, or use"):
+        LanguageModel(options, 40).loss(tokens, tokens, segment=7)
 
 
 def test_memory_is_that_of_a_segment() -> None:

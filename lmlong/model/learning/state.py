@@ -73,11 +73,11 @@ class Learned(NamedTuple):
         return "bias" if self.delta.D is None else "output"
 
 
-def init_learned(level: Level, position: Tensor, weight: Tensor) -> Learned:
+def init_learned(level: Level, position: Tensor, like: Tensor) -> Learned:
     """Return the state before anything is learned, for rows that have read `position` (B,) tokens of their documents
-    without learning. `weight` (V, width) is that of the output layer."""
-    batch, (vocabulary, width) = len(position), weight.shape
-    zeros = weight.new_zeros(batch, BLOCK, width, dtype=torch.promote_types(weight.dtype, torch.float32))
+    without learning. `like` (V, width) has the shape of the output matrix and the dtype of the model."""
+    batch, (vocabulary, width) = len(position), like.shape
+    zeros = like.new_zeros(batch, BLOCK, width, dtype=torch.promote_types(like.dtype, torch.float32))
     delta = Delta(
         D=zeros.new_zeros(batch, vocabulary, rank(vocabulary, width)) if level == "output" else None,
         bias=zeros.new_zeros(batch, vocabulary),
