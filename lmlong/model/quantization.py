@@ -68,7 +68,7 @@ def quantized(weight: Tensor, group_format: GroupFormat, may_wait: bool = True) 
     last = weight[:, inputs - inputs % GROUP :]
     groups = torch.cat([weight, *[last] * GROUP], dim=1)[:, : inputs + -inputs % GROUP].view(len(weight), -1, GROUP)
     if group_format == "int8":
-        scales = (groups.abs().amax(-1) / LARGEST_CODE["int8"]).half()
+        scales = _int8_scales(groups.abs().amax(-1))
         divisors = scales.where(scales != 0, 1)[..., None].float()
         codes = (groups / divisors).round().clamp(-LARGEST_CODE["int8"], LARGEST_CODE["int8"])
         return GroupedWeight(codes.to(torch.int8), scales, None, inputs)
@@ -77,6 +77,14 @@ def quantized(weight: Tensor, group_format: GroupFormat, may_wait: bool = True) 
     codes, scales, minimums, _ = map(torch.cat, zip(*fits, strict=True))
     shape = groups.shape[:2]
     return GroupedWeight(codes.to(torch.uint8).view_as(groups), scales.view(shape), minimums.view(shape), inputs)
+
+
+def _int8_scales(largest: Tensor) -> Tensor:
+    """Return the scales in float16 of groups by their largest weights. Below 2^-14, float16 has fewer bits: where the
+    nearest scale would put the largest weight more than half a step outside the codes, take the next larger one."""
+    scales = (largest / LARGEST_CODE["int8"]).half()
+    too_small = (LARGEST_CODE["int8"] + 0.5) * scales.float() < largest
+    return (scales.view(torch.int16) + too_small.short()).view(torch.float16)
 
 
 class Fit(NamedTuple):
