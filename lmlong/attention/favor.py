@@ -13,8 +13,6 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 
 from lmlong.attention.feature_maps import RMS_EPS, FeatureMap
-from lmlong.native.onnx.graph import Value
-from lmlong.native.onnx.layer import GraphReader, Side, array, by_head, unit_rms
 from lmlong.native.spec import NativeSpec
 from lmlong.recipe.kinds import FEATURE_MAP_KINDS
 
@@ -118,19 +116,6 @@ class Favor(FeatureMap):
         constants = torch.cat([scale, length.square() / 2, too_large], dim=-1)
         weights = {"query_projection": self.projection, "constants": constants}
         return NativeSpec("favor", {"inner": self.projection.shape[1]}, weights, sources=(self.raw_gain,))
-
-    def onnx(self, reader: GraphReader, x: Value, side: Side) -> Value:
-        spec, op = reader.open(self), x.graph.op
-        constants = spec.weights["constants"]
-        assert constants is not None
-        scale, half_square, too_large = (array(constants)[None, None, :, 0, i, None] for i in range(3))
-        x = unit_rms(x, self.projection.shape[-1], 1.0, RMS_EPS) * scale
-        exponent = by_head(x, reader.weight(spec.weights["query_projection"], transposed=True))
-        if self.features == 2 * spec.options["inner"]:  # the hyperbolic form
-            exponent = x.graph.concat(exponent, -exponent, axis=-1)
-        if side == "query":
-            return op("Exp", exponent - exponent.max())
-        return op("Exp", exponent - ((x * x).sum() * 0.5 - half_square + too_large))
 
     def _of_one_length(self, x: Tensor) -> Tensor:
         """Return x (B, H, T, D) normalized to mean square 1, times the gain and D^(-1/4), in at least float32."""

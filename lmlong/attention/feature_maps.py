@@ -10,14 +10,11 @@ import math
 from abc import ABC, abstractmethod
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import rms_norm
 
-from lmlong.native.onnx.graph import Value
-from lmlong.native.onnx.layer import GraphReader, Side, by_head, unit_rms
 from lmlong.native.spec import NativeSpec
 from lmlong.recipe.kinds import FEATURE_MAP_KINDS
 
@@ -63,10 +60,6 @@ class Elu(FeatureMap):
     def native_spec(self) -> NativeSpec:
         return NativeSpec("elu")
 
-    def onnx(self, reader: GraphReader, x: Value, side: Side) -> Value:
-        op = x.graph.op
-        return op("Relu", x) + op("Exp", op("Min", x, 0.0)) + ELU_FLOOR
-
 
 class _EluPlusOne(torch.autograd.Function):
     """exp of the negative part, which is its own gradient, plus the positive part and the floor.
@@ -99,9 +92,6 @@ class Relu(FeatureMap):
     def native_spec(self) -> NativeSpec:
         return NativeSpec("relu")
 
-    def onnx(self, reader: GraphReader, x: Value, side: Side) -> Value:
-        return x.graph.op("Relu", x) + self.FLOOR
-
 
 class Cosine(FeatureMap):
     """[1, c x / |x|]: sim is 1 + c^2 cos(q, k), softmax to first order, kept positive by unit norms (Su 2020)."""
@@ -126,10 +116,6 @@ class Cosine(FeatureMap):
     def native_spec(self) -> NativeSpec:
         return NativeSpec("cosine")
 
-    def onnx(self, reader: GraphReader, x: Value, side: Side) -> Value:
-        length = x.graph.op("Sqrt", (x * x).sum() + self.TINY)
-        return (x * self.SHRINK / length).pad(1, 0, 1.0)
-
 
 class Softmax(FeatureMap):
     """Softmax over the features of each token, for queries and keys, the causal form of Shen et al. 2018. A floor is
@@ -142,9 +128,6 @@ class Softmax(FeatureMap):
 
     def native_spec(self) -> NativeSpec:
         return NativeSpec("softmax")
-
-    def onnx(self, reader: GraphReader, x: Value, side: Side) -> Value:
-        return x.graph.op("Softmax", x) + self.FLOOR
 
 
 class Hedgehog(FeatureMap):
@@ -171,10 +154,6 @@ class Hedgehog(FeatureMap):
     def native_spec(self) -> NativeSpec:
         weights = {"query_projection": self.query_projection.mT, "key_projection": self.key_projection.mT}
         return NativeSpec("hedgehog", weights=weights)
-
-    def onnx(self, reader: GraphReader, x: Value, side: Side) -> Value:
-        x = by_head(x, reader.weight(reader.open(self).weights[f"{side}_projection"], transposed=True))
-        return x.graph.op("Softmax", x.graph.concat(x, -x, axis=-1)) + self.FLOOR
 
     def _expand(self, x: Tensor, weight: Tensor) -> Tensor:
         x = x @ weight.to(x.dtype)
@@ -213,15 +192,6 @@ class Taylor(FeatureMap):
         projections = {"query_projection": self.query_projection, "key_projection": self.key_projection}
         weights = {name: weight.mT for name, weight in projections.items() if weight is not None}
         return NativeSpec("taylor", {"inner": self.inner}, weights)
-
-    def onnx(self, reader: GraphReader, x: Value, side: Side) -> Value:
-        spec = reader.open(self)
-        inner, projection = spec.options["inner"], spec.weights.get(f"{side}_projection")
-        if projection is not None:
-            x = by_head(x, reader.weight(projection, transposed=True))
-        x = unit_rms(x, inner, inner**-0.25, RMS_EPS)
-        left, right = (x.graph.op("Gather", x, index, axis=-1) for index in np.triu_indices(inner, k=1))
-        return x.graph.concat(x, left * right, x * x * 0.5**0.5, axis=-1).pad(1, 0, 1.0)
 
     def _expand(self, x: Tensor, weight: Tensor | None) -> Tensor:
         x = x if weight is None else x @ weight.to(x.dtype)

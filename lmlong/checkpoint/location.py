@@ -8,7 +8,7 @@ from lmlong.checkpoint import manifest
 from lmlong.errors import CheckpointError, nearest
 from lmlong.io.links import follow_link
 
-EXPORTED = ("modeling_lmlong.py", "model.onnx")
+EXPORTED = ("modeling_lmlong.py",)
 MOST_LISTED = 5
 LATEST, BEST = "latest", "best"
 NAME = re.compile(r"step-(\d{8,})")

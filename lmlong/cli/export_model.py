@@ -14,9 +14,9 @@ from lmlong.cli import options
 @options.run
 @click.option(
     "--to",
-    type=click.Choice(["hf", "onnx", "gguf"]),
+    type=click.Choice(["hf", "gguf"]),
     required=True,
-    help="Target: transformers (hf), onnxruntime on a CPU (onnx), or llama.cpp (gguf).",
+    help="Target: transformers (hf), or llama.cpp (gguf).",
 )
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder to create.")
 @click.option(
@@ -37,13 +37,11 @@ def export(
 
     For transformers, the folder contains the weights as safetensors, the tokenizer, a model card, and a module of plain
     torch, which transformers runs with trust_remote_code=True. A Llama model is exported as one and needs no module.
-    For onnxruntime, it contains one graph for prefill and decode, with the state as inputs and outputs; torch is not
-    needed. Hourglass models and plug-ins are not supported. For llama.cpp, it contains a GGUF file; only a Llama can be
+    Hourglass models and plug-ins are not supported. For llama.cpp, it contains a GGUF file; only a Llama can be
     exported, such as an imported model.
 
     \b
     lmlong export quickstart --to hf --out quickstart-hf
-    lmlong export quickstart --to onnx --out quickstart-onnx
     lmlong export smollm2 --to gguf --weights int4 --out smollm2-gguf
     """
     from lmlong.errors import UsageError
@@ -51,14 +49,13 @@ def export(
     from lmlong.interop.exporting import Exported
     from lmlong.interop.gguf_export import export_gguf
     from lmlong.interop.hf.export import export_hf
-    from lmlong.interop.onnx.export import export_onnx
     from lmlong.report.progress import waiting
 
-    write: dict[str, Callable[..., Exported]] = {"hf": export_hf, "onnx": export_onnx}
+    write: Callable[..., Exported] = export_hf
     if to == "gguf":
-        write["gguf"] = partial(export_gguf, weights=weights or "32")
+        write = partial(export_gguf, weights=weights or "32")
     elif weights:
         raise UsageError(f"--weights: the export to {to} has the weights of the run. Leave it out, or use --to gguf.")
     with waiting(f"writing {out}"):
-        exported = write[to](run, out, evaluation=read_evaluation(evaluation) if evaluation else None)
+        exported = write(run, out, evaluation=read_evaluation(evaluation) if evaluation else None)
     click.echo(f"{out}: {exported.architecture}, {exported.parameters:,} parameters")

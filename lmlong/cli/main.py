@@ -20,7 +20,7 @@ COMMANDS = {
     "data": ("lmlong.cli.data:data", "Tokenize text before training, and inspect it."),
     "tokenizer": ("lmlong.cli.tokenizer:tokenizer", "Train and inspect tokenizers."),
     "import": ("lmlong.cli.import_model:import_", "Import a pretrained model (Llama)."),
-    "export": ("lmlong.cli.export_model:export", "Export a run for transformers or onnxruntime."),
+    "export": ("lmlong.cli.export_model:export", "Export a run for transformers or llama.cpp."),
     "train": ("lmlong.cli.train:train", "Train a language model from a recipe."),
     "convert": ("lmlong.cli.convert:convert", "Convert a trained model to another attention."),
     "info": ("lmlong.cli.info:info", "Describe this installation, or a run."),

@@ -1,4 +1,4 @@
-"""Declarations of a model's modules, from which C++ and ONNX reimplement them.
+"""Declarations of a model's modules, from which C++ reimplements them.
 
 A reimplementation must read everything that a module declares. It refuses an unknown class, option or weight instead of
 ignoring it.

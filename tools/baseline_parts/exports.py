@@ -1,10 +1,9 @@
-"""A run as it is exported for onnxruntime and for transformers, and what it computes there."""
+"""A run as it is exported for transformers, and what it computes there."""
 
 import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors.torch import load_file
 
@@ -24,27 +23,6 @@ def exported(name: str, to: str, options: Options, workspace: Workspace) -> Path
     return folder
 
 
-def onnx_graph(name: str, options: Options, workspace: Workspace) -> dict[str, Any]:
-    """Return the operators and constants of the graph, and its outputs for a prompt from an empty state."""
-    import onnx
-    import onnxruntime
-
-    folder = exported(name, "onnx", options, workspace)
-    graph = onnx.load(folder / "model.onnx").graph
-    about = json.loads((folder / "config.json").read_text())
-    chosen = onnxruntime.SessionOptions()
-    chosen.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(folder / "model.onnx", chosen)
-    state = {part["input"]: np.zeros([1, *part["shape"]], part["dtype"]) for part in about["state"]}
-    outputs = session.run(None, {"ids": np.array([list(PROMPT.encode())]), **state})
-    return {
-        "operators": [node.op_type for node in graph.node],
-        "constants": {constant.name: onnx.numpy_helper.to_array(constant) for constant in graph.initializer},
-        "config": about,
-        "outputs": dict(zip([output.name for output in session.get_outputs()], outputs, strict=True)),
-    }
-
-
 def transformers_model(name: str, options: Options, workspace: Workspace) -> dict[str, Any]:
     """Return the weights and the config, and the logits of a prompt by transformers."""
     from transformers import AutoModelForCausalLM
@@ -58,4 +36,4 @@ def transformers_model(name: str, options: Options, workspace: Workspace) -> dic
     return {"weights": load_file(folder / "model.safetensors"), "config": config, "logits": logits}
 
 
-CASES: list[Case] = [*table("onnx", EXPORTED, onnx_graph), *table("transformers", EXPORTED, transformers_model)]
+CASES: list[Case] = table("transformers", EXPORTED, transformers_model)

@@ -11,7 +11,7 @@ from typing import Any
 
 PACKAGES = (
     *("torch", "numpy", "lightning", "sentencepiece"),
-    *("safetensors", "deepspeed", "onnx", "onnxruntime", "transformers"),
+    *("safetensors", "deepspeed", "transformers"),
 )
 """Packages that losses and digests depend on."""
 

@@ -10,8 +10,6 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from lmlong.attention.feature_maps import Elu, FeatureMap, Relu
-from lmlong.native.onnx.graph import Value
-from lmlong.native.onnx.layer import GraphReader, Side
 from lmlong.native.spec import NativeSpec
 
 TINY = 1e-6
@@ -28,9 +26,6 @@ class Silu(FeatureMap):
     def native_spec(self) -> NativeSpec:
         return NativeSpec("silu")
 
-    def onnx(self, reader: GraphReader, x: Value, side: Side) -> Value:
-        return x * x.graph.op("Sigmoid", x)
-
 
 class UnitFeatures(FeatureMap):
     """The features of another map, scaled to length one."""
@@ -44,10 +39,6 @@ class UnitFeatures(FeatureMap):
 
     def native_spec(self) -> NativeSpec:
         return NativeSpec("unit", parts={"inner": self.inner})
-
-    def onnx(self, reader: GraphReader, x: Value, side: Side) -> Value:
-        x = reader.build(reader.open(self).parts["inner"], x, side)
-        return x / x.graph.op("Sqrt", (x * x).sum() + TINY)
 
 
 def _unit(x: Tensor) -> Tensor:

@@ -28,8 +28,6 @@ from lmlong.attention.scan import ScanInputs, recomputed, without_autocast
 from lmlong.native.decode.kind import DecodeKind, Packer
 from lmlong.native.decode.structures import FeatureMapWeights, Forgetting, ints, pointers, structure
 from lmlong.native.decode.structures import Gate as GateWeights
-from lmlong.native.onnx.graph import Value
-from lmlong.native.onnx.layer import GraphReader, LayerInputs
 from lmlong.native.spec import NativeSpec
 
 BETA_START = 2.0
@@ -131,11 +129,3 @@ class DeltaAttention(Recurrence[DeltaState]):
 
     def native_spec(self) -> NativeSpec:
         return NativeSpec("delta", weights={"log_decay": self.log_decay}, parts={"feature_map": self.feature_map})
-
-    def onnx(self, reader: GraphReader, x: LayerInputs) -> Value:
-        spec = reader.open(self)
-        log_decay = x.log_decay(spec.weights["log_decay"])
-        feature_map: Any = spec.parts["feature_map"]
-        fq, fk = x.features(reader, feature_map)
-        v, rule = x.repeated(x.v, x.value_dim), "delta" if log_decay is None else "gated_delta"
-        return x.recurrence(rule, fq, fk, v, feature_map.features, x.value_dim, log_decay, x.gates["beta"])

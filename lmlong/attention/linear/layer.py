@@ -27,8 +27,6 @@ from lmlong.attention.recurrence import Recurrence
 from lmlong.attention.scan import Scan, ScanInputs
 from lmlong.native.decode.kind import DecodeKind, Packer
 from lmlong.native.decode.structures import FeatureMapWeights, Forgetting, ints, pointers, structure
-from lmlong.native.onnx.graph import Value
-from lmlong.native.onnx.layer import GraphReader, LayerInputs
 from lmlong.native.spec import NativeSpec
 
 
@@ -115,15 +113,3 @@ class LinearAttention(Recurrence[LinearState]):
 
     def native_spec(self) -> NativeSpec:
         return NativeSpec("linear", weights={"log_decay": self.log_decay}, parts={"feature_map": self.feature_map})
-
-    def onnx(self, reader: GraphReader, x: LayerInputs) -> Value:
-        """Return S_t = g_t S_(t-1) + fk_t [v_t, 1]^T read as fq_t S_t, divided by its last column, which is z."""
-        spec = reader.open(self)
-        log_decay = x.log_decay(spec.weights["log_decay"])
-        feature_map: Any = spec.parts["feature_map"]
-        fq, fk = x.features(reader, feature_map)
-        v = x.repeated(x.v, x.value_dim).pad(0, 1, 1.0)
-        rule = "linear" if log_decay is None else "gated"
-        y = x.recurrence(rule, fq, fk, v, feature_map.features, x.value_dim + 1, log_decay)
-        numerator, denominator = y.split(x.value_dim, 1)
-        return numerator / x.graph.op("Max", denominator, MIN_DENOMINATOR)

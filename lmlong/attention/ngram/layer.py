@@ -19,7 +19,6 @@ from lmlong.attention.inputs import NOTHING, Gate, Inputs, LastTokens
 from lmlong.attention.ngram.hashing import NO_NGRAM, ngram_hashes, row_of
 from lmlong.attention.ngram.naive import quadratic
 from lmlong.attention.ngram.native.kernel import NativeNgram
-from lmlong.attention.ngram.onnx import ngram_graph
 from lmlong.attention.ngram.sort import SortKernel
 from lmlong.attention.ngram.state import RECENT, WAITING, NgramEffect, NgramState, OwnedNgramState, empty_state
 from lmlong.attention.ngram.step import make_room, settle, step
@@ -27,8 +26,6 @@ from lmlong.attention.scan import without_autocast
 from lmlong.native.decode.kind import DecodeKind, Packer
 from lmlong.native.decode.structures import Gate as GateWeights
 from lmlong.native.decode.structures import ints, pointers, structure
-from lmlong.native.onnx.graph import Value
-from lmlong.native.onnx.layer import GraphReader, LayerInputs
 from lmlong.native.spec import NativeSpec
 from lmlong.recipe.kinds import ATTENTION_KINDS
 
@@ -159,6 +156,3 @@ class NgramAttention(CausalAttention[NgramState]):
     def native_spec(self) -> NativeSpec:
         weights = {"number_weight": self.number_weight, "raw_smoothing": self.raw_smoothing}
         return NativeSpec("ngram", {"sizes": tuple(self.sizes), "rows": self.buckets}, weights)
-
-    def onnx(self, reader: GraphReader, x: LayerInputs) -> Value:
-        return ngram_graph(reader, reader.open(self), x)

@@ -20,8 +20,6 @@ from lmlong.attention.window.layer import WindowAttention, WindowEffect, WindowS
 from lmlong.native.decode.kind import DecodeKind, Packer
 from lmlong.native.decode.structures import Gate as GateWeights
 from lmlong.native.decode.structures import structure
-from lmlong.native.onnx.graph import Value
-from lmlong.native.onnx.layer import GraphReader, LayerInputs
 from lmlong.native.spec import NativeSpec
 
 WINDOW = WindowAttention.native_decode
@@ -152,13 +150,6 @@ class ParallelWindow(CausalAttention[ParallelState]):
 
     def native_spec(self) -> NativeSpec:
         return NativeSpec("parallel_window", parts={"recurrence": self.recurrence, "window": self.window})
-
-    def onnx(self, reader: GraphReader, x: LayerInputs) -> Value:
-        parts = reader.open(self).parts
-        far = reader.build(parts["recurrence"], x)
-        near = reader.build(parts["window"], x._replace(qk=x.rotated))
-        share = x.gates["window_share"].unsqueeze(3)
-        return share * near + (-share + 1.0) * far
 
 
 def with_window(recurrence: Recurrence[Any], options: recipe.Attention) -> CausalAttention[Any]:

@@ -4,7 +4,6 @@ B batch, H query heads, G key/value heads, each shared by H / G neighbouring que
 K key dim, V value dim.
 """
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
@@ -26,8 +25,6 @@ from lmlong.attention.softmax.state import (
     with_room,
     without_unused,
 )
-from lmlong.native.onnx.graph import Value
-from lmlong.native.onnx.layer import GraphReader, LayerInputs
 from lmlong.native.spec import NativeSpec
 from lmlong.recipe.kinds import ATTENTION_KINDS
 
@@ -136,9 +133,6 @@ class SoftmaxAttention(CausalAttention[KVCache]):
     def native_spec(self) -> NativeSpec:
         return NativeSpec("softmax_attention")
 
-    def onnx(self, reader: GraphReader, x: LayerInputs) -> Value:
-        return softmax_graph(x)
-
 
 def _ones(k: Tensor) -> Tensor:
     """Return a mask (B, T) that is true everywhere."""
@@ -157,22 +151,3 @@ def softmax_reference(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """Return softmax(q K^T / sqrt(width)) V over the tokens where `mask` (..., T, T) is true."""
     logits = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(~mask, -torch.inf)
     return logits.softmax(-1) @ v
-
-
-def softmax_graph(x: LayerInputs, window: int | None = None) -> Value:
-    """Return softmax attention to all tokens, or to the last `window` tokens including the current one, as an ONNX
-    graph."""
-    if window == 1:
-        return x.repeated(x.v, x.value_dim)
-    graph, past = x.graph, 0 if window is None else window - 1
-    sizes = {"keys": x.head_dim, "values": x.value_dim}
-    before = [
-        graph.state(f"{x.name}.{name}", np.float32, x.kv_heads, past, size, grows=window is None)
-        for name, size in sizes.items()
-    ]
-    mask = x.tokens.visible(before[0].size(2), window)
-    options = {"q_num_heads": x.heads, "kv_num_heads": x.kv_heads}
-    y, *after = graph.ops("Attention", 3, *x.qk, x.v, mask, *before, **options)
-    for old, new in zip(before, after, strict=True):
-        graph.set_state(old, new if window is None else new.slice(2, -past))
-    return y.reshape(0, 0, x.heads, x.value_dim)

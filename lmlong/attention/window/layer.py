@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad, scaled_dot_product_attention
@@ -23,14 +22,12 @@ from lmlong.attention.block_sparse import attend, attends
 from lmlong.attention.inputs import NOTHING, Gate, Inputs
 from lmlong.attention.key_blocks import VisibleKeys, visible_keys
 from lmlong.attention.softmax.decode import KEY_VALUES, cached, key_value_fields
-from lmlong.attention.softmax.layer import last_document, softmax_graph, softmax_reference
+from lmlong.attention.softmax.layer import last_document, softmax_reference
 from lmlong.attention.softmax.state import cache_dtype
 from lmlong.attention.tail import Tail, after_tail, tail_of
 from lmlong.native.decode.kind import DecodeKind, Packer, native
 from lmlong.native.decode.structures import Gate as GateWeights
 from lmlong.native.decode.structures import ints, pointers, structure
-from lmlong.native.onnx.graph import Value
-from lmlong.native.onnx.layer import GraphReader, LayerInputs
 from lmlong.native.spec import NativeSpec
 from lmlong.recipe.kinds import ATTENTION_KINDS
 
@@ -189,14 +186,6 @@ class WindowAttention(CausalAttention[WindowState]):
     def native_spec(self) -> NativeSpec:
         return NativeSpec("window", {"window": self.window}, {"sink_value": self.sink_value})
 
-    def onnx(self, reader: GraphReader, x: LayerInputs) -> Value:
-        spec = reader.open(self)
-        value = spec.weights["sink_value"]
-        if value is None:
-            return softmax_graph(x, spec.options["window"])
-        of_head = x.graph.op("Gather", reader.weight(value), np.arange(self.heads) // self.queries_per_key, axis=0)
-        return sink_graph(x, spec.options["window"], x.gates[SINK], of_head)
-
     def _mask(self, visible: VisibleKeys, block: int, missing: int) -> Tensor:
         """Return (B N, C, W - 1 + C), true if a query sees a key. Padding sees only padding."""
         past, keys = self.window - 1, visible.in_use.shape[1]
@@ -220,29 +209,3 @@ def _with_sink(keys: Tensor, values: Tensor, sink: Tensor) -> tuple[Tensor, Tens
     value = sink.to(values.dtype)[:, :, None, None].expand(*values.shape[:3], 1, -1)
     keys, values = torch.cat([pad(keys, (0, SINK_CHANNELS)), key], dim=3), torch.cat([values, value], dim=3)
     return keys, pad(values, (0, max(0, keys.shape[-1] - values.shape[-1])))
-
-
-def sink_graph(x: LayerInputs, window: int, logit: Value, value: Value) -> Value:
-    """Return softmax attention to the last tokens and to a sink, as an ONNX graph, given the logits (B, T, H) of the
-    sink and its value (H, V). The operator for attention has no sink."""
-    graph, past = x.graph, window - 1
-
-    def by_head(tokens: Value, heads: int, size: int) -> Value:
-        return tokens.reshape(0, 0, heads, size).transpose(0, 2, 1, 3)
-
-    def cached(name: str, new: Value, size: int) -> Value:
-        """Return the past and new keys or values (B, H, S, size) of each query head."""
-        tokens = by_head(new, x.kv_heads, size)
-        if past:
-            before = graph.state(f"{x.name}.{name}", np.float32, x.kv_heads, past, size)
-            tokens = graph.concat(before, tokens, axis=2)
-            graph.set_state(before, tokens.slice(2, -past))
-        return graph.op("Gather", tokens, of_head, axis=1)
-
-    of_head = np.arange(x.heads) // (x.heads // x.kv_heads)
-    keys, values = cached("keys", x.qk[1], x.head_dim), cached("values", x.v, x.value_dim)
-    logits = by_head(x.qk[0], x.heads, x.head_dim) @ keys.transpose(0, 1, 3, 2) * float(x.head_dim**-0.5)
-    seen = x.tokens.visible(graph.constant(np.array([past])), window)
-    logits = graph.concat(seen.where(logits, float("-inf")), logit.transpose(0, 2, 1).unsqueeze(3), axis=3)
-    weights = graph.op("Softmax", logits, axis=-1)
-    return (weights.slice(3, 0, -1) @ values + weights.slice(3, -1) * value.unsqueeze(1)).transpose(0, 2, 1, 3)

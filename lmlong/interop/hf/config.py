@@ -55,9 +55,9 @@ def llama_config(chosen: recipe.Recipe, vocabulary: int) -> dict[str, Any]:
 def lmlong_config(model: recipe.Model, built: LanguageModel, vocabulary: int) -> dict[str, Any]:
     """Return the configuration of any other model, for the module that is exported with it."""
     if unknown := set(model.kinds) - KINDS:
-        raise UsageError(f"model.attention.kind: the export to transformers does not have {unknown.pop()}. Use ONNX.")
+        raise UsageError(f"model.attention.kind: the export to transformers does not have {unknown.pop()}.")
     if model.add_ngram:
-        raise UsageError("model.add_ngram: added n-gram heads are not exported to transformers. Use `--to onnx`.")
+        raise UsageError("model.add_ngram: added n-gram heads are not exported to transformers.")
     attention, scaling = model.attention, model.rope.scaling
     keys, values = model.head_dims
     favor = {"features": attention.favor.features or 2 * keys, "form": attention.favor.form}

@@ -1,1 +1,0 @@
-"""Our models as graphs of ONNX, for onnxruntime."""

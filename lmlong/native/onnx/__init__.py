@@ -1,1 +1,0 @@
-"""Models as graphs of ONNX: each module builds its part."""
