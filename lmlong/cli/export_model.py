@@ -33,12 +33,12 @@ from lmlong.cli import options
 def export(
     run: str, to: str, out: Path, evaluation: Path | None, weights: Literal["32", "bf16", "int8", "int4"] | None
 ) -> None:
-    """Export RUN to a folder for a program without lmlong.
+    """Export RUN to a folder for other programs.
 
-    For transformers, the folder contains the weights as safetensors, the tokenizer, a model card, and a module of plain
-    torch, which transformers runs with trust_remote_code=True. A Llama model is exported as one and needs no module.
-    Hourglass models and plug-ins are not supported. For llama.cpp, it contains a GGUF file; only a Llama can be
-    exported, such as an imported model.
+    For transformers, the folder contains the weights as safetensors, the tokenizer, a model card, and a module that
+    runs lmlong's own model in transformers, with trust_remote_code=True. A Llama model is exported as one and needs
+    neither the module nor lmlong. For llama.cpp, the folder contains a GGUF file; only a Llama can be exported, such as
+    an imported model.
 
     \b
     lmlong export quickstart --to hf --out quickstart-hf

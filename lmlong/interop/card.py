@@ -28,10 +28,12 @@ def card(
     tags: Sequence[str],
     sections: Sequence[str],
     evaluation: dict[str, Any] | None,
+    needs: str = "",
 ) -> str:
-    """Return the text. `sections` describe the use of the model; `evaluation` is a result of `lmlong eval`."""
+    """Return the text. `needs` is what must be installed, `sections` describe the use of the model, `evaluation` is a
+    result of `lmlong eval`."""
     head = HEAD.format(library=library, tags=", ".join(["lmlong", *tags]))
-    parts = [head, f"# {name}\n", _facts(source), *sections]
+    parts = [head, f"# {name}\n", *([f"{needs}\n"] if needs else []), _facts(source), *sections]
     if source.text:
         parts.append("\n".join(_text(source.text)))
     if evaluation is not None:

@@ -15,7 +15,6 @@ from lmlong.errors import UsageError
 from lmlong.interop.staging import staged_folder
 from lmlong.model.build import build
 from lmlong.recipe import Recipe
-from lmlong.recipe.kinds import plugins_needed
 
 
 class Exported(NamedTuple):
@@ -57,12 +56,6 @@ def _check_exportable(chosen: Recipe) -> None:
     """Raise UsageError if no export supports the recipe."""
     if chosen.objective != "causal":
         raise UsageError("an encoder cannot be exported: it does not predict the next token. Use a causal model.")
-    if chosen.model.downsample:
-        raise UsageError("model.downsample: an hourglass is not exported. Use a model whose layers read every token.")
-    if plugins := plugins_needed(chosen.model.attention.model_dump()):
-        raise UsageError(
-            f"model.attention: {plugins[0]} is a plug-in, whose code cannot be exported. Use a kind of lmlong."
-        )
 
 
 def _check_free(folder: Path) -> None:

@@ -1,9 +1,8 @@
-"""Models exported to transformers have the same logits, texts and tokens there, without lmlong."""
+"""Models exported to transformers have the same logits, texts and tokens there."""
 
 import json
 import os
 import random
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -24,11 +23,12 @@ from torch import Tensor
 
 import lmlong
 from lmlong import recipe
+from lmlong.attention.plugins import load_plugin, unload_plugin
 from lmlong.data.tokenizers.base import ByteTokenizer, Tokenizer
 from lmlong.data.tokenizers.characters import CharacterTokenizer
 from lmlong.data.tokenizers.factory import train_tokenizer
 from lmlong.data.tokenizers.sentencepiece import SentencePieceTokenizer
-from lmlong.errors import CheckpointError, UsageError
+from lmlong.errors import CheckpointError, LmlongError, UsageError
 from lmlong.interop.hf.config import lmlong_weights
 from lmlong.interop.hf.export import export_hf
 from lmlong.interop.importing import import_model
@@ -40,9 +40,17 @@ from lmlong.model.sampling_options import DEFAULTS, Sampling
 PROMPTS = (150, 90, 31)
 """Tokens of prompts that are read as one batch."""
 
+TWO_GATES = Path(__file__).parents[1] / "plugins" / "two_gates.py"
+
 PROMPT_IDS = torch.tensor([[5, 280, 3, 299, 17, 17, 60, 1, 250] * 5])
 
-ALL_ROUND = {"elu", "delta", "window", "ngram", "tables", "window beside"}
+OPTIONS = {
+    **FORMS,
+    "hourglass": {**FORMS["elu"], "layers": 3, "downsample": recipe.Downsample(factor=4)},
+    "added heads": {**FORMS["softmax"], "add_ngram": [1]},
+}
+
+ALL_ROUND = {"elu", "delta", "window", "ngram", "tables", "window beside", "hourglass"}
 """Forms that are also decoded by beams, sampled and trained in the usual run: one of each kind of state, and tables."""
 
 
@@ -70,7 +78,7 @@ def export(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Export]:
 
     @cache
     def of_form(form: str) -> Export:
-        model = write_run(folder / form / "run", **FORMS[form])
+        model = write_run(folder / form / "run", **OPTIONS[form])
         export_hf(str(folder / form / "run"), folder / form / "hf")
         return Export(model, folder / form / "hf")
 
@@ -78,7 +86,7 @@ def export(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Export]:
 
 
 @pytest.mark.interop
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", OPTIONS)
 @torch.no_grad()
 def test_transformers_has_the_same_logits(transformers: Any, export: Callable[[str], Export], form: str) -> None:
     original, folder = export(form)
@@ -94,7 +102,7 @@ def test_transformers_has_the_same_logits(transformers: Any, export: Callable[[s
 
 @pytest.mark.interop
 @pytest.mark.parametrize(
-    "form", [pytest.param(form, marks=[] if form in ALL_ROUND else pytest.mark.slow) for form in FORMS]
+    "form", [pytest.param(form, marks=[] if form in ALL_ROUND else pytest.mark.slow) for form in OPTIONS]
 )
 def test_transformers_generates_the_same_and_has_the_same_gradients(
     transformers: Any, export: Callable[[str], Export], form: str
@@ -136,11 +144,13 @@ def apart(found: Tensor, expected: Tensor) -> float:
 
 
 def in_pieces(model: Any, ids: Tensor) -> Tensor:
-    """Logits of a text read in pieces of several sizes along the cache of transformers."""
-    from transformers import DynamicCache
-
-    cache = DynamicCache(config=model.config)
-    return torch.cat([model(piece, cache=cache).logits for piece in ids.split([70, 1, 1, 9, 1, 68], dim=1)], dim=1)
+    """Logits of a text read in pieces of several sizes, from the state after those before."""
+    cache, logits = None, []
+    for piece in ids.split([70, 1, 1, 9, 1, 68], dim=1):
+        read = model(piece, cache=cache)
+        cache = read.cache
+        logits.append(read.logits)
+    return torch.cat(logits, dim=1)
 
 
 def left_padded(ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -174,26 +184,55 @@ def test_a_folder_that_transformers_saves_again_is_the_same_model(
 
 
 @pytest.mark.interop
-def test_its_pipeline_runs_where_lmlong_is_not_installed(
+def test_its_pipeline_runs_in_a_process_of_its_own(
     tmp_path: Path, transformers: Any, export: Callable[[str], Export]
 ) -> None:
     original, folder = export("ngram")
     code = """
 import sys
-sys.modules["lmlong"] = None
 from transformers import pipeline
 write = pipeline("text-generation", sys.argv[1], trust_remote_code=True)
 greedily = {"do_sample": False}
 told = write("abcabc", max_new_tokens=8, return_full_text=False, **greedily)
 print(write.tokenizer(told[0]["generated_text"], add_special_tokens=False)["input_ids"])
 """
-    cache = {"HF_HOME": str(tmp_path / "home"), "PATH": "", "HF_HUB_OFFLINE": "1"}
+    cache = {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
     words = [sys.executable, "-c", code, str(folder)]
-    done = subprocess.run(words, capture_output=True, text=True, env=cache, cwd=tmp_path)
+    done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, **cache}, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     expected = ByteTokenizer().decode(greedy(original, torch.tensor([256, *b"abcabc"]), 8))
     told = json.loads(done.stdout.splitlines()[-1])
     assert ByteTokenizer().decode(told) == expected.encode("utf-8", "replace").decode()
+
+
+@pytest.mark.interop
+@torch.no_grad()
+def test_a_plug_in_is_loaded_before_its_model(tmp_path: Path, transformers: Any) -> None:
+    load_plugin(TWO_GATES)
+    try:
+        original = write_run(tmp_path / "run", attention={"kind": "two_gates"})
+        export_hf(str(tmp_path / "run"), tmp_path / "hf")
+        exported = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf", trust_remote_code=True)
+        assert apart(exported(text(2, 40)).logits, original(text(2, 40))[0]) < 1e-5
+    finally:
+        unload_plugin(TWO_GATES)
+    with pytest.raises(LmlongError, match="two_gates"):
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf", trust_remote_code=True)
+
+
+@pytest.mark.interop
+def test_the_trainer_of_transformers_trains_it(
+    tmp_path: Path, transformers: Any, export: Callable[[str], Export]
+) -> None:
+    pytest.importorskip("accelerate")
+    model = transformers.AutoModelForCausalLM.from_pretrained(export("tables").folder, trust_remote_code=True)
+    rows = [{"input_ids": row, "labels": row} for row in text(8, 40)]
+    how = {"max_steps": 20, "learning_rate": 1e-2, "report_to": [], "logging_steps": 1, "use_cpu": True}
+    options = transformers.TrainingArguments(str(tmp_path), **how, save_strategy="no", disable_tqdm=True)
+    trainer = transformers.Trainer(model, options, train_dataset=rows)
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert len(losses) == 20 and losses[-1] < 0.7 * losses[0]
 
 
 @pytest.mark.interop
@@ -299,42 +338,11 @@ def test_a_llama_leaves_as_one(tmp_path: Path, transformers: Any, changes: dict[
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"downsample": {"factor": 2}, "layers": 3}, "hourglass"),
-        ({"objective": "masked", "attention": {"kind": "linear", "decay": "none"}, "convolution": 0}, "encoder"),
-    ],
-)
-def test_a_model_that_cannot_be_exported_is_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
-    write_run(tmp_path / "run", **options)
-    with pytest.raises(UsageError, match=message):
+def test_an_encoder_is_refused(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", objective="masked", attention={"kind": "linear", "decay": "none"}, convolution=0)
+    with pytest.raises(UsageError, match="encoder"):
         export_hf(str(tmp_path / "run"), tmp_path / "out")
     assert os.listdir(tmp_path) == ["run"]
-
-
-def test_added_heads_are_refused_by_the_export_to_transformers(tmp_path: Path) -> None:
-    write_run(tmp_path / "run", add_ngram=[1], **FORMS["softmax"])
-    with pytest.raises(UsageError, match=r"model\.add_ngram: .* not exported"):
-        export_hf(str(tmp_path / "run"), tmp_path / "out")
-
-
-def test_a_kind_that_the_exported_module_lacks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_run(tmp_path / "run", **FORMS["window"])
-    monkeypatch.setattr("lmlong.interop.hf.config.KINDS", {"linear"})
-    with pytest.raises(UsageError, match="does not have window"):
-        export_hf(str(tmp_path / "run"), tmp_path / "hf")
-    assert not list(tmp_path.glob("*hf*"))
-
-
-def test_the_exported_module_takes_no_unknown_kind_for_another(
-    tmp_path: Path, transformers: Any, export: Callable[[str], Export]
-) -> None:
-    shutil.copytree(export("window").folder, tmp_path / "hf")
-    config = json.loads((tmp_path / "hf" / "config.json").read_text())
-    (tmp_path / "hf" / "config.json").write_text(json.dumps({**config, "attention": ["window", "input_gated"]}))
-    with pytest.raises(ValueError, match="'input_gated'"):
-        transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf", trust_remote_code=True)
 
 
 def test_a_folder_that_holds_anything_is_kept(tmp_path: Path) -> None:
@@ -390,5 +398,4 @@ def test_its_card_tells_what_it_is_and_how_it_reads(tmp_path: Path) -> None:
     assert str(tmp_path) not in card
     files = {path.name for path in (tmp_path / "hf").iterdir()}
     assert files >= {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "README.md"}
-    module = (tmp_path / "hf" / "modeling_lmlong.py").read_text()
-    assert "import lmlong" not in module and "from lmlong" not in module
+    assert "`pip install lmlong`" in card.split("#", 1)[1].splitlines()[2]

@@ -1,1 +1,1 @@
-"""Export models for transformers, which loads them without lmlong."""
+"""Export models for transformers."""

@@ -24,7 +24,7 @@ supported.
 GROWING = """Some of its layers keep the keys and values of all tokens, so its state grows with the text. Rows of a
 batch are padded on the left.
 """
-SPEED = "The module in this folder is plain torch; lmlong runs the same model with native code.\n"
+NEEDS = "`pip install lmlong` first: the module in this folder runs lmlong's own model."
 
 
 def model_card(name: str, source: RunSource, state: StateSize | None, evaluation: dict[str, Any] | None) -> str:
@@ -33,5 +33,5 @@ def model_card(name: str, source: RunSource, state: StateSize | None, evaluation
     if state is None:
         return card(name, source, "transformers", [], [use], evaluation)
     size = binary_size(state.empty.bytes)
-    limits = "## Limits\n\n" + (GROWING if state.per_token.numbers else CONSTANT.format(size=size)) + "\n" + SPEED
-    return card(name, source, "transformers", ["linear-attention"], [use, limits], evaluation)
+    limits = "## Limits\n\n" + (GROWING if state.per_token.numbers else CONSTANT.format(size=size))
+    return card(name, source, "transformers", ["linear-attention"], [use, limits], evaluation, NEEDS)

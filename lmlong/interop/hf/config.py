@@ -7,16 +7,11 @@ import torch
 from torch import Tensor
 
 from lmlong import recipe
-from lmlong.errors import UsageError
 from lmlong.interop.llama import ARCHITECTURE as LLAMA
 from lmlong.interop.llama import llama_names
 from lmlong.interop.llama_config import LLAMA3_ROPE
-from lmlong.model.language_model import LanguageModel
 
 MODULE, CONFIG, MODEL = "modeling_lmlong", "LmlongConfig", "LmlongForCausalLM"
-
-KINDS = {"linear", "delta", "ngram", "window", "softmax"}
-"""The kinds of attention that the exported module has."""
 
 
 def is_llama(model: recipe.Model) -> bool:
@@ -52,41 +47,16 @@ def llama_config(chosen: recipe.Recipe, vocabulary: int) -> dict[str, Any]:
     }
 
 
-def lmlong_config(model: recipe.Model, built: LanguageModel, vocabulary: int) -> dict[str, Any]:
+def lmlong_config(model: recipe.Model, vocabulary: int) -> dict[str, Any]:
     """Return the configuration of any other model, for the module that is exported with it."""
-    if unknown := set(model.kinds) - KINDS:
-        raise UsageError(f"model.attention.kind: the export to transformers does not have {unknown.pop()}.")
-    if model.add_ngram:
-        raise UsageError("model.add_ngram: added n-gram heads are not exported to transformers.")
-    attention, scaling = model.attention, model.rope.scaling
-    keys, values = model.head_dims
-    favor = {"features": attention.favor.features or 2 * keys, "form": attention.favor.form}
-    of_maps: dict[str, dict[str, Any]] = {"taylor": {"width": attention.taylor.width}, "favor": favor}
-    tables = {"ngram_embedding": model.ngram_embedding.model_dump()} if model.ngram_embedding else {}
     return {
         "architectures": [MODEL],
         "auto_map": {"AutoConfig": f"{MODULE}.{CONFIG}", "AutoModelForCausalLM": f"{MODULE}.{MODEL}"},
         "model_type": "lmlong",
-        **_sizes(model, vocabulary),
-        **tables,
-        "value_dim": values,
-        "attention": model.kinds,
-        "feature_map": attention.feature_map,
-        "feature_options": {**of_maps.get(attention.feature_map, {}), "delta": attention.delta.feature_map},
-        "decay": attention.decay,
-        "longest_memory": attention.longest_memory,
-        "window": attention.window,
-        "parallel_window": attention.parallel_window,
-        "window_sink": attention.window_sink,
-        "ngram": attention.ngram.model_dump() if "ngram" in model.kinds else {},
-        "convolution": model.convolution,
-        "rotary_layers": [block.mixer.uses_rope for block in built.blocks],
-        "rotary_window": model.positions != "none",
-        "rotary_base": model.rope.base,
-        "rotary_scaling": scaling and scaling.model_dump(),
-        "output_gate": model.output_gate,
-        "head_norm": model.head_norm,
-        "embedding_scale": built.embedding_scale,
+        "model": model.model_dump(mode="json"),
+        "vocab_size": vocabulary,
+        "tie_word_embeddings": model.tied_output,
+        "use_cache": True,
     }
 
 
@@ -107,9 +77,7 @@ def _sizes(model: recipe.Model, vocabulary: int) -> dict[str, Any]:
 
 def lmlong_weights(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the weights under their names in the exported module."""
-    output = "lm_head.output.weight"
-    named = {f"model.{name}": weight for name, weight in weights.items() if name != output}
-    return named | ({"lm_head.weight": weights[output]} if output in weights else {})
+    return {f"model.{name}": weight for name, weight in weights.items()}
 
 
 def llama_weights(weights: dict[str, Tensor], model: recipe.Model) -> dict[str, Tensor]:

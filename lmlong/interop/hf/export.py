@@ -1,4 +1,4 @@
-"""Export a run as a folder for transformers, which loads it without lmlong."""
+"""Export a run as a folder for transformers."""
 
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ def export_hf(run: str, folder: Path, evaluation: dict[str, Any] | None = None) 
     else:
         model = build(recipe, tokenizer.vocabulary)
         assert isinstance(model, LanguageModel)
-        config, longest = configs.lmlong_config(recipe.model, model, tokenizer.vocabulary), UNBOUNDED
+        config, longest = configs.lmlong_config(recipe.model, tokenizer.vocabulary), UNBOUNDED
         named, module = configs.lmlong_weights(weights), {MODULE.name: MODULE.read_text(encoding="utf-8")}
         no_loops = NO_LOOPS
         state = state_size(model)
