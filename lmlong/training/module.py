@@ -70,8 +70,8 @@ class TrainingModule(LightningModule):
         self.first_batch = prepared.first_step * self.recipe.training.accumulate
         self.register_buffer("token_bytes", torch.from_numpy(prepared.tokens.tokenizer.token_bytes), persistent=False)
         self.register_buffer("skipped", torch.zeros((), dtype=torch.int64), persistent=False)
-        # whether a validation measures the model as it will be used: with rounded weights, or with --learn
-        self.is_judged = not (training.quantize or training.learn)
+        # whether validation measures what is trained: predictions without --learn, with rounded weights where they are
+        self.is_judged = not (training.quantize or training.learn or training.teacher_of == "layers")
         self.learning_rate = math.nan  # of the current optimizer step
         self.row_optimizer: RowAdagrad | None = None  # of the model's tables
         self.figures: list[BatchFigures] = []  # of the current optimizer step
