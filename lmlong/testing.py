@@ -27,6 +27,8 @@ from lmlong.attention.plugin_checks import explain, file_of
 from lmlong.attention.plugins import Plugin, in_words
 from lmlong.attention.registry import CAUSAL
 from lmlong.errors import LmlongError, UsageError
+from lmlong.model.build import without_memory
+from lmlong.model.language_model import LanguageModel
 from lmlong.report.json_values import json_keys
 
 HEADS, HEAD_DIM, VALUE_DIM, BATCH, TIME = 3, 8, 6, 2, 100
@@ -90,10 +92,25 @@ def examine_feature_map(feature_map: FeatureMap | Callable[[int, int], FeatureMa
 
 def examine_plugin(plugin: Plugin) -> list[Report]:
     """Check the laws for each attention and feature map of a plug-in, with its default options."""
+    for name in (*plugin.attentions, *plugin.feature_maps):
+        _build_as_training_does(plugin, name)
     options = recipe.Attention()
     attentions = [CAUSAL[name](HEADS, HEAD_DIM, VALUE_DIM, options) for name in plugin.attentions]
     maps = [FEATURE_MAPS[name](HEADS, HEAD_DIM, options) for name in plugin.feature_maps]
     return [*map(examine_attention, attentions), *map(examine_feature_map, maps)]
+
+
+def _build_as_training_does(plugin: Plugin, name: str) -> None:
+    """Build a model with an attention or feature map, and its state, without memory, as training does at first."""
+    attention = recipe.Attention(kind=name) if name in plugin.attentions else recipe.Attention(feature_map=name)
+    options = recipe.Model(width=HEADS * HEAD_DIM, layers=1, heads=HEADS, attention=attention)
+    try:
+        with without_memory():
+            LanguageModel(options, 1).init_state(1)
+    except LmlongError:
+        raise
+    except Exception as error:
+        raise UsageError(f"{plugin.name}: {name}: {explain(error, plugin.name)}") from error
 
 
 def _held(report: Report) -> Report:
@@ -195,9 +212,10 @@ def _state_size(of: _Texts) -> Errors:
 
 def _scales(of: _Texts) -> Errors:
     for scale in laws.SCALES:
-        text = of.draw(scale=min(scale, of.attention.largest_scale))
+        scale = min(scale, of.attention.largest_scale)
+        text = of.draw(scale=scale)
         y, _ = of.subject.forward(text, of.subject.init_state(BATCH))
-        yield "", float(laws.dead_or_infinite(y, laws.reference(of.attention, text))), 0.0
+        yield f"scale {scale:g}, ", float(laws.dead_or_infinite(y, laws.reference(of.attention, text))), 0.0
 
 
 def _denominators(of: _Texts) -> Errors:

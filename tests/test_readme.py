@@ -147,7 +147,8 @@ def test_every_command_of_a_page_works(run_once: Callable[[str], Finished], page
         assert result.returncode == 0, f"{command}: {result.stderr}"
         assert result.stdout.strip(), command
         if command.startswith("lmlong generate") and "--stats" not in command:
-            assert result.stderr == ""
+            # after so few steps the newest checkpoint may not be the best
+            assert [line for line in result.stderr.splitlines() if ": loads step-" not in line] == []
 
 
 def unquoted(command: str) -> str:

@@ -26,7 +26,7 @@ LAWS: Mapping[int, str] = {
     6: "rows are independent",
     7: "packed documents are independent",
     8: "the state is as large as declared",
-    9: "outputs not finite or dead at any scale",
+    9: "outputs not finite or dead",
     10: "1 / smallest denominator",
     11: "fast decode step = forward, in float32",
     12: "parts read at once = forward",

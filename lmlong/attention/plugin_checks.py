@@ -22,6 +22,11 @@ from lmlong.recipe.yaml import dotted
 
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 
+WITHOUT_VALUES = (
+    ". Models are also built without memory, to learn their size: compute numbers by Python's math, or read values in "
+    "forward"
+)
+
 
 def check_name(where: str, dict_name: str, kind: Any, own: set[str]) -> None:
     """Refuse a name that recipes cannot hold, or that is taken, also by the plug-in's `own` names."""
@@ -109,7 +114,8 @@ def explain(error: BaseException, file: str | None = None) -> str:
     if isinstance(error, SyntaxError) and error.filename:
         source, text = (error.filename, error.lineno or 1), error.msg
     at = f" ({os.path.basename(source[0])}:{source[1]})" if source else ""
-    return f"{type(error).__name__}: {' '.join(text.split())}{at}"
+    remedy = WITHOUT_VALUES if "meta tensor" in text else ""
+    return f"{type(error).__name__}: {' '.join(text.split())}{at}{remedy}"
 
 
 def file_of(cls: type) -> str | None:

@@ -24,18 +24,38 @@ def run_path(run: str | Path) -> Path:
     return Path("runs") / run if not path.exists() and (Path("runs") / run).exists() else path
 
 
-def find(run: str | Path) -> Path:
-    """Return the checkpoint of a run, given as a folder, a name under runs/, or a checkpoint's own folder."""
+def folder_of(run: str | Path) -> Path:
+    """Return the run folder of a path or name that refers to a run or one of its checkpoints; it may be missing."""
+    path = run_path(run)
+    return path.parents[1] if path.parent.name == "checkpoints" else path
+
+
+def find(run: str | Path, which: str = LATEST) -> Path:
+    """Return a checkpoint of a run, given as a folder or a name under runs/: the newest, or with BEST the one of the
+    lowest validation, if there was a validation. A checkpoint's own folder is that checkpoint.
+
+    A run resumes from the newest; `read.reading`, by which all else is loaded, takes the best.
+    """
     try:
         path = run_path(run)
         if not path.exists():
             raise CheckpointError(f"{run}: no such run or checkpoint.{_runs_near(path)}")
-        for link in (path, path / "checkpoints" / LATEST):
+        for link in (path, path / "checkpoints" / which, path / "checkpoints" / LATEST):
             if checkpoint := _follow(link):
                 return checkpoint
     except OSError as error:
         raise CheckpointError(f"{error.filename or run}: cannot be read ({error.strerror}).") from error
     raise CheckpointError(f"{path}: {_why_not(path)}")
+
+
+def choice(run: str | Path, which: str) -> str:
+    """Return a line that names the checkpoint loaded from a run; an empty string if its newest one is the best."""
+    best, newest = find(run, BEST), find(run)
+    if best == newest:
+        return ""
+    if which == BEST:
+        return f"{run}: loads {best.name}, the best by validation, not the newest, {newest.name} (--checkpoint latest)"
+    return f"{run}: loads {newest.name}, the newest, not the best by validation, {best.name} (--checkpoint best)"
 
 
 def _runs_near(missing: Path) -> str:

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from lmlong.checkpoint import manifest
-from lmlong.checkpoint.location import find
+from lmlong.checkpoint.location import BEST, find
 from lmlong.checkpoint.manifest import RECIPE, TOKENIZER, TRAINING, WEIGHTS
 from lmlong.data.tokenizers.base import Tokenizer
 from lmlong.data.tokenizers.factory import load_tokenizer
@@ -46,22 +46,22 @@ T = TypeVar("T")
 
 
 def reading(run: str | Path, use: Callable[[Path], T]) -> T:
-    """Return `use(checkpoint)` for the newest checkpoint of a run, which may be in training.
+    """Return `use(checkpoint)` for the best checkpoint of a run, which may be in training.
 
-    Training removes older checkpoints, even while they are being read. `use` is then called again with the newest one,
-    so it must have no side effects, and its result must not depend on files of the checkpoint.
+    Training removes checkpoints when there is a better one, even while they are being read. `use` is then called again
+    with the better one, so it must have no side effects, and its result must not depend on files of the checkpoint.
     """
-    checkpoint = find(run)
+    checkpoint = find(run, BEST)
     while True:
         try:
             return use(checkpoint)
         except (CheckpointError, OSError) as error:
-            newer = find(run)
-            if newer == checkpoint and isinstance(error, OSError):
+            better = find(run, BEST)
+            if better == checkpoint and isinstance(error, OSError):
                 raise CheckpointError(f"{error.filename or checkpoint}: cannot be read ({error.strerror}).") from error
-            if newer == checkpoint:
+            if better == checkpoint:
                 raise
-            checkpoint = newer
+            checkpoint = better
 
 
 def trained_tokens(checkpoint: Path) -> int:

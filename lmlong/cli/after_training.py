@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from textwrap import indent
 
+from lmlong.checkpoint import manifest
+from lmlong.checkpoint.location import BEST, LATEST, find
 from lmlong.cli.runs import near
 from lmlong.data.baselines import Baselines
 from lmlong.recipe import Files, Recipe
@@ -46,7 +48,20 @@ def after_training(result: TrainingResult, sample: str = "", commands: Sequence[
             f"validation   {validation.bits_per_byte:.3f} bits per byte on {_part(result)} of held-out text",
             *_baselines(result.baselines),
         ]
+    lines += _got_worse(result)
     return "\n".join([*lines, *_sample(sample), *(["", under_next(commands)] if commands else [])])
+
+
+def _got_worse(result: TrainingResult) -> list[str]:
+    """Return lines for a run whose last validation is not its best."""
+    best, last = (manifest.read(find(result.run, which)) for which in (BEST, LATEST))
+    if best.validation is None or last.validation is None or best.step == last.step:
+        return []
+    return [
+        f"got worse    from {best.validation:.3f} after step {best.step:,} to {last.validation:.3f} in validation",
+        f"             commands load step {best.step:,}, or step {last.step:,} with --checkpoint latest;",
+        "             train for fewer steps, on more text, or with a lower training.learning_rate",
+    ]
 
 
 def _sample(text: str) -> list[str]:

@@ -20,6 +20,17 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 Decorator = Callable[[Command], Command]
 
 
+def together(*options: Decorator) -> Decorator:
+    """Return several options as one decorator, in the order of `--help`."""
+
+    def add(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
 class NewFile(click.Path):
     """A file to write; one that cannot be written is refused before the work begins."""
 
@@ -102,17 +113,45 @@ class Run(click.ParamType):
     name = "run"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        from lmlong.checkpoint.location import find
+        """Return the run, or the path of its newest checkpoint with --checkpoint latest."""
+        from lmlong.checkpoint.location import BEST, choice, run_path
 
-        find(value)
-        return str(value)
+        which = ctx.meta[CHECKPOINT] if ctx and CHECKPOINT in ctx.meta else BEST
+        if line := choice(value, which):
+            click.echo(line, err=True)
+        link = run_path(value) / "checkpoints" / which
+        return str(link if which != BEST and link.exists() else value)
 
 
-run = click.argument("run", metavar="RUN", type=Run(), shell_complete=completion.runs)
+CHECKPOINT = f"{__name__}.checkpoint"
+"""The key of a context's `meta` that holds the value of --checkpoint."""
 
-runs = click.argument("runs", metavar="RUN...", type=Run(), nargs=-1, required=True, shell_complete=completion.runs)
 
-any_run = click.argument("run", metavar="[RUN]", type=Run(), required=False, shell_complete=completion.runs)
+def _choose_checkpoint(context: click.Context, option: click.Parameter, which: str) -> None:
+    context.meta[CHECKPOINT] = which
+
+
+checkpoint = click.option(
+    "--checkpoint",
+    type=click.Choice(["best", "latest"]),
+    default="best",
+    is_eager=True,  # before RUN
+    callback=_choose_checkpoint,
+    expose_value=False,
+    help="Checkpoint of RUN to load: the best by validation, or the latest. RUN may also name a checkpoint itself.",
+)
+
+
+def _run(*names: str, **settings: Any) -> Decorator:
+    """Return the argument for one or several runs, with --checkpoint."""
+    return together(click.argument(*names, type=Run(), shell_complete=completion.runs, **settings), checkpoint)
+
+
+run = _run("run", metavar="RUN")
+
+runs = _run("runs", metavar="RUN...", nargs=-1, required=True)
+
+any_run = _run("run", metavar="[RUN]", required=False)
 
 overrides = click.argument("overrides", nargs=-1, metavar="[KEY.PATH=VALUE ...]", shell_complete=completion.overrides)
 
@@ -256,17 +295,6 @@ def out(default: str, what: str = "Folder for the results.") -> Decorator:
     """Return the option --out, a folder."""
     folder = click.Path(file_okay=False, path_type=Path)
     return click.option("--out", type=folder, help=f"{what}  [default: {default}]")
-
-
-def together(*options: Decorator) -> Decorator:
-    """Return several options as one decorator, in the order of `--help`."""
-
-    def add(command: Command) -> Command:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return add
 
 
 class LearnCommand(click.Command):

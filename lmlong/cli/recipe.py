@@ -65,8 +65,8 @@ def show(name: str, resolved: bool) -> None:
 @common.recipe("file")
 @common.overrides
 def check(file: str, overrides: tuple[str, ...]) -> None:
-    """Check a recipe FILE (or a shipped one by name), with options replaced, and report all mistakes. Files of text
-    that are not on this machine are named, and are no mistake.
+    """Check a recipe FILE (or a shipped one by name), with options replaced, and report all mistakes. Files, runs and
+    packages that are not on this machine are named, and are no mistake.
 
     \b
     Example: would this run with shorter sequences?
@@ -76,6 +76,13 @@ def check(file: str, overrides: tuple[str, ...]) -> None:
     click.echo(f"ok: {_summary(checked)}")
     if missing := _missing_files(checked):
         click.echo(f"not on this machine: {', '.join(missing)}", err=True)
+    if checked.training.strategy == "deepspeed":
+        from lmlong.training.deepspeed_config import check_deepspeed
+
+        try:
+            check_deepspeed(checked.training)
+        except UsageError as error:
+            click.echo(error, err=True)
 
 
 @recipe.command()
@@ -153,16 +160,20 @@ def _summary(recipe: "Recipe") -> str:
 
 
 def _missing_files(recipe: "Recipe") -> list[str]:
-    """Return the files and folders of text that do not exist here."""
+    """Return the files and runs that do not exist here."""
     from glob import has_magic
 
+    from lmlong.checkpoint.location import run_path
     from lmlong.recipe import Files
     from lmlong.recipe.paths import is_on_hub
 
     sources = (*recipe.text.sources, *recipe.text.validation.sources)
     paths = [path for source in sources if isinstance(source, Files) for path in source.paths]
+    paths += [recipe.text.tokenizer.path] if recipe.text.tokenizer.path else []
     local = (path for path in paths if not (path.startswith("-") or is_on_hub(path) or has_magic(path)))
-    return [path for path in local if not Path(path).expanduser().exists()]
+    runs = [run for run in (recipe.training.init_from, recipe.training.teacher) if run]
+    missing_runs = [run for run in runs if not run_path(run).exists()]
+    return [path for path in local if not Path(path).expanduser().exists()] + missing_runs
 
 
 def _has(option: "Option", words: list[str], sections: list[str]) -> bool:

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from lmlong.checkpoint.location import folder_of
 from lmlong.cli.stop import Stop
 from lmlong.data.encoding import EncodingError
 from lmlong.data.formats.table import is_plain, is_utf8, text_file
@@ -104,7 +105,7 @@ class Show:
             from lmlong.report.plot import save
 
             with explain_errors(plot):
-                save(self._along.figure(Path(run).name), plot)
+                save(self._along.figure(folder_of(run).name), plot)
 
     def _line(self, unit: Surprise) -> str:
         if self._form == "text":

@@ -90,7 +90,7 @@ def serve(
         from lmlong.serving.server import Server, bind, prepare_process
     except ImportError as error:
         raise UsageError(f"{error.name} is not installed. Run {install_command('serve')}.") from None
-    from lmlong.checkpoint.location import run_path
+    from lmlong.checkpoint.location import folder_of
     from lmlong.serving.app import make_app
     from lmlong.serving.guard import Hosts, warning
     from lmlong.serving.sessions import SessionStore, lock_folder
@@ -100,8 +100,9 @@ def serve(
     trained = loading.load(run)
     if trained.fast_step_at_once:
         trained.use_fast_step()
-    name, run_folder, hosts = Path(run).absolute().name, run_path(run).resolve(), Hosts(host, allowed_host)
-    folder = sessions or run_folder.with_name(f"{run_folder.name}-sessions")
+    run_folder, hosts = folder_of(run), Hosts(host, allowed_host)
+    name, beside = run_folder.absolute().name, run_folder.resolve()
+    folder = sessions or beside.with_name(f"{beside.name}-sessions")
     folder_lock = lock_folder(folder)
     store = SessionStore(trained, folder, chosen)
 

@@ -34,6 +34,10 @@ ROUNDINGS = 64 * torch.finfo(torch.float32).eps / 2
 
 NO_EFFECT = "law 12 does not apply: training.sequence_parallel needs an `effect`"
 
+SCALE_REMEDY = """law 9: queries and keys of this standard deviation overflow or vanish. In an attention
+of your own, normalize them, or declare the `largest_scale` that it supports. In a
+trained model its weights are too large: lower training.learning_rate."""
+
 LAWS = [
     Column("law", 52, align="<", value="law"),
     Column("error", 9, ".1e", value="measured"),
@@ -115,11 +119,13 @@ def _state_size(model: LanguageModel, tokens: Tensor) -> Verdict:
 
 def _scales(model: LanguageModel) -> Verdict:
     """Return law 9: inputs at every scale that the attention supports give outputs that are finite and not 0."""
-    bad = 0
-    for attention in {type(attention): attention for attention in model.attentions}.values():
-        for scale in laws.SCALES:
-            bad += _bad_outputs(attention, min(scale, attention.largest_scale), model.embedding.weight)
-    return Verdict(9, "outputs not finite or dead at scales 1e-4 to 1e4", float(bad), 0.0)
+    bad = {
+        f"layer {number}, scale {scale:g}": _bad_outputs(attention, scale, model.embedding.weight)
+        for number, attention in enumerate(model.attentions, 1)
+        for scale in (min(scale, attention.largest_scale) for scale in laws.SCALES)
+    }
+    worst = max(bad, key=bad.__getitem__)
+    return Verdict(9, f"{laws.LAWS[9]}: {worst if bad[worst] else 'scales 1e-4 to 1e4'}", float(sum(bad.values())), 0.0)
 
 
 def _bad_outputs(attention: CausalAttention, scale: float, like: Tensor) -> int:
@@ -210,14 +216,20 @@ def table(report: LawReport) -> str:
     broken = sum(not verdict.kept for verdict in report.verdicts)
     text = f"{report.rows} rows of {report.tokens:,} tokens, computed in {report.precision}"
     lines += ["", f"{broken} of {len(report.verdicts)} laws broken" if broken else "all laws kept", text]
+    lines += _remedies(report.verdicts)
     if not report.divides:
         lines.append(NO_EFFECT)
     return "\n".join(lines)
 
 
+def _remedies(verdicts: Sequence[Verdict]) -> list[str]:
+    """Return what to do about broken laws, where the law's name does not tell."""
+    return [SCALE_REMEDY] if any(verdict.number == 9 and not verdict.kept for verdict in verdicts) else []
+
+
 def table_of_plugins(reports: Sequence[Report]) -> str:
     """Return the laws of each attention and feature map of plug-ins, for an 80-column terminal."""
-    notes = [[] if report.divides else ["", NO_EFFECT] for report in reports]
+    notes = [[*([] if report.divides else ["", NO_EFFECT]), *_remedies(report.verdicts)] for report in reports]
     parts = [
         "\n".join([report.name, "", *format_table(LAWS, report.verdicts), *note])
         for report, note in zip(reports, notes, strict=True)

@@ -169,6 +169,7 @@ def measure_perplexity(
         documents=len(documents.begins),
         parts_of=None if documents is whole else len(whole.begins),
         text=_identity(text, whole, loaded),
+        tokenizer=loaded.tokenizer.hash,
         cluster_by=clusters and clusters.field,
         clusters=None if documents.cluster is None else len(np.unique(documents.cluster)),
         lengths=lengths,

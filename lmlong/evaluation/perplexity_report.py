@@ -239,13 +239,21 @@ def difference_columns(compared: Differences) -> list[Column]:
     ]
 
 
+def _why_not_compared(run: PerplexityReport, base: PerplexityReport) -> str:
+    same_text = run.text == base.text
+    if run.tokenizer != base.tokenizer and (same_text or run.data == base.data != []):
+        return (
+            "different tokenizers, so only whole documents are the same bytes. Measure them by lmlong eval with "
+            "--by position --min-documents 1, without --tokens"
+        )
+    return "no targets in common. Give --lengths" if same_text else "measured on another text. Name one by --data"
+
+
 def difference_lines(compared: Differences) -> list[str]:
     """Return the differences as a table."""
     run, base, rows = compared
     if not rows:
-        same = run.text == base.text
-        why = "no targets in common. Give --lengths" if same else "measured on another text. Name one by --data"
-        return [f"{run.name} minus {base.name}: {why}."]
+        return [f"{run.name} minus {base.name}: {_why_not_compared(run, base)}."]
     documents = plural(rows[0].sums.documents, run.unit)
     return [
         f"{run.name} minus {base.name}, in bits/byte on the same bytes of {documents}:",

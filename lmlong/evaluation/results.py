@@ -175,6 +175,7 @@ class PerplexityReport:
     clusters: int | None = None
     parts_of: int | None = None  # the number of documents, if these are parts of them, each read from an empty state
     text: str = ""  # hash of the documents, independent of the tokenizer
+    tokenizer: str = ""  # hash
     lengths: list[int] = field(default_factory=list)  # measured
     left_out: list[int] = field(default_factory=list)  # lengths that too few documents reach
     context: list[AtLength] = field(default_factory=list)

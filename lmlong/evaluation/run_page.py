@@ -92,11 +92,14 @@ def _tokenizer(run: ReportedRun) -> str:
 
 
 def _trained(run: ReportedRun) -> str:
-    return f"{run.facts['trained tokens']:,} tokens in {run.facts['step']:,} steps"
+    step, last = run.facts["step"], max((entry["step"] for entry in run.metrics), default=0)
+    of = f", of a run of {last:,} steps" if last > step else ""
+    return f"{run.facts['trained tokens']:,} tokens in {step:,} steps{of}"
 
 
 def _trained_time(run: ReportedRun) -> str | None:
-    seconds = TrainingCurves.of(run.name, run.recipe, run.metrics).seconds
+    until = [entry for entry in run.metrics if entry["step"] <= run.facts["step"]]
+    seconds = TrainingCurves.of(run.name, run.recipe, until).seconds
     if not len(seconds):
         return None
     unit = time_unit(seconds[-1])

@@ -16,11 +16,12 @@ from lmlong.evaluation.perplexity import DEFAULTS, View, evaluate, validation_te
 from lmlong.evaluation.perplexity_report import left_out_lengths
 from lmlong.evaluation.probe_accuracy import ProbeResult, measure_probes
 from lmlong.evaluation.results import PerplexityReport
-from lmlong.evaluation.run_facts import metrics, run_facts
+from lmlong.evaluation.run_facts import run_facts
 from lmlong.inference.loading import TrainedLanguageModel, TrainedModel, load, open_run
 from lmlong.inference.session import greedy
 from lmlong.model.device import describe_machine, synchronize
 from lmlong.recipe import Recipe
+from lmlong.training.metrics_log import METRICS_FILE, read_entries
 
 T = TypeVar("T")
 
@@ -51,7 +52,7 @@ class ReportedRun(NamedTuple):
     path: str | None  # as it was given, if relative
     recipe: Recipe
     facts: dict[str, Any]  # those of `lmlong info`
-    metrics: list[dict[str, Any]]
+    metrics: list[dict[str, Any]]  # of the whole run, also after the step of the checkpoint
     environment: Environment
     measured: Measured | None
 
@@ -92,7 +93,7 @@ def report_runs(
     for run in runs:
         loaded = _load(run, device)
         name = _new_name(loaded.checkpoint.parents[1].name, [each.name for each in reported])
-        facts, recorded = run_facts(loaded), metrics(loaded.checkpoint, loaded.step)
+        facts, recorded = run_facts(loaded), read_entries(loaded.checkpoint.parents[1] / METRICS_FILE)
         environment = read_environment(loaded.checkpoint)
         measured = _measure(name, run, loaded, files, tokens, lengths) if measure else None
         report = ReportedRun(name, _portable(run), loaded.recipe, facts, recorded, environment, measured)

@@ -5,7 +5,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from lmlong.checkpoint import manifest
-from lmlong.checkpoint.location import find
+from lmlong.checkpoint.location import BEST, find
 from lmlong.errors import LmlongError
 from lmlong.inference.loading import load
 
@@ -22,7 +22,7 @@ def first_sample(run: Path) -> str:
     Return "" if that would take long or fails. It runs on the CPU, so it needs no GPU memory.
     """
     try:
-        if (find(run) / manifest.WEIGHTS).stat().st_size > LARGEST:
+        if (find(run, BEST) / manifest.WEIGHTS).stat().st_size > LARGEST:
             return ""
         model = load(run, "cpu")
         end = time.monotonic() + SECONDS

@@ -307,8 +307,8 @@ def load(
     learn: Level | bool | None = None,
     learn_own_text: bool = False,
 ) -> TrainedLanguageModel:
-    """Load the language model of a run: its folder, name under runs/, or a checkpoint; `device` is auto, cpu, cuda
-    or mps.
+    """Load the language model of a run, from its best checkpoint by validation: its folder, name under runs/, or a
+    checkpoint such as runs/NAME/checkpoints/latest. `device` is auto, cpu, cuda or mps.
 
     >>> model = lmlong.load("runs/quickstart", weights="bf16")
 

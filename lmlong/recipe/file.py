@@ -40,7 +40,7 @@ class Recipe(Options):
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """Where to run: cpu, cuda (an NVIDIA GPU) or mps (the GPU of a Mac); auto is a GPU if there is one."""
     devices: int = Field(default=1, gt=0, le=1024)
-    """GPUs of a machine to train on together, or CPU processes; each reads its own batches."""
+    """GPUs of a machine to train on together, or CPU processes, up to two per core; each reads its own batches."""
     nodes: int = Field(default=1, gt=0, le=bounds.PROCESSES)
     """Machines to train on together, each with `devices` devices; start `lmlong train` on all of them by torchrun or
     SLURM."""

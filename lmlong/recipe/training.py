@@ -122,8 +122,9 @@ class Training(Budget):
     values that were trained. Checkpoints keep the weights in full precision."""
     activation_checkpointing: bool = False
     """Keep only the input of each block, and recompute its activations in the backward pass."""
-    validate_every: int = Field(default=500, gt=0, le=bounds.COUNT)
-    """Steps between validations. The last step is always validated."""
+    validate_every: int | None = Field(default=None, gt=0, le=bounds.COUNT)
+    """Steps between validations; left out, a fifth of the run, but at most 500 steps, or ten minutes if only `minutes`
+    ends it. The last step is always validated. Each validation saves a checkpoint."""
     validation_tokens: Annotated[int, Field(gt=0, le=bounds.COUNT), LENGTH] = 200_000
     """Tokens of validation text scored at each validation: always the same even sample. It decides which checkpoint is
     the best."""
@@ -132,8 +133,8 @@ class Training(Budget):
     none."""
     sample_tokens: Annotated[int, Field(ge=0, le=bounds.TOKENS), LENGTH] = 0
     """Tokens of text that the model generates at each validation, printed and logged in metrics.jsonl; 0 for none."""
-    checkpoint_every: int = Field(default=500, gt=0, le=bounds.COUNT)
-    """Steps between checkpoints."""
+    checkpoint_every: int | None = Field(default=None, gt=0, le=bounds.COUNT)
+    """Steps between checkpoints, in addition to those of validations; left out, ten minutes of training steps."""
     keep_last: int = Field(default=1, gt=0, le=bounds.COUNT)
     """Number of newest checkpoints to keep, in addition to the best."""
     keep_every: int | None = Field(default=None, gt=0, le=bounds.COUNT)

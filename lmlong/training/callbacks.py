@@ -20,6 +20,7 @@ from lmlong.report.progress import waiting
 from lmlong.training.checkpoint_store import CheckpointStore
 from lmlong.training.distributed import all_reduce_sum, is_main_process
 from lmlong.training.figures import FetchedFigures, StepFigures, fetch
+from lmlong.training.intervals import Intervals
 from lmlong.training.metrics_log import METRICS_FILE, MetricsLog
 from lmlong.training.module import TrainingModule
 from lmlong.training.prepare import PreparedRun
@@ -64,6 +65,7 @@ class TrainingCallback(Callback):
         self.metrics_log.cut_back(step)
         tokens_per_target = recipe.text.sequence_length / recipe.targets_per_sequence
         self.progress = Progress(clock, step, not trainer.is_global_zero, self.training_metric, tokens_per_target)
+        self.intervals = Intervals(recipe.training, clock, step)
         clock.start()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -71,8 +73,9 @@ class TrainingCallback(Callback):
         if (batch_idx + 1) % options.accumulate:
             return
         step, clock = pl_module.step, pl_module.clock
-        validates, saves = step % options.validate_every == 0, step % options.checkpoint_every == 0
-        is_due = validates or saves or pl_module.policy.reads_values or step % options.log_every == 0
+        validates = self.intervals.validates(step)
+        saves = validates or self.intervals.saves(step)
+        is_due = saves or pl_module.policy.reads_values or step % options.log_every == 0
         self.pending.append(pl_module.take_figures())
         if is_due:
             self._fetch(pl_module)
@@ -99,6 +102,7 @@ class TrainingCallback(Callback):
         """Write a checkpoint of the step just done; all ranks call this, since each may hold a part of the state."""
         check_exists(self.folder)
         self.metrics_log.flush()
+        self.intervals.saved()
         strategy, prepared = module.trainer.strategy, self.prepared
         contents = Contents(
             strategy.lightning_module_state_dict(),
@@ -106,7 +110,7 @@ class TrainingCallback(Callback):
             self.recipe_text,
             prepared.tokens.tokenizer.file,
             module.step,
-            self.metric.of(validated) if validated else None,
+            self.metric.of(validated) if validated and module.is_judged else None,
             self.tokens_at(module.step),
             module.kernels and module.kernels._asdict(),
         )

@@ -1,6 +1,8 @@
 """DeepSpeed settings for a recipe."""
 
+import sys
 from copy import deepcopy
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,17 @@ REFUSED = {
     "zero_hpz_partition_size": "needs the whole model at once to divide it, which is divided module by module",
 }
 """Settings of `zero_optimization` that do not go together with how weights are divided, read and written here."""
+
+
+def check_deepspeed(options: recipe.Training) -> None:
+    """Refuse `strategy: deepspeed` if the package or the settings file is missing."""
+    if options.strategy != "deepspeed":
+        return
+    if find_spec("deepspeed") is None:
+        remedy = "Run pip install deepspeed, or use" if sys.platform == "linux" else "It is for Linux. Use"
+        raise UsageError(f"training.strategy: deepspeed is not installed. {remedy} ddp or auto.")
+    if options.deepspeed.config:
+        _read(Path(options.deepspeed.config))
 
 
 def settings(options: recipe.Training, device: torch.device) -> dict[str, Any]:
@@ -109,7 +122,7 @@ def _read(path: Path) -> dict[str, Any]:
             )
         named = {*settings, *(f"zero_optimization.{key}" for key in zero)}
     except OSError as error:
-        raise UsageError(f"training.deepspeed.config: {path}: {error.strerror}.") from error
+        raise UsageError(f"training.deepspeed.config: {path}: {error.strerror}. Name an existing file.") from error
     except (ValueError, AttributeError, TypeError) as error:
         raise UsageError(f"training.deepspeed.config: {path}: not a JSON object of DeepSpeed settings.") from error
     for key in sorted(named & FROM_THE_RECIPE.keys()):

@@ -8,12 +8,17 @@ import torch
 from lightning.pytorch import Trainer
 from torch import Tensor
 
+from lmlong.data.token_encoding import cores
 from lmlong.errors import UsageError
+from lmlong.model.device import pick_device
 from lmlong.model.metrics import LossTotals
 from lmlong.recipe import Recipe
 
 BY_HAND = ("bash", "interactive")
 """Names of SLURM jobs in which a person starts commands without srun."""
+
+PROCESSES_PER_CORE = 2
+"""Maximum number of processes on a CPU: a run for more cores can be tried on fewer, but hardly trained."""
 
 
 def is_main_process() -> bool:
@@ -45,6 +50,8 @@ def check_launch(recipe: Recipe) -> None:
             f"{recipe.nodes} --nproc-per-node {recipe.devices} --rdzv-endpoint FIRST:29500 --no-python lmlong train "
             f"..., or let SLURM: srun --nodes {recipe.nodes} --ntasks-per-node {recipe.devices} lmlong train ..."
         )
+    if by is None:
+        _check_devices(recipe)
     started = {"torchrun": "WORLD_SIZE", "srun": "SLURM_NTASKS"}.get(by or "")
     if started and int(os.environ[started]) != recipe.processes:
         raise UsageError(f"devices: {by} started {os.environ[started]} processes, but {expected}. Make them agree.")
@@ -62,6 +69,17 @@ def check_launch(recipe: Recipe) -> None:
             )
     if by == "srun":
         os.environ.setdefault("SLURM_NTASKS_PER_NODE", str(recipe.devices))  # Lightning requires it
+
+
+def _check_devices(recipe: Recipe) -> None:
+    """Refuse more processes than this machine has GPUs, or many more than it has cores."""
+    on_gpu, count = pick_device(recipe.device).type == "cuda", cores()
+    most, has = (torch.cuda.device_count(), "GPUs") if on_gpu else (PROCESSES_PER_CORE * count, "cores")
+    if recipe.devices > most:
+        raise UsageError(
+            f"devices: {recipe.devices} processes, but this machine has {most if on_gpu else count} {has}. Use at most "
+            f"{most}."
+        )
 
 
 def all_reduce_sum(trainer: Trainer, totals: Sequence[LossTotals]) -> list[LossTotals]:

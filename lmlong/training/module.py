@@ -70,6 +70,8 @@ class TrainingModule(LightningModule):
         self.first_batch = prepared.first_step * self.recipe.training.accumulate
         self.register_buffer("token_bytes", torch.from_numpy(prepared.tokens.tokenizer.token_bytes), persistent=False)
         self.register_buffer("skipped", torch.zeros((), dtype=torch.int64), persistent=False)
+        # whether validation measures what is trained: predictions without --learn, with rounded weights where they are
+        self.is_judged = not (training.quantize or training.learn or training.teacher_of == "layers")
         self.learning_rate = math.nan  # of the current optimizer step
         self.row_optimizer: RowAdagrad | None = None  # of the model's tables
         self.figures: list[BatchFigures] = []  # of the current optimizer step
@@ -129,7 +131,9 @@ class TrainingModule(LightningModule):
         self.learning_rate = options.learning_rate * factor
         set_learning_rate(self.trainer.optimizers[0], self.learning_rate)
         if options.quantize and isinstance(self.model, LanguageModel):
-            self.model.round_weights(options.quantize if self._in_last(QUANTIZED_SHARE) else None)
+            rounds = self._in_last(QUANTIZED_SHARE)
+            self.model.round_weights(options.quantize if rounds else None)
+            self.is_judged = rounds and not options.learn
 
     def training_step(self, batch: TrainingBatch, batch_idx: int) -> Tensor:
         number = self.first_batch + batch_idx

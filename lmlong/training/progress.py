@@ -33,7 +33,7 @@ CLOCKS: dict[str, Callable[[], float]] = {
 
 class TrainingClock:
     """The seconds spent in training steps by `training.clock`; set-up, validation, samples and checkpoints do not
-    count. With `training.minutes`, the clock of the first rank decides for all, each time that they agree on it.
+    count. The clock of the first rank decides for all, each time that they agree on it.
 
     A checkpoint stores the seconds, so a resumed run has the time left that it had when it was saved.
     """
@@ -61,9 +61,8 @@ class TrainingClock:
         if agrees or trainer.world_size == 1:
             self.seconds += self._since_agreed
             self._since_agreed, self._steps_since_agreed = 0.0, 0
-            if self.budget is not None:
-                own = round(self.seconds * MICROSECONDS) if trainer.is_global_zero else 0
-                self.seconds = all_reduce_max(trainer, own) / MICROSECONDS
+            own = round(self.seconds * MICROSECONDS) if trainer.is_global_zero else 0
+            self.seconds = all_reduce_max(trainer, own) / MICROSECONDS
         return taken
 
     @contextmanager
@@ -81,6 +80,10 @@ class TrainingClock:
     def ends_at(self, step: int) -> bool:
         """Return whether the run ends after this step."""
         return step >= self.steps or self.is_over
+
+    def parts_done(self, step: int, parts: int) -> int:
+        """Return how many of `parts` equal parts of the run have ended, by its steps or its time."""
+        return max(parts * step // self.steps, int(parts * self.seconds / self.budget) if self.budget else 0)
 
     def remaining_steps(self, step: int) -> int:
         """Return the number of steps after `step` that a run may take."""

@@ -1,59 +1,42 @@
 """A training run from its recipe to its last checkpoint: set-up, Lightning's Trainer, fit, result."""
 
-import json
 import logging
-import platform
 import signal
 import sys
-import time
 import warnings
 from contextlib import closing, nullcontext
-from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.strategies import DDPStrategy, Strategy
 
-from lmlong import __version__
 from lmlong.attention.device_policy import DevicePolicy
-from lmlong.attention.plugins import LOADED
-from lmlong.checkpoint.manifest import RECIPE, TOKENIZER
 from lmlong.data import baselines
 from lmlong.data.baselines import Baselines
-from lmlong.data.notes import text_notes
 from lmlong.errors import UsageError
-from lmlong.io.files import atomic_write
 from lmlong.io.signal_handlers import NOTHING_SAVED, interrupt_says
-from lmlong.model.base import count_parameters, describe_parameters
 from lmlong.model.metrics import LossTotals
 from lmlong.recipe import Recipe
 from lmlong.recipe import file as recipe_file
-from lmlong.recipe.parsed import ENVIRONMENT
 from lmlong.report.progress import waiting
 from lmlong.training.callbacks import ResampleFeatures, TrainingCallback
+from lmlong.training.deepspeed_config import check_deepspeed
 from lmlong.training.distributed import check_launch, is_main_process, launcher
-from lmlong.training.loggers import check_loggers, finish_loggers, log_end, make_loggers
+from lmlong.training.loggers import check_loggers, finish_loggers, log_end
 from lmlong.training.metrics_log import METRICS_FILE, read_entries
 from lmlong.training.module import TrainingModule
-from lmlong.training.optimizer import ENDLESS
-from lmlong.training.prepare import PreparedRun, prepare_new_run
-from lmlong.training.resume import make_newest, prepare_resumed_run, resume_point
-from lmlong.training.run_folder import check_folder, clear, default_folder, locked
+from lmlong.training.prepare import prepare_new_run
+from lmlong.training.resume import prepare_resumed_run, resume_point
+from lmlong.training.run_folder import check_folder, default_folder, locked
 from lmlong.training.signals import StopAtOnce, StopOnSignal
+from lmlong.training.start import Start, print_start
 from lmlong.training.watch import Watch
-
-PACKAGES = ("torch", "lightning", "sentencepiece", "safetensors", "numpy")
 
 PRECISIONS = {"32": "32-true", "bf16": "bf16-mixed", "16": "16-mixed"}
 """The number formats of recipes, by Lightning's names."""
-
-FORMATS = {"32": "float32", "bf16": "bf16", "16": "float16"}
-"""The number formats of recipes, as printed."""
 
 
 class TrainingResult(NamedTuple):
@@ -122,6 +105,7 @@ def run(
     device, and the result reports the signal that stopped it. `policy` is the device's by default."""
     check_launch(recipe)
     check_loggers(recipe.training.loggers)
+    check_deepspeed(recipe.training)
     resume = str(resume) if resume else None
     with locked(folder) if is_main_process() else nullcontext():
         if is_main_process():
@@ -134,19 +118,17 @@ def run(
             module = TrainingModule(prepared, policy)
             signals = StopOnSignal(recipe.processes)
             callback = TrainingCallback(folder, prepared, signals)
-            if is_main_process():  # all checks have passed by now
-                if overwrite:
-                    clear(folder)
-                if checkpoint:
-                    make_newest(folder, checkpoint, callback.checkpoints)
-                _record(callback)
-                _print_start(prepared)
-        return _fit(module, callback, signals)
+            start = Start(callback, checkpoint, overwrite)
+            if is_main_process():
+                print_start(module)
+                if not module.remaining_steps:  # Lightning begins nothing then
+                    start.write_folder()
+        return _fit(module, callback, signals, start)
 
 
-def _fit(module: TrainingModule, callback: TrainingCallback, signals: StopOnSignal) -> TrainingResult:
+def _fit(module: TrainingModule, callback: TrainingCallback, signals: StopOnSignal, start: Start) -> TrainingResult:
     """Take the remaining steps of a run."""
-    trainer = _make_trainer(module, callback, signals)
+    trainer = _make_trainer(module, [signals, start, callback])
     try:
         with signals, closing(callback), Watch(trainer, module.recipe.processes):
             trainer.fit(module)
@@ -172,51 +154,13 @@ def _result(module: TrainingModule, callback: TrainingCallback, signals: StopOnS
     return TrainingResult(callback.folder, step, validation, compared, signals.agreed, callback.sampled, is_main)
 
 
-def _record(callback: TrainingCallback) -> None:
-    """Write the recipe, the tokenizer and the environment of a run into its folder."""
-    folder, prepared = callback.folder, callback.prepared
-    environment = {
-        "command": sys.argv,
-        "begun": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "python": platform.python_version(),
-        "packages": {"lmlong": __version__, **{name: version(name) for name in PACKAGES}},
-        "plugins": {name: LOADED[name].sha256 for name in prepared.recipe.plugins},
-        "machine": platform.platform(),
-        "device": torch.cuda.get_device_name() if prepared.device.type == "cuda" else platform.processor(),
-        "threads": torch.get_num_threads(),
-        "parameters": count_parameters(prepared.model),
-        "text": prepared.tokens.info,
-    }
-    atomic_write(folder / ENVIRONMENT, json.dumps(environment, indent=2) + "\n")
-    atomic_write(folder / RECIPE, callback.recipe_text)
-    prepared.tokens.tokenizer.save(folder / TOKENIZER)
-
-
-def _print_start(prepared: PreparedRun) -> None:
-    """Print the size, length and device of the run to stderr."""
-    training = prepared.recipe.training
-    length = f"{prepared.steps:,} steps"
-    if training.minutes is not None:
-        limit = ", steps" if prepared.steps == ENDLESS else f" or {length}"
-        length = f"{training.time_limit}{limit}"
-    for line in text_notes(prepared.tokens.info):
-        print(line, file=sys.stderr)
-    print(
-        f"{describe_parameters(prepared.model)}, {length} of {prepared.recipe.tokens_per_step:,} tokens, "
-        f"{FORMATS[training.precision]} on {prepared.device.type}"
-        + (f", from {prepared.start}" if prepared.start else ""),
-        file=sys.stderr,
-    )
-
-
-def _make_trainer(module: TrainingModule, callback: TrainingCallback, signals: StopOnSignal) -> Trainer:
+def _make_trainer(module: TrainingModule, callbacks: list[Callback]) -> Trainer:
     """Return Lightning's Trainer without the features implemented here: progress bars, checkpoints, samplers,
     summaries."""
     for name in ("lightning.pytorch", "lightning.fabric", "lightning.fabric.utilities.distributed"):
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning.*")
     prepared, recipe, training = module.prepared, module.recipe, module.recipe.training
-    callbacks: list[Callback] = [signals, callback]
     if every := recipe.model.attention.favor.resample_every:
         callbacks.append(ResampleFeatures(recipe.seed, every))
     # signals are handled here
@@ -226,8 +170,6 @@ def _make_trainer(module: TrainingModule, callback: TrainingCallback, signals: S
         strategy = DDPStrategy(broadcast_buffers=False)  # which are the same in all ranks
     precision: Any = PRECISIONS[training.precision]
     if training.strategy == "deepspeed":
-        if find_spec("deepspeed") is None:
-            raise UsageError("training.strategy: deepspeed is not installed; it is for Linux. Use ddp or auto.")
         from lmlong.training.deepspeed_strategy import DeepSpeedTraining
 
         strategy, precision = DeepSpeedTraining(training, prepared.device), None
@@ -243,7 +185,7 @@ def _make_trainer(module: TrainingModule, callback: TrainingCallback, signals: S
         gradient_clip_val=training.clip,
         callbacks=callbacks,
         plugins=plugins,
-        logger=make_loggers(callback),
+        logger=False,  # `Start` makes them
         log_every_n_steps=training.log_every,
         use_distributed_sampler=False,
         enable_checkpointing=False,

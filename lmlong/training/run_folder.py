@@ -104,7 +104,7 @@ def _check_resumable(folder: Path) -> None:
 
 def _check_replaceable(folder: Path, recipe: Recipe) -> None:
     for key, source in (("init_from", recipe.training.init_from), ("teacher", recipe.training.teacher)):
-        if source and find(source).is_relative_to(folder.resolve()):
+        if source and find(source, BEST).is_relative_to(folder.resolve()):
             raise UsageError(f"training.{key}: {source} is in {folder}, which --overwrite empties. Choose --out.")
     if any(path.name != LOCK for path in folder.iterdir()) and not _is_run(folder):
         raise UsageError(f"{folder}: not a run of lmlong, so --overwrite leaves it alone. Empty it, or choose --out.")

@@ -21,7 +21,7 @@ from lmlong.recipe.file import recipe_class
 from lmlong.recipe.kinds import ATTENTION_KINDS
 from lmlong.recipe.parsed import MissingPlugin
 from lmlong.recipe.reference import reference
-from lmlong.testing import BrokenLaw, check_attention, check_feature_map
+from lmlong.testing import BrokenLaw, check_attention, check_feature_map, examine_plugin
 
 TWO_GATES = Path(__file__).parents[1] / "plugins" / "two_gates.py"
 
@@ -293,6 +293,13 @@ def test_a_broken_feature_map_is_named(square: Path, features: str, error: type[
     square.write_text(SQUARE.replace("q * q + self.floor", features))
     with pytest.raises(error, match=message):
         check_feature_map(load_plugin(square).feature_maps["square"])
+
+
+def test_a_plugin_is_checked_without_memory_too_as_training_builds_it(square: Path) -> None:
+    read = "self.floor = torch.tensor(options.floor).item()"
+    square.write_text("import torch\n" + SQUARE.replace("self.floor = options.floor", read))
+    with pytest.raises(UsageError, match=r"meta tensors \(square\.py:\d+\)\. Models are also built without memory"):
+        examine_plugin(load_plugin(square))
 
 
 def test_a_map_declares_on_its_class_that_features_may_be_negative(tmp_path: Path, square: Path) -> None:

@@ -46,6 +46,10 @@ def test_check_names_files_that_are_not_here(tmp_path: Path) -> None:
     paths = f"text.sources.0.paths={tmp_path / 'here.txt'},{gone},{tmp_path}/*.md,hf://datasets/a/b/c.txt"
     done = recipe("check", "book", paths)
     assert (done.returncode, done.stderr) == (0, f"not on this machine: {gone}\n")
+    settings = ["training.strategy=deepspeed", "training.deepspeed.config=gone.json", "training.teacher=runs/gone"]
+    done = recipe("check", "quickstart", *settings, cwd=tmp_path)
+    assert done.returncode == 0 and done.stderr.startswith("not on this machine: runs/gone\ntraining.")
+    assert "gone.json: No such file" in done.stderr or "deepspeed is not installed" in done.stderr
 
 
 def test_list_shows_name_description_and_command() -> None:

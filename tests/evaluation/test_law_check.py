@@ -17,7 +17,7 @@ from lmlong.attention.feature_maps import Elu
 from lmlong.attention.linear import chunk, layer
 from lmlong.cli.check import check as command
 from lmlong.data.tokenizers.base import ByteTokenizer
-from lmlong.evaluation.law_check import LawReport, check
+from lmlong.evaluation.law_check import LawReport, check, table
 from lmlong.evaluation.state_health import denominators
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.samples import sampled_text
@@ -125,6 +125,16 @@ def test_a_state_changed_in_place_is_found(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_dead_denominator_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Elu, "query", lambda self, q: q.exp() * 1e-12)
     assert "1 / smallest denominator" in broken(checked(ELU))
+
+
+def test_outputs_that_are_not_finite_are_found_with_their_layer_scale_and_remedy() -> None:
+    loaded = trained(recipe.Attention(kind="linear", feature_map="hedgehog"))
+    text = sampled_text(loaded, rows=2, tokens=50)
+    with torch.no_grad():
+        next(loaded.model.attentions[1].feature_map.parameters()).fill_(3e38)
+    report = check(loaded, *text)
+    assert any(law.startswith("outputs not finite or dead: layer 2, scale 1") for law in broken(report))
+    assert "lower training.learning_rate" in table(report)
 
 
 @pytest.mark.usefixtures("by_torch")

@@ -189,6 +189,9 @@ def test_runs_on_other_targets_are_not_subtracted() -> None:
     ):
         (found,) = differences([BASE, scored("b", [300.0, 100.0, 800.0], sizes, text)])
         assert difference_lines(found) == [f"b minus a: {why}"]
+        other = dataclasses.replace(found.run, tokenizer="another", data=["a.txt"])
+        (found,) = differences([dataclasses.replace(BASE, data=["a.txt"]), other])
+        assert "Measure them by lmlong eval with --by position --min-documents 1" in difference_lines(found)[0]
 
 
 OF_VIEWS = """\

@@ -12,6 +12,7 @@ import torch
 from commands import Finished, lmlong
 
 from lmlong.checkpoint import read
+from lmlong.checkpoint.location import BEST
 from lmlong.recipe import file as recipe_file
 from lmlong.training import conversion, conversion_report
 from lmlong.training.run import train
@@ -93,7 +94,7 @@ def test_beside_a_window_the_recurrence_has_a_share_and_can_be_left_out(folder: 
     assert done.returncode == 0, done.stderr
     assert "recurrences contribute " in done.stdout
     *_, point = json.loads((folder / "beside.json").read_text())
-    weights = read.read_weights(read.find(folder / "beside"))
+    weights = read.read_weights(read.find(folder / "beside", BEST))
     of_windows = {name: bias + 100 for name, bias in weights.items() if name.endswith(".window_share.bias")}
     assert point["without_recurrence"]["nats"] == pytest.approx(loss_with(folder / "beside", of_windows), rel=1e-5)
     assert point["without_recurrence"]["nats"] != pytest.approx(point["totals"]["nats"], rel=1e-4)
@@ -103,8 +104,8 @@ def test_beside_a_window_the_recurrence_has_a_share_and_can_be_left_out(folder: 
 
 def loss_with(run: Path, changed: dict[str, torch.Tensor]) -> float:
     """The summed loss of a run's model with other weights, as a conversion measures it."""
-    recipe, weights = read.read_recipe(read.find(run)), read.read_weights(read.find(run))
-    tokens = conversion_report.prepare(recipe.text, read.read_tokenizer(read.find(run)))
+    recipe, weights = read.read_recipe(read.find(run, BEST)), read.read_weights(read.find(run, BEST))
+    tokens = conversion_report.prepare(recipe.text, read.read_tokenizer(read.find(run, BEST)))
     model = conversion_report.build(recipe, tokens.tokenizer.vocabulary)
     model.load_state_dict(weights | changed)
     short = recipe.model_copy(update={"text": recipe.text.model_copy(update={"sequence_length": 32})})
@@ -114,14 +115,14 @@ def loss_with(run: Path, changed: dict[str, torch.Tensor]) -> float:
 
 
 def test_all_but_attention_is_copied_and_stays_through_the_first_stage(folder: Path, converted: dict) -> None:
-    before, after = (read.read_weights(read.find(folder / run)) for run in ("teacher", "student-layers"))
+    before, after = (read.read_weights(read.find(folder / run, BEST)) for run in ("teacher", "student-layers"))
     rest = [name for name in before if ".mixer." not in name]
     assert rest and all(torch.equal(before[name], after[name]) for name in rest)
 
 
 def test_the_last_stage_is_of_full_length_and_the_others_have_as_many_tokens(folder: Path, converted: dict) -> None:
     recipes = [
-        read.read_recipe(read.find(folder / run)) for run in ("student-layers", "student-predictions", "student")
+        read.read_recipe(read.find(folder / run, BEST)) for run in ("student-layers", "student-predictions", "student")
     ]
     assert [recipe.text.sequence_length for recipe in recipes] == [32, 32, 64]
     assert len({recipe.tokens_per_step for recipe in recipes}) == 1
@@ -166,19 +167,21 @@ def test_heads_are_added_by_a_conversion_and_trained_from_the_predictions_on(fol
     words += ["conversion={layers: {steps: 2}, predictions: {steps: 4}, keep_predictions: 8}"]
     done = convert(folder, *words)
     assert done.returncode == 0, done.stderr
-    after = [read.read_weights(read.find(folder / run)) for run in ("headed-layers", "headed-predictions", "headed")]
+    after = [
+        read.read_weights(read.find(folder / run, BEST)) for run in ("headed-layers", "headed-predictions", "headed")
+    ]
     outputs = [bool(weights["blocks.1.ngram.out_proj.weight"].any()) for weights in after]
     assert outputs == [False, True, True]
 
 
 @pytest.mark.usefixtures("stages_here")
 def test_a_conversion_that_is_done_has_no_more_to_do(folder: Path, converted: dict) -> None:
-    weights = read.read_weights(read.find(folder / "student"))
+    weights = read.read_weights(read.find(folder / "student", BEST))
     again = convert(folder, *HYBRID, *STEPS, "--out", "student", "--resume", "--json", "-")
     assert again.returncode == 0, again.stderr
     assert again.stdout.count("has no more to do") == 0  # the result alone
     assert json.loads(again.stdout)[-1]["totals"] == converted["text"]["totals"]
-    after = read.read_weights(read.find(folder / "student"))
+    after = read.read_weights(read.find(folder / "student", BEST))
     assert all(torch.equal(weights[name], after[name]) for name in weights)
 
 
@@ -193,7 +196,7 @@ def test_a_stage_is_trained_or_resumed_in_a_process_and_the_first_that_fails_end
     second = conversion.StageRun("second", fails, folder / "second")
     assert conversion.train_stages([first, second, first], overwrite=False) == 4
     output, errors = capfd.readouterr()
-    assert read.find(folder / "first").name == "step-00000002" and not (folder / "second").exists()
+    assert read.find(folder / "first", BEST).name == "step-00000002" and not (folder / "second").exists()
     assert output == "" and "stage 2 of 3: second, in " in errors and "stage 3" not in errors
 
 
@@ -216,7 +219,7 @@ def test_a_conversion_that_was_stopped_resumes_exactly(folder: Path, converted: 
     assert not (folder / name).exists()
     assert convert(folder, *words).returncode == 2  # --resume was left out
     assert convert(folder, *words, "--resume").returncode == 0
-    there, here = (read.read_weights(read.find(folder / run)) for run in ("student", name))
+    there, here = (read.read_weights(read.find(folder / run, BEST)) for run in ("student", name))
     assert all(torch.equal(there[key], here[key]) for key in there)
 
 
@@ -271,7 +274,7 @@ def test_it_can_learn_from_text_that_the_teacher_writes(folder: Path) -> None:
         text["text"] + "\n" for text, out in zip(texts, held_out, strict=True) if text["text"] and not out
     )
     read_by = [
-        [Path(source.paths[0]).name for source in read.read_recipe(read.find(folder / run)).text.sources]
+        [Path(source.paths[0]).name for source in read.read_recipe(read.find(folder / run, BEST)).text.sources]
         for run in ("sampled-predictions", "sampled")
     ]
     assert read_by == [["sampled-samples.jsonl"], ["sampled-samples.jsonl", "sampled-samples.txt"]]

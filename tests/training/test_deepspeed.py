@@ -207,19 +207,35 @@ SETTINGS: list[tuple[dict, str]] = [
 ]
 
 
-def test_wrong_settings_are_refused_by_name(recipe_of: Recipes, tmp_path: Path) -> None:
+def test_wrong_settings_are_refused_by_name_and_leave_no_folder(recipe_of: Recipes, tmp_path: Path) -> None:
     file = tmp_path / "settings.json"
     options = ["training.strategy=deepspeed", f"training.deepspeed.config={file}"]
     for settings, message in SETTINGS:
         file.write_text(json.dumps(settings))
         with pytest.raises(UsageError, match=rf"training\.deepspeed\.config: {file}: {message}"):
-            train(recipe_of(*options), tmp_path / "run", overwrite=True)
+            train(recipe_of(*options), tmp_path / "run")
     file.write_text("[1")
     with pytest.raises(UsageError, match="not a JSON object"):
-        train(recipe_of(*options), tmp_path / "run", overwrite=True)
+        train(recipe_of(*options), tmp_path / "run")
     file.unlink()
     with pytest.raises(UsageError, match="No such file"):
-        train(recipe_of(*options), tmp_path / "run", overwrite=True)
+        train(recipe_of(*options), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_start_that_fails_overwrites_nothing(recipe_of: Recipes, tmp_path: Path) -> None:
+    train(recipe_of("training.steps=1"), tmp_path / "run")
+    before = sorted((path, path.stat().st_mtime_ns) for path in (tmp_path / "run").rglob("*") if path.name != ".lock")
+    file = tmp_path / "settings.json"
+    file.write_text(json.dumps({"wall_clock_breakdown": "x"}))
+    with pytest.raises(UsageError, match="which DeepSpeed cannot read"):
+        train(
+            recipe_of("training.strategy=deepspeed", f"training.deepspeed.config={file}"),
+            tmp_path / "run",
+            overwrite=True,
+        )
+    after = sorted((path, path.stat().st_mtime_ns) for path in (tmp_path / "run").rglob("*") if path.name != ".lock")
+    assert after == before
 
 
 MOVED = """

@@ -1,5 +1,6 @@
 """A run is one history: what is newest and best follows from what lies in its folder, however it came to lie there."""
 
+import json
 import os
 import pty
 import shutil
@@ -9,8 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 
+from lmlong import load
 from lmlong.checkpoint import manifest, write
+from lmlong.cli.after_training import after_training
+from lmlong.cli.info import info
 from lmlong.errors import DivergedError, UsageError
 from lmlong.training.checkpoint_store import CheckpointStore
 from lmlong.training.run import train
@@ -57,17 +62,46 @@ def validated(run: Path) -> dict[int, float]:
 
 def test_the_best_outlives_a_resume_that_finds_none_better(recipe_of: Recipes, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    train(recipe_of(*OFTEN, "training.steps=5"), run)
+    assert "got worse" not in after_training(train(recipe_of(*OFTEN, "training.steps=5"), run))
     assert linked(run, "best") == 5
-    train(recipe_of(*OFTEN, "training.steps=8", "training.learning_rate=5"), run, resume="auto")
-    assert min(validated(run), key=validated(run).__getitem__) == 5, "this test needs later steps that are worse"
+    result = train(recipe_of(*OFTEN, "training.steps=8", "training.learning_rate=5"), run, resume="auto")
+    known = validated(run)
+    assert min(known, key=known.__getitem__) == 5, "this test needs later steps that are worse"
     assert (linked(run, "best"), steps(run)) == (5, [5, 8])
+    assert f"got worse    from {known[5]:.3f} after step 5 to {known[8]:.3f}" in after_training(result)
+
+    assert load(run, "cpu").step == 5
+    for words, step in (([], 5), (["--checkpoint", "latest"], 8), (["--checkpoint", "best"], 5)):
+        done = CliRunner().invoke(info, [str(run), *words, "--json"], catch_exceptions=False)
+        assert f"{run}: loads step-0000000{step}, the " in done.stderr and json.loads(done.stdout)["step"] == step
+    alone = CliRunner().invoke(info, [str(run / "checkpoints" / "step-00000008"), "--json"], catch_exceptions=False)
+    assert (alone.stderr, json.loads(alone.stdout)["step"]) == ("", 8)
+    assert train(recipe_of(*OFTEN, "training.steps=9"), run, resume="auto").losses.keys() == set(range(1, 10))
+
+
+def test_each_validation_saves_the_checkpoint_that_may_be_the_best(recipe_of: Recipes, tmp_path: Path) -> None:
+    options = ("training.validate_every=5", "training.checkpoint_every=100", "training.keep_last=9")
+    train(recipe_of(*options), tmp_path / "run")
+    assert steps(tmp_path / "run") == [5, 10, 12]
+
+
+@pytest.mark.parametrize(("option", "judged"), [("quantize=int4", {7, 8}), ("learn=0.5", set())])
+def test_a_checkpoint_is_the_best_only_by_how_it_will_be_used(
+    recipe_of: Recipes, tmp_path: Path, option: str, judged: set[int]
+) -> None:
+    """Weights that will be rounded are not compared with validations of others, nor learning models at all."""
+    train(recipe_of(*OFTEN, "training.keep_last=9", "training.steps=8", f"training.{option}"), tmp_path / "run")
+    known = {step for step in steps(tmp_path / "run") if about(tmp_path / "run", step).validation is not None}
+    assert known == judged and set(validated(tmp_path / "run")) == set(range(1, 9))
+
+
+def about(run: Path, step: int) -> manifest.Manifest:
+    return manifest.read(run / "checkpoints" / f"step-{step:08d}")
 
 
 def test_the_manifest_has_the_validation_of_a_checkpoint(run: Path) -> None:
     for step in range(1, 13):
-        about = manifest.read(run / "checkpoints" / f"step-{step:08d}")
-        assert (about.step, about.validation) == (step, validated(run)[step])
+        assert (about(run, step).step, about(run, step).validation) == (step, validated(run)[step])
 
 
 def test_a_validation_that_is_not_finite_is_never_the_best(tmp_path: Path) -> None:
@@ -86,10 +120,10 @@ def test_a_branch_that_is_begun_is_the_one_that_is_resumed(recipe_of: Recipes, t
     train(recipe_of("training.keep_last=9"), run)
     given_up = losses(run)
     older = run / "checkpoints" / "step-00000004"
-    poison({2})
+    poison({1})
     with pytest.raises(DivergedError):
         train(recipe_of(*branch), run, resume=str(older))
-    assert logged_steps(run) == [1, 2, 3, 4, 5, 6] and losses(run)[:4] == given_up[:4]
+    assert logged_steps(run) == [1, 2, 3, 4, 5] and losses(run)[:4] == given_up[:4]
     assert steps(run) == [4] and linked(run, "latest") == 4
     poison(set())
     fresh = Path(shutil.copytree(run, tmp_path / "fresh", symlinks=True, ignore=lambda *_: ["abandoned-1", ".lock"]))
@@ -111,12 +145,12 @@ def test_what_was_given_up_is_moved_aside_as_a_run_of_its_own(
 
     # and gone back to: then what was made since is moved aside, and the metrics are those that led there
     train(recipe_of("training.steps=14"), run, resume=str(aside / "checkpoints" / "step-00000008"))
-    assert steps(run / "abandoned-2") == [1, 2, 3, 4, 8, 12]
+    assert steps(run / "abandoned-2") == [1, 2, 3, 4, 6, 8, 12]
     assert logged_steps(run) == list(range(1, 15)) and losses(run)[:8] == first[:8]
 
 
 def write_digest(run: Path, step: int) -> str:
-    return manifest.read(run / "checkpoints" / f"step-{step:08d}").files["model.safetensors"]["sha256"]
+    return about(run, step).files["model.safetensors"]["sha256"]
 
 
 def test_a_checkpoint_of_another_run_comes_with_its_history(recipe_of: Recipes, tmp_path: Path) -> None:

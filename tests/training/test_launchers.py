@@ -124,6 +124,7 @@ LAUNCHES = [
     ),
     ({}, ["nodes=2"], "2 machines do not start each other. On each of them run torchrun --nnodes 2 --nproc-per-node 1"),
     ({"SLURM_NTASKS": "1", "SLURM_JOB_NAME": "bash"}, ["nodes=2"], "do not start each other"),
+    ({}, ["devices=1024"], r"devices: 1024 processes, but this machine has \d+ (cores|GPUs)\. Use at most \d+\."),
 ]
 
 

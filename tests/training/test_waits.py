@@ -20,6 +20,7 @@ from lmlong.training.module import TrainingModule
 from lmlong.training.prepare import prepare_new_run
 from lmlong.training.run import _fit, run, train
 from lmlong.training.signals import StopOnSignal
+from lmlong.training.start import Start
 
 from .conftest import Poison, Recipes, equal, logged_steps, losses, metrics, same_tensors, weights
 from .waits import count_waits
@@ -138,7 +139,7 @@ def test_a_run_stops_late_with_the_weights_of_its_last_finite_step(
     (tmp_path / "run").mkdir()
     poison(bad)
     with pytest.raises(DivergedError, match=message):
-        _fit(module, callback, signals)
+        _fit(module, callback, signals, Start(callback, None, overwrite=False))
     assert module.step == 9, "when it was noticed"
     assert same_tensors(expected, module.model.state_dict())
     assert not list(tmp_path.glob("run/checkpoints/step-*"))
