@@ -14,10 +14,14 @@ from lmlong.evaluation.kept_steps import KeptSteps
 from lmlong.evaluation.spans import Documents, Spans
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.model.loss import IGNORED
+from lmlong.model.state import state_bytes
 from lmlong.report.progress import Progress
 
 TOKENS_AT_ONCE = 16_384
 """Approximate number of tokens in a batch of short spans."""
+
+STATES_AT_ONCE = 256 << 20
+"""Memory of the states of a batch in bytes, unless one takes more: those before and after a piece exist at once."""
 
 
 class Scored(NamedTuple):
@@ -129,7 +133,7 @@ class Scorer:
             result = read(numbers)
             return time.perf_counter() - begun, result
 
-        for number, numbers in enumerate(_groups(spans)):
+        for number, numbers in enumerate(self._groups(spans)):
             name = f"{job} {number}"
             if progress and name in self.kept:
                 progress.skip(tokens_read(spans.take(numbers)))
@@ -144,8 +148,19 @@ class Scorer:
     def scored(self, spans: Spans, progress: Progress | None = None) -> Iterator[Scored]:
         """Yield the targets of all spans, in any order; those of a long span in several pieces. Logits are computed for
         targets only."""
-        for numbers in _groups(spans):
+        for numbers in self._groups(spans):
             yield from self._read(spans, numbers, progress)
+
+    def _groups(self, spans: Spans) -> Iterator[np.ndarray]:
+        """Yield groups of spans of about equal length, by their numbers."""
+        sizes = spans.end - spans.begin - 1
+        order = np.argsort(-sizes, kind="stable")
+        states = STATES_AT_ONCE // max(1, state_bytes(self.model.init_state(1, self.learn)))
+        begin = 0
+        while begin < len(order):
+            end = begin + max(1, min(TOKENS_AT_ONCE // int(sizes[order[begin]]), states))
+            yield order[begin:end]
+            begin = end
 
     def _read(self, spans: Spans, numbers: np.ndarray, progress: Progress | None) -> Iterator[Scored]:
         """Yield the targets of one group of spans."""
@@ -177,17 +192,6 @@ def _by_span(
     for span, first, (nats, states) in zip(numbers.tolist(), firsts.tolist(), parts, strict=True):
         if len(nats):
             yield Scored(span, first, nats.numpy(), states)
-
-
-def _groups(spans: Spans) -> Iterator[np.ndarray]:
-    """Yield groups of spans of about equal length, by their numbers."""
-    sizes = spans.end - spans.begin - 1
-    order = np.argsort(-sizes, kind="stable")
-    begin = 0
-    while begin < len(order):
-        end = begin + max(1, TOKENS_AT_ONCE // int(sizes[order[begin]]))
-        yield order[begin:end]
-        begin = end
 
 
 def _piece(text: np.ndarray, rows: Spans, start: int, width: int) -> tuple[Tensor, Tensor, int]:

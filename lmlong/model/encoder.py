@@ -16,7 +16,7 @@ from lmlong.attention.registry import ENCODER
 from lmlong.model.base import EMBEDDING_STD, LMHead, TextModel
 from lmlong.model.block import ResidualBlock
 from lmlong.model.hourglass import EncoderHourglass
-from lmlong.model.layers import RMSNorm, StackedLinear
+from lmlong.model.layers import Linear, RMSNorm, StackedLinear
 from lmlong.model.rope import apply_rope, sinusoidal_positions
 
 
@@ -35,7 +35,7 @@ class EncoderMixer(nn.Module):
         self.uses_rope = options.positions in ("auto", "rotary")
         self.rope = options.rope
         self.head_norm = RMSNorm(self.heads, width // self.heads, epsilon=options.norm_epsilon)
-        self.out_proj = nn.Linear(width, width, bias=False)
+        self.out_proj = Linear(width, width)
 
     def forward(self, x: Tensor, padding: Tensor | None) -> Tensor:
         *qkv, gate = self.in_proj(self.norm(x)).chunk(4, dim=-1)

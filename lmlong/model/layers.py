@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear, rms_norm, silu
+from torch.nn.functional import rms_norm, silu
 
 from lmlong import recipe
+from lmlong.model.products import linear
 from lmlong.model.quantization import GroupFormat, WeightFormat, quantized
 from lmlong.model.weight_panels import multiply, pack, unpack
 from lmlong.native.grouped import kernel

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn.functional import linear
 
 from lmlong.attention.device_policy import CPU_POLICY, DevicePolicy
 from lmlong.model.compiling import compiled
+from lmlong.model.products import linear
 
 IGNORED = -100
 """A target that is not scored: padding, and the target of the last token of a document."""

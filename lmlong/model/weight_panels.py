@@ -5,8 +5,9 @@ N outputs, K inputs, P panels, G groups.
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, pad
+from torch.nn.functional import pad
 
+from lmlong.model.products import linear
 from lmlong.model.quantization import GROUP, LARGEST_CODE, GroupedWeight, GroupFormat
 from lmlong.native.grouped.kernel import PANEL
 

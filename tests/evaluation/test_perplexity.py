@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from lmlong.evaluation.recurrence import KINDS, buckets
 from lmlong.evaluation.spans import GOLDEN, Targets, choose_blocks, documents_of
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.model import language_model
+from lmlong.model.state import state_bytes
 
 
 @torch.no_grad()
@@ -195,3 +197,20 @@ def test_few_targets_are_spread_over_the_documents(loaded: TrainedLanguageModel,
 def test_documents_without_a_target_do_not_count() -> None:
     documents = documents_of(TokenFile(np.zeros(9, np.uint16), np.array([0, 1, 3, 8])))
     assert documents.sizes.tolist() == [2, 5]
+
+
+def test_rows_are_read_together_only_as_far_as_their_states_have_room(
+    loaded: TrainedLanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, rows = loaded.model, set()
+    score = model.score
+
+    def counted(tokens: torch.Tensor, *rest: Any) -> Any:
+        rows.add(len(tokens))
+        return score(tokens, *rest)
+
+    monkeypatch.setattr(scored, "STATES_AT_ONCE", 2 * state_bytes(model.init_state(1)))
+    monkeypatch.setattr(model, "score", counted)
+    options = PerplexityOptions(("context",), (8, 16), targets=40, min_documents=2)
+    measure_perplexity("tiny", loaded, validation_text(loaded), options)
+    assert max(rows) == 2

@@ -1,0 +1,58 @@
+"""Memory in use does not grow with the text that is read."""
+
+import pytest
+from allocations import assert_leaves_nothing, with_mallinfo
+from inference.conftest import prose, tiny, write_run
+from serving import engines
+from serving.servers import served
+
+import lmlong
+from lmlong.data.tokenizers.base import ByteTokenizer
+from lmlong.inference.loading import TrainedLanguageModel, load
+from lmlong.surprisal.stream import TextScore
+
+pytestmark = with_mallinfo
+
+TEXT = prose(2000)
+
+
+@pytest.fixture(scope="module", params=["linear", "ngram"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TrainedLanguageModel:
+    run = write_run(tmp_path_factory.mktemp("run"), ByteTokenizer(), "bytes", options=tiny(request.param))
+    return load(run, "cpu")
+
+
+def part(number: int) -> str:
+    """A text of one of several lengths, up to two pieces."""
+    return TEXT[: 1500 - 187 * number]
+
+
+def test_a_stream_is_scored_in_constant_memory(model: TrainedLanguageModel) -> None:
+    score = TextScore(model)
+    assert_leaves_nothing(lambda number: sum(unit.bits for unit in score.read(part(number).encode())))
+
+
+def test_a_state_is_built_in_constant_memory(model: TrainedLanguageModel) -> None:
+    session = model.read([TEXT])
+
+    def read_on(number: int) -> None:
+        nonlocal session
+        session = model.read([part(number)], session)
+
+    assert_leaves_nothing(read_on)
+
+
+def test_texts_are_evaluated_in_constant_memory(model: TrainedLanguageModel) -> None:
+    assert_leaves_nothing(
+        lambda number: lmlong.evaluate(model, texts=[part(number)[-400:]] * 2, lengths=[16], min_documents=2)
+    )
+
+
+def test_a_server_reads_and_scores_in_constant_memory() -> None:
+    with served(engines.tiny("ngram", native=True)) as server:
+
+        def ask(number: int) -> None:
+            assert server.post("/v1/score", text=part(number)).status_code == 200
+            assert server.texts(prompt=part(number), max_tokens=2)
+
+        assert_leaves_nothing(ask)
