@@ -36,7 +36,7 @@ def after_training(result: TrainingResult, sample: str = "", commands: Sequence[
     the command that resumes it."""
     validation = result.validation
     if validation is None and result.signal is None:
-        more = "Raise training.steps, tokens or minutes to continue."
+        more = "Raise training.steps, tokens, epochs or minutes to continue."
         return f"{result.run} is at step {result.step} and has no more to do. {more}"
     if validation is None:
         return f"stopped after step {result.step}, saved in {result.run}. Resume by: {resume}"

@@ -152,6 +152,7 @@ def _summary(recipe: "Recipe") -> str:
     )
     limits = [f"{training.steps} steps"] if training.steps else []
     limits += [f"{training.tokens} tokens"] if training.tokens else []
+    limits += [f"{training.epochs:g} epochs"] if training.epochs else []
     limits += [training.time_limit] if training.minutes else []
     return (
         f"{recipe.name}: {model.layers} layers of width {model.width}{shorter}, {attention}, "

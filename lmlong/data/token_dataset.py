@@ -42,6 +42,11 @@ class TokenDataset(NamedTuple):
     info: dict[str, Any]  # what was read, skipped and written
     identity: str  # equal for equal tokens, wherever the text was stored
 
+    @property
+    def train_tokens(self) -> int:
+        """The number of training tokens in all sources."""
+        return sum(len(source.tokens) for source in self.train)
+
 
 def prepare(text: recipe.Text, tokenizer: Tokenizer | None = None, processes: int | None = None) -> TokenDataset:
     """Return the tokens of a recipe's text, cached. `tokenizer` replaces the recipe's.

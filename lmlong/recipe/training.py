@@ -30,16 +30,23 @@ class DeepSpeed(Options):
             yield mistake("offload_parameters", f"stage {self.stage} keeps all weights on each device. Set stage: 3.")
 
 
+LIMITS = ("steps", "tokens", "epochs", "minutes")
+"""The options that end training."""
+
+
 class Budget(Options):
     """How long to train."""
 
     steps: int | None = Field(default=None, gt=0, le=bounds.COUNT)
-    """Optimizer steps to take. If several of `steps`, `tokens` and `minutes` are given, training ends at the first
-    limit."""
+    """Optimizer steps to take. If several of `steps`, `tokens`, `epochs` and `minutes` are given, training ends at the
+    first limit."""
     tokens: Annotated[int | None, Field(gt=0, le=bounds.COUNT), LENGTH] = None
     """Tokens to train on, instead of or in addition to `steps`."""
+    epochs: float | None = Field(default=None, gt=0, le=bounds.COUNT)
+    """Times that as many tokens are trained on as the training text has, instead of or in addition to `steps`. A small
+    model learns a short text by heart in many."""
     minutes: float | None = Field(default=None, gt=0, le=bounds.COUNT)
-    """Minutes to train, instead of or in addition to `steps`; 60 if none of the three is given. Counts the time of
+    """Minutes to train, instead of or in addition to `steps`; 60 if none of the four is given. Counts the time of
     training steps, over all sessions of a run; not set-up, validation, samples and checkpoints. The learning rate
     follows the number of steps expected to fit, from their mean time so far."""
 
@@ -47,7 +54,7 @@ class Budget(Options):
     @classmethod
     def end(cls, values: Any) -> Any:
         """End training after an hour if the recipe sets no limit."""
-        endless = isinstance(values, dict) and all(values.get(key) is None for key in ("steps", "tokens", "minutes"))
+        endless = isinstance(values, dict) and all(values.get(key) is None for key in LIMITS)
         return {**values, "minutes": 60.0} if endless else values
 
 
@@ -144,6 +151,9 @@ class Training(Budget):
     to `log_every` steps late, with the weights before the step."""
     skips: int = Field(default=5, gt=0, le=bounds.COUNT)
     """on_nonfinite: skip: maximum number of consecutive skipped steps before training stops."""
+    early_stopping: bool = True
+    """Whether training ends when validation has not improved for a third of the run, and for 50 steps at least.
+    Commands load the best checkpoint."""
     log_every: int = Field(default=10, gt=0, le=bounds.COUNT)
     """Steps between training metrics in metrics.jsonl. On a GPU, losses are fetched only then, and before validations
     and checkpoints: after each fetch the GPU stands idle for a moment."""

@@ -17,7 +17,7 @@ from lmlong.model.language_model import LanguageModel
 from lmlong.model.metrics import METRICS, LossTotals, batch_tensors, loss_totals
 from lmlong.recipe import file as recipe_file
 from lmlong.report.progress import waiting
-from lmlong.training.checkpoint_store import CheckpointStore
+from lmlong.training.checkpoint_store import Best, CheckpointStore
 from lmlong.training.distributed import all_reduce_sum, is_main_process
 from lmlong.training.figures import FetchedFigures, StepFigures, fetch
 from lmlong.training.intervals import Intervals
@@ -33,6 +33,10 @@ from lmlong.training.training_state import restore, training_state
 
 SPIKE = 1.5
 """A loss above this multiple of the median of recent steps is logged as an event."""
+
+
+PATIENCE, MIN_PATIENCE = 1 / 3, 50
+"""Share of a run without a better validation after which it ends, and the minimum number of steps."""
 
 
 class TrainingCallback(Callback):
@@ -66,6 +70,7 @@ class TrainingCallback(Callback):
         tokens_per_target = recipe.text.sequence_length / recipe.targets_per_sequence
         self.progress = Progress(clock, step, not trainer.is_global_zero, self.training_metric, tokens_per_target)
         self.intervals = Intervals(recipe.training, clock, step)
+        self.best: Best | None = trainer.strategy.broadcast(self.checkpoints.best() if trainer.is_global_zero else None)
         clock.start()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -87,6 +92,7 @@ class TrainingCallback(Callback):
             validated = None
             if last or validates:
                 validated = self._validate(pl_module)
+                last = last or self._stops_early(pl_module, validated)
                 self.final = self._final(pl_module, validated) if last else None
                 if options.sample_tokens:
                     self._sample(pl_module, options.sample_tokens)
@@ -97,6 +103,21 @@ class TrainingCallback(Callback):
                     self._save(pl_module, validated)
                 stop = stop or self.signals.agree(trainer)  # a signal during the save needs no further step
             trainer.should_stop = trainer.should_stop or stop or last
+
+    def _stops_early(self, module: TrainingModule, validated: LossTotals) -> bool:
+        """Return whether the run ends, since validation has not improved for long."""
+        step, loss = module.step, self.metric.of(validated)
+        if not module.is_judged:
+            return False
+        if self.best is None or loss < self.best.loss:
+            self.best = Best(step, loss)
+        patience = max(PATIENCE * module.clock.expected_steps(step), MIN_PATIENCE)
+        stops = module.recipe.training.early_stopping and step - self.best.step >= patience
+        if stops and self.progress is not None:
+            self.progress.say(
+                f"{self.progress.name(step)}: ends early, the best validation was at step {self.best.step}"
+            )
+        return stops
 
     def _save(self, module: TrainingModule, validated: LossTotals | None) -> None:
         """Write a checkpoint of the step just done; all ranks call this, since each may hold a part of the state."""

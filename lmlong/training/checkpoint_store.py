@@ -2,12 +2,20 @@
 
 import math
 from pathlib import Path
+from typing import NamedTuple
 
 from lmlong.checkpoint import manifest, write
 from lmlong.checkpoint.location import BEST, LATEST, checkpoints_in, step_of
 from lmlong.checkpoint.manifest import Manifest
 from lmlong.errors import CheckpointError
 from lmlong.io.links import follow_link, is_link
+
+
+class Best(NamedTuple):
+    """The best validation of a run."""
+
+    step: int
+    loss: float
 
 
 class CheckpointStore:
@@ -32,6 +40,11 @@ class CheckpointStore:
         manifest.verify(path)
         self.link()
         self.prune()
+
+    def best(self) -> Best | None:
+        """Return the best validation of the checkpoints; None if there is none."""
+        about = _manifest(follow_link(self.folder / BEST)) if is_link(self.folder / BEST) else None
+        return None if about is None or about.validation is None else Best(about.step, about.validation)
 
     def link(self) -> None:
         """Point the links to the newest and the best."""

@@ -71,7 +71,7 @@ def stages(recipe: Recipe, teacher: str, folder: Path) -> list[StageRun]:
 def _budget(stage: Stage) -> dict[str, Any]:
     """Return the options of `training` that a stage sets."""
     rate = {} if stage.learning_rate is None else {"learning_rate": stage.learning_rate}
-    return {"steps": stage.steps, "tokens": stage.tokens, "minutes": stage.minutes, **rate}
+    return {"steps": stage.steps, "tokens": stage.tokens, "epochs": stage.epochs, "minutes": stage.minutes, **rate}
 
 
 def _from_teacher(recipe: Recipe, training: dict[str, Any], stage: Stage) -> Recipe:

@@ -113,12 +113,14 @@ ENDLESS = 10**9
 """Number of steps that stands for no limit, in a run that ends only by time."""
 
 
-def count_steps(options: recipe.Training, tokens_per_step: int) -> int:
-    """Return the optimizer steps of a run by `steps` and `tokens`, whichever ends first; `minutes` may end it
-    earlier."""
+def count_steps(options: recipe.Training, tokens_per_step: int, text_tokens: int) -> int:
+    """Return the optimizer steps of a run by `steps`, `tokens` and `epochs` of a text, whichever ends first; `minutes`
+    may end it earlier."""
     ends = [ENDLESS]
     if options.steps is not None:
         ends.append(options.steps)
     if options.tokens is not None:
         ends.append(max(1, -(-options.tokens // tokens_per_step)))
+    if options.epochs is not None:
+        ends.append(max(1, math.ceil(options.epochs * text_tokens / tokens_per_step)))
     return min(ends)

@@ -136,13 +136,14 @@ class Plan(NamedTuple):
     proposal: tuple[list[str], StepCost] | None  # overrides with which the run fits
     mean_length: float | None = None  # of a row, if documents make row lengths differ; None for text.sequence_length
     tensors: StepBytes | None = None  # that each process holds, if they are known
+    text_tokens: int = 0  # of the training text
 
     @property
     def steps(self) -> int:
         """The expected steps, limited by training.minutes if that ends the run first."""
         minutes = self.recipe.training.minutes
         fitting = [] if minutes is None else [max(1, round(60 * minutes / self.cost.seconds))]
-        return min([count_steps(self.recipe.training, self.recipe.tokens_per_step), *fitting])
+        return min([count_steps(self.recipe.training, self.recipe.tokens_per_step, self.text_tokens), *fitting])
 
     @property
     def tokens_per_step(self) -> int:
@@ -207,7 +208,8 @@ def make_plan(recipe: Recipe, memory: int | None = None) -> Plan:
     counted = not (training.segment or training.teacher or training.learn)
     if recipe.processes > 1 and recipe.objective == "causal" and counted:
         tensors = step_bytes(recipe, tokens.tokenizer.vocabulary, model.longest, _is_on_gpu(recipe))
-    return Plan(recipe, model.second.parameters, model.second.moments, cost, memory, proposal, mean, tensors)
+    size = model.second
+    return Plan(recipe, size.parameters, size.moments, cost, memory, proposal, mean, tensors, tokens.train_tokens)
 
 
 def _is_on_gpu(recipe: Recipe) -> bool:
@@ -217,7 +219,7 @@ def _is_on_gpu(recipe: Recipe) -> bool:
 def _row_lengths(recipe: Recipe, tokens: TokenDataset) -> list[int]:
     """Return the row lengths of some forward passes, spread evenly over the run."""
     batches, training = DATA_MODULES[recipe.objective](recipe, tokens).training(), recipe.training
-    passes = count_steps(training, recipe.tokens_per_step) * training.accumulate
+    passes = count_steps(training, recipe.tokens_per_step, tokens.train_tokens) * training.accumulate
     return [batches.length(number, recipe.batches_at_once) for number in evenly(passes, min(passes, SAMPLED))]
 
 

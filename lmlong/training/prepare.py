@@ -49,7 +49,7 @@ class PreparedRun(NamedTuple):
 
     @property
     def steps(self) -> int:
-        return count_steps(self.recipe.training, self.recipe.tokens_per_step)
+        return count_steps(self.recipe.training, self.recipe.tokens_per_step, self.tokens.train_tokens)
 
     @property
     def first_step(self) -> int:

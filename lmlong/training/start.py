@@ -79,6 +79,8 @@ def print_start(module: TrainingModule) -> None:
     """Print the size, length and device of the run, and when it is validated and saved, to stderr."""
     prepared, training = module.prepared, module.recipe.training
     length = f"{prepared.steps:,} steps"
+    if training.epochs:
+        length += f" (at most {training.epochs:g} epochs of {prepared.tokens.train_tokens:,} tokens)"
     if training.minutes is not None:
         limit = ", steps" if prepared.steps == ENDLESS else f" or {length}"
         length = f"{training.time_limit}{limit}"

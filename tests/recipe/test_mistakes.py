@@ -162,7 +162,7 @@ def test_mistakes_across_keys_stand_at_the_key_they_name(file: Path) -> None:
 
 def test_an_unknown_key_of_a_long_section_names_the_three_nearest(file: Path) -> None:
     assert complaints(file, "training: {steps: 1, weigh: 2}\n") == [
-        "file:1: training.weigh: unknown key. Nearest here: weight_decay, teacher, state_passing; "
+        "file:1: training.weigh: unknown key. Nearest here: weight_decay, epochs, teacher; "
         "`lmlong recipe options training` lists all."
     ]
 

@@ -60,6 +60,16 @@ def validated(run: Path) -> dict[int, float]:
 # --- the best checkpoint
 
 
+def test_a_run_ends_when_validation_has_not_improved_for_a_third_of_it(recipe_of: Recipes, tmp_path: Path) -> None:
+    run, validates = tmp_path / "run", "training.validate_every=10"
+    train(recipe_of(validates, "training.steps=10"), run)
+    worse = (validates, "training.steps=240", "training.learning_rate=5")
+    assert train(recipe_of(*worse), run, resume="auto").step == 90
+    assert linked(run, "best") == 10
+    result = train(recipe_of(*worse, "training.early_stopping=false", "training.steps=110"), run, resume="auto")
+    assert result.step == 110
+
+
 def test_the_best_outlives_a_resume_that_finds_none_better(recipe_of: Recipes, tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert "got worse" not in after_training(train(recipe_of(*OFTEN, "training.steps=5"), run))

@@ -67,7 +67,7 @@ def test_the_learning_rate_is_that_of_a_run_of_as_many_steps() -> None:
     by_time = [learning_rate_factor(step, clock(1.0, 0.3 * step).expected_steps(step), training) for step in range(200)]
     by_steps = [learning_rate_factor(step, 200, training) for step in range(200)]
     assert by_time == pytest.approx(by_steps, abs=0.05)
-    assert count_steps(training, 100) == ENDLESS
+    assert count_steps(training, 100, 1000) == ENDLESS
 
 
 def test_a_run_ends_when_its_time_is_used_up_and_its_rate_has_fallen(recipe_of: Recipes, tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_a_run_ends_when_its_time_is_used_up_and_its_rate_has_fallen(recipe_of: 
     assert found[-1] < 0.3 * max(found)
     again = train(recipe, tmp_path / "run", resume="auto")
     assert (again.step, again.validation) == (result.step, None)
-    assert "Raise training.steps, tokens or minutes to continue." in after_training(again)
+    assert "Raise training.steps, tokens, epochs or minutes to continue." in after_training(again)
 
 
 def test_whichever_comes_first_ends_it(recipe_of: Recipes, tmp_path: Path) -> None:

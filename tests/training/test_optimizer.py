@@ -1,6 +1,7 @@
 """The course of the learning rate in closed form, and what decays."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -61,12 +62,20 @@ def test_only_matrices_decay() -> None:
 
 
 @pytest.mark.parametrize(
-    ("steps", "tokens", "expected"), [(7, None, 7), (None, 1000, 10), (None, 1001, 11), (7, 1000, 7), (70, 1000, 10)]
+    ("limits", "expected"),
+    [
+        ({"steps": 7}, 7),
+        ({"tokens": 1000}, 10),
+        ({"tokens": 1001}, 11),
+        ({"steps": 7, "tokens": 1000}, 7),
+        ({"steps": 70, "tokens": 1000}, 10),
+        ({"epochs": 2.5}, 13),
+        ({"epochs": 2.5, "steps": 12}, 12),
+        ({"epochs": 1e-9}, 1),
+    ],
 )
-def test_a_run_ends_by_steps_or_tokens_whichever_comes_first(
-    steps: int | None, tokens: int | None, expected: int
-) -> None:
-    assert count_steps(recipe.Training(steps=steps, tokens=tokens), 100) == expected
+def test_a_run_ends_at_the_first_of_its_limits(limits: dict[str, Any], expected: int) -> None:
+    assert count_steps(recipe.Training(**limits), 100, text_tokens=502) == expected
 
 
 def test_an_untied_output_is_trained_as_the_embedding() -> None:

@@ -73,6 +73,8 @@ OF_A_TEACHER = {
 
 FROM_THE_RECIPE = {
     "minutes": "3",
+    "epochs": "3",
+    "early_stopping": "false",
     "clock": "process",
     "strategy": "ddp",
     "deepspeed": "{stage: 3}",
