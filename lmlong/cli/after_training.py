@@ -46,7 +46,7 @@ def after_training(result: TrainingResult, sample: str = "", commands: Sequence[
     else:
         lines = [
             f"validation   {validation.bits_per_byte:.3f} bits per byte on {_part(result)} of held-out text",
-            *_baselines(result.baselines),
+            *_baselines(result.baselines, validation.bits_per_byte),
         ]
     lines += _got_worse(result)
     return "\n".join([*lines, *_sample(sample), *(["", under_next(commands)] if commands else [])])
@@ -76,12 +76,22 @@ def _part(result: TrainingResult) -> str:
     return f"an even sample of {size:,} bytes" if result.sampled else f"all {size:,} bytes"
 
 
-def _baselines(baselines: Baselines) -> list[str]:
-    """Return a line for each baseline, with the method and what it has read."""
-    strongest, name = baselines.strongest, "mixing" if baselines.mixing else "lzma"
-    how = "context mixing" if baselines.mixing else "repeated phrases"
-    return [
-        f"{name:12} {strongest.bits_per_byte:.3f} by {how}, after {strongest.primed_bytes:,} bytes of training text",
+HOW = {"PPMd": "PPMd of order 16", "lzma": "repeated phrases"}
+
+
+def _baselines(baselines: Baselines, model: float) -> list[str]:
+    """Return a line for each baseline, with the method and what it has read; and a line if one is better than the
+    model."""
+    lines = [
+        f"{each.name:12} {each.bits_per_byte:.3f} by {HOW[each.name]}, "
+        f"after {each.primed_bytes:,} bytes of training text"
+        for each in baselines.primed
+    ]
+    lines += [
         f"unigram      {baselines.unigram:.3f} by the frequency of each token in the training text",
         f"gzip -9      {baselines.gzip:.3f} on the held-out text alone, without the training text",
     ]
+    best = min(baselines.bits_per_byte, key=baselines.bits_per_byte.__getitem__)
+    if baselines.bits_per_byte[best] < model:
+        lines.append(f"             {best} needs fewer bits than the model: train longer, or on more text")
+    return lines

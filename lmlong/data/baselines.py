@@ -1,18 +1,18 @@
 """Reproducible baselines without a model, in bits per byte of a text.
 
-gzip sees only the text itself, so a model soon beats it. The others also see the training text. The strongest is
-context mixing, in native code; lzma replaces it without a compiler.
+gzip sees only the text itself, so a model soon beats it. The others also see the training text. The strongest is PPMd,
+which predicts each byte from what followed the last bytes before; it needs the package pyppmd.
 """
 
 import lzma
 import math
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
 
-from lmlong.data.context_mixing import code_lengths
 from lmlong.data.token_file import TokenFile
 from lmlong.data.tokenizers.base import Tokenizer
 
@@ -20,16 +20,20 @@ PIECE = 1 << 16
 COUNTED = 1 << 24
 """Tokens of a source that are counted for the unigrams, evenly spread over it."""
 
-PRIMING = {"mixing": 1 << 24, "lzma": 1 << 21}
+PRIMING = {"PPMd": 1 << 24, "lzma": 1 << 21}
 """Minimum bytes of the training text that each reads first, or all of a shorter text."""
 
 COMPRESSED = 1 << 20
-"""Approximate bytes of the text that mixing and lzma are measured on."""
+"""Approximate bytes of the text that PPMd and lzma are measured on."""
+
+ORDER, MEMORY = 16, 1 << 30
+"""Bytes from which PPMd predicts the next one, and the most memory that it takes."""
 
 
 class Primed(NamedTuple):
     """Bits per byte of a text after training text."""
 
+    name: str
     bits_per_byte: float
     bytes: int  # measured, from the beginning of the text
     primed_bytes: int  # of training text read first
@@ -40,21 +44,19 @@ class Baselines(NamedTuple):
 
     gzip: float
     unigram: float
-    lzma: float
-    lzma_bytes: int  # measured with lzma, from the beginning of the text
-    primed_bytes: int  # of training text that lzma read first
-    mixing: Primed | None = None  # context mixing; None if its code cannot be compiled
+    lzma: Primed
+    ppmd: Primed | None = None  # None if pyppmd is not installed
 
     @property
-    def strongest(self) -> Primed:
-        """The strongest baseline: context mixing, or lzma if it is missing."""
-        return self.mixing or Primed(self.lzma, self.lzma_bytes, self.primed_bytes)
+    def primed(self) -> list[Primed]:
+        """The baselines that have read training text, the strongest first."""
+        return [self.lzma] if self.ppmd is None else [self.ppmd, self.lzma]
 
     @property
     def bits_per_byte(self) -> dict[str, float]:
-        """The reported baselines by name."""
-        strongest = "mixing" if self.mixing else "lzma"
-        return {strongest: self.strongest.bits_per_byte, "unigram": self.unigram, "gzip": self.gzip}
+        """All baselines by name."""
+        primed = {each.name: each.bits_per_byte for each in self.primed}
+        return {**primed, "unigram": self.unigram, "gzip": self.gzip}
 
 
 def measure(train: Sequence[TokenFile], weights: Sequence[float], text: TokenFile, tokenizer: Tokenizer) -> Baselines:
@@ -62,8 +64,8 @@ def measure(train: Sequence[TokenFile], weights: Sequence[float], text: TokenFil
     return Baselines(
         gzip_bits_per_byte(text, tokenizer),
         unigram_bits_per_byte(train, weights, text, tokenizer),
-        *lzma_bits_per_byte(train, weights, text, tokenizer),
-        mixing_bits_per_byte(train, weights, text, tokenizer),
+        lzma_bits_per_byte(train, weights, text, tokenizer),
+        ppmd_bits_per_byte(train, weights, text, tokenizer),
     )
 
 
@@ -110,23 +112,27 @@ def _count(file: TokenFile, tokenizer: Tokenizer) -> np.ndarray:
 
 def lzma_bits_per_byte(
     train: Sequence[TokenFile], weights: Sequence[float], text: TokenFile, tokenizer: Tokenizer
-) -> tuple[float, int, int]:
-    """Return lzma's bits per byte of a text after training text, the bytes measured, and the bytes of training text.
-    The bits are the compressed size of both texts minus the size of only the training text."""
-    primer = _primer(train, weights, tokenizer, PRIMING["lzma"])
-    measured = _beginning(text, tokenizer, COMPRESSED)
+) -> Primed:
+    """Return lzma's bits per byte of a text after training text: the compressed size of both, minus that of only the
+    training text."""
+    primer, measured = _primer(train, weights, tokenizer, PRIMING["lzma"]), _beginning(text, tokenizer, COMPRESSED)
     added = _lzma_size(primer + measured) - _lzma_size(primer)
-    return 8 * added / len(measured), len(measured), len(primer)
+    return Primed("lzma", 8 * added / len(measured), len(measured), len(primer))
 
 
-def mixing_bits_per_byte(
+def ppmd_bits_per_byte(
     train: Sequence[TokenFile], weights: Sequence[float], text: TokenFile, tokenizer: Tokenizer
 ) -> Primed | None:
-    """Return the bits per byte of a text by context mixing after training text. None without a compiler."""
-    primer = _primer(train, weights, tokenizer, PRIMING["mixing"])
-    measured = _beginning(text, tokenizer, COMPRESSED)
-    bits = code_lengths(primer, measured)
-    return None if bits is None else Primed(float(bits.sum(dtype=np.float64)) / len(bits), len(bits), len(primer))
+    """Return PPMd's bits per byte of a text after training text, to within some bytes; None without pyppmd."""
+    with suppress(ImportError):
+        import pyppmd
+
+        primer, measured = _primer(train, weights, tokenizer, PRIMING["PPMd"]), _beginning(text, tokenizer, COMPRESSED)
+        encoder = pyppmd.Ppmd7Encoder(ORDER, MEMORY)
+        encoder.encode(primer)
+        added = len(encoder.encode(measured)) + len(encoder.flush())
+        return Primed("PPMd", 8 * added / len(measured), len(measured), len(primer))
+    return None
 
 
 def _primer(train: Sequence[TokenFile], weights: Sequence[float], tokenizer: Tokenizer, size: int) -> bytes:

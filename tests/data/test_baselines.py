@@ -1,13 +1,15 @@
 """Baselines without a model: what anyone can compute by hand."""
 
 import math
+import sys
 from pathlib import Path
 
+import pyppmd
 import pytest
-from machine import needs_native
+from interop.exported import write_run
 
 from lmlong.cli.after_training import after_training
-from lmlong.data import baselines, context_mixing
+from lmlong.data import baselines
 from lmlong.data.token_file import TokenFile, tokens_of
 from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.model.metrics import LossTotals
@@ -20,6 +22,11 @@ BYTES = ByteTokenizer()
 
 def text(*documents: str) -> TokenFile:
     return tokens_of(documents, BYTES)
+
+
+def printed(folder: Path, loss: LossTotals, found: baselines.Baselines) -> str:
+    write_run(folder / "run", attention={"kind": "linear"})
+    return after_training(TrainingResult(folder / "run", 1, loss, found))
 
 
 def test_unigrams_are_counts_of_the_training_text_and_one_more_of_each_token() -> None:
@@ -47,28 +54,35 @@ def test_sources_count_by_their_weight() -> None:
 def test_lzma_knows_the_training_text_and_gzip_does_not() -> None:
     phrase = "".join(chr(33 + (number * number) % 90) for number in range(300))
     found = baselines.measure([text(phrase * 2)], [1.0], text(phrase), BYTES)
-    assert found.lzma < 1 < found.gzip
-    assert (found.lzma_bytes, found.primed_bytes) == (300, 600)
+    assert found.lzma.bits_per_byte < 1 < found.gzip
+    assert found.lzma[2:] == (300, 600)
 
 
-def test_without_a_compiler_lzma_is_the_strongest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(context_mixing, "library", lambda: None)
+def test_without_pyppmd_lzma_is_the_strongest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyppmd", None)
     found = baselines.measure([text("a lot of text " * 9)], [1.0], text("of text"), BYTES)
-    assert found.mixing is None and found.strongest == (found.lzma, found.lzma_bytes, found.primed_bytes)
+    assert found.ppmd is None and found.primed == [found.lzma]
     assert list(found.bits_per_byte) == ["lzma", "unigram", "gzip"]
-    result = TrainingResult(Path("run"), 1, LossTotals(1, 1, 1.0), found)
-    line = after_training(result).splitlines()[1]
-    assert line.startswith(f"lzma         {found.lzma:.3f} by repeated phrases, after 126 bytes of training text")
+    line = printed(tmp_path, LossTotals(1.0, 1, 1), found).splitlines()[1]
+    assert line.startswith(f"lzma         {found.lzma.bits_per_byte:.3f} by repeated phrases, after 126 bytes of")
 
 
-@needs_native
-def test_context_mixing_is_the_strongest_and_reads_each_source_by_its_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ppmd_is_the_strongest_and_reads_each_source_by_its_weight(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = ["".join(part) for part in (sentences(9), sentences(12)[9:])]
     found = baselines.measure([text(texts[0])], [1.0], text(texts[1]), BYTES)
-    assert found.mixing and found.mixing.bits_per_byte < found.lzma
-    assert found.mixing[1:] == tuple(len(each.encode()) for each in reversed(texts))
-    assert found.strongest == found.mixing and next(iter(found.bits_per_byte)) == "mixing"
-    monkeypatch.setattr(baselines, "PRIMING", {"mixing": 1000, "lzma": 1000})
+    assert found.ppmd and found.ppmd.bits_per_byte < found.lzma.bits_per_byte
+    assert found.ppmd[2:] == tuple(len(each.encode()) for each in reversed(texts))
+    assert found.primed == [found.ppmd, found.lzma]
+    both, first = (len(pyppmd.compress(each, max_order=16, variant="H")) for each in ("".join(texts), texts[0]))
+    assert found.ppmd.bits_per_byte * found.ppmd.bytes / 8 == pytest.approx(both - first, abs=8)
+    monkeypatch.setattr(baselines, "PRIMING", {"PPMd": 1000})
     monkeypatch.setattr(baselines, "PIECE", 10)
-    mixed = baselines.mixing_bits_per_byte([text(texts[0]), text(texts[1])], [1, 3], text("a"), BYTES)
-    assert mixed and 1000 <= mixed.primed_bytes < 1020
+    primed = baselines.ppmd_bits_per_byte([text(texts[0]), text(texts[1])], [1, 3], text("a"), BYTES)
+    assert primed and 1000 <= primed.primed_bytes < 1020
+
+
+@pytest.mark.parametrize(("model", "is_said"), [(9.0, True), (0.01, False)])
+def test_a_baseline_that_beats_the_model_is_named(tmp_path: Path, model: float, is_said: bool) -> None:
+    found = baselines.measure([text("a lot of text " * 9)], [1.0], text("a lot of text" * 9), BYTES)
+    loss = LossTotals(model * 100 * math.log(2), 100, 100)
+    assert ("needs fewer bits than the model" in printed(tmp_path, loss, found)) == is_said

@@ -7,7 +7,6 @@ from pathlib import Path
 from lmlong.attention.delta import native as delta
 from lmlong.attention.linear import native as linear
 from lmlong.attention.ngram.native import kernel as ngram
-from lmlong.data import context_mixing
 from lmlong.errors import LmlongError
 from lmlong.model import native_step
 from lmlong.model.learning.native import kernel as learning
@@ -22,7 +21,6 @@ LIBRARIES: dict[str, Callable[[], NativeCode]] = {
     "decode step": native_step.code,
     "quantized products": grouped.code,
     "learning while reading": learning.code,
-    "context mixing": context_mixing.code,
 }
 
 COMPILERS = {"x86_64": "g++", "aarch64": "aarch64-linux-gnu-g++"}
