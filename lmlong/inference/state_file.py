@@ -25,7 +25,7 @@ from lmlong.errors import CheckpointError, UsageError, other_format
 from lmlong.inference import sparse
 from lmlong.inference.session import NO_TOKEN, Session
 from lmlong.inference.unread import Unread, UnreadText, as_tensors
-from lmlong.io.files import check_ordinary, fsync, parse_json
+from lmlong.io.files import check_ordinary, fsync, parse_json, staged
 from lmlong.io.system_errors import explain_errors
 from lmlong.model.language_model import MOST_TOKENS, LanguageModel
 from lmlong.model.learning.levels import Level
@@ -77,18 +77,18 @@ def save(
     about |= {**belongs, **(more or {})}
     kept = tensors_of(session._replace(state=model.settle(session.state)))
     kept = sparse.pack(kept, empty_tensors(model, kept))
-    staged = path.with_name(f".{path.name}.partial")
+    unfinished = staged(path)
     with explain_errors(path):
         try:
-            staged.touch(PRIVATE)
-            save_tensors(kept, staged, {"lmlong": json.dumps({**about, "sha256": _digest(about, kept)})})
-            staged.chmod(PRIVATE)
+            unfinished.touch(PRIVATE)
+            save_tensors(kept, unfinished, {"lmlong": json.dumps({**about, "sha256": _digest(about, kept)})})
+            unfinished.chmod(PRIVATE)
             if durable:
-                fsync(staged)
-            staged.replace(path)
+                fsync(unfinished)
+            unfinished.replace(path)
         finally:
             with suppress(OSError):
-                staged.unlink()
+                unfinished.unlink()
 
 
 def load(path: Path, model: LanguageModel, belongs: dict[str, str], tokenizer: Tokenizer, run: str) -> Session:

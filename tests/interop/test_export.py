@@ -345,13 +345,16 @@ def test_the_exported_module_takes_no_unknown_kind_for_another(
 
 
 @EXPORTS
-def test_a_folder_that_holds_anything_is_kept(tmp_path: Path, write: Any) -> None:
+def test_folders_that_hold_anything_are_kept(tmp_path: Path, write: Any) -> None:
     write_run(tmp_path / "run", **FORMS["elu"])
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("mine")
     with pytest.raises(UsageError, match="not empty"):
         write(str(tmp_path / "run"), tmp_path / "out")
     assert os.listdir(tmp_path / "out") == ["mine.txt"]
+    (tmp_path / "out").rename(tmp_path / ".export.partial")
+    write(str(tmp_path / "run"), tmp_path / "export")
+    assert os.listdir(tmp_path / ".export.partial") == ["mine.txt"]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="has no modes")
