@@ -130,7 +130,7 @@ def restored(tensors: Mapping[str, Tensor], model: LanguageModel, tokenizer: Tok
     session = rebuild_state(empty, iter([tensors[name] for name in expected]))
     _check(session, empty, model, tokenizer)
     device = model.embedding.weight.device
-    dtypes = {name: _dtype(tensors[name], tensor) for name, tensor in expected.items()}
+    dtypes = {name: _dtype(name, tensors[name], tensor) for name, tensor in expected.items()}
     return rebuild_state(session, iter([tensors[name].to(device, dtype) for name, dtype in dtypes.items()]))
 
 
@@ -147,10 +147,11 @@ def restored_unread(
     return session._replace(unread=unread)
 
 
-def _dtype(x: Tensor, expected: Tensor) -> torch.dtype:
-    """Return the dtype in which a tensor of a file is read: that of this model's caches, and for all else at least that
-    of this model, since sums keep their precision."""
-    return expected.dtype if expected.dtype == torch.bfloat16 else torch.promote_types(x.dtype, expected.dtype)
+def _dtype(name: str, x: Tensor, expected: Tensor) -> torch.dtype:
+    """Return the dtype in which a tensor of a file is read: that of this model, and for the sums of its layers at least
+    that, since they keep their precision."""
+    is_sum = name.startswith("state.blocks.") and expected.dtype != torch.bfloat16
+    return torch.promote_types(x.dtype, expected.dtype) if is_sum else expected.dtype
 
 
 def _check(session: Session, empty: Session, model: LanguageModel, tokenizer: Tokenizer) -> None:
