@@ -72,18 +72,24 @@ def key_of(*content: Any) -> str:
 
 
 def fetch(
-    folder: Path, form: Format, make: Callable[[Path], None], private: bool = False, resumable: bool = False
+    folder: Path,
+    form: Format,
+    make: Callable[[Path], None],
+    private: bool = False,
+    resumable: bool = False,
+    check: Callable[[Path], object] | None = None,
 ) -> Path:
     """Return a folder of the cache. If it is missing or damaged, `make` builds it.
 
     Other processes that need the folder wait for the first. `private`: no other user can write to it, whatever the
-    umask. `resumable`: `make` may be given the folder of an interrupted call, and continues it.
+    umask. `resumable`: `make` may be given the folder of an interrupted call, and continues it. `check` raises
+    DamagedFolder for a folder that cannot be used though its digests are right.
     """
     check_home(folder, "the cache")
     with explain_errors(folder, REMEDY):
-        if not _is_whole(folder, form, private):
+        if not _is_whole(folder, form, private, check):
             with Lock(_lock_of(folder), waiting=str(folder)) as lock:
-                if not _is_whole(folder, form, private, silent=True):
+                if not _is_whole(folder, form, private, check, silent=True):
                     if lock.works:
                         _sweep(folder)
                     # without locks another process might build the same folder at the same time
@@ -92,7 +98,9 @@ def fetch(
     return folder
 
 
-def _is_whole(folder: Path, form: Format, private: bool, silent: bool = False) -> bool:
+def _is_whole(
+    folder: Path, form: Format, private: bool, check: Callable[[Path], object] | None, silent: bool = False
+) -> bool:
     """Return whether a folder exists undamaged and, if `private`, only this user can write to it."""
     if not folder.is_dir():
         return False
@@ -100,6 +108,8 @@ def _is_whole(folder: Path, form: Format, private: bool, silent: bool = False) -
         folder_manifest.verify(folder, form, check=_has_digest)
         if private and not all(is_private(path) for path in (folder, *folder.iterdir())):
             raise DamagedFolder(f"{folder}: others can write to it.")
+        if check:
+            check(folder)
         return True
     except DamagedFolder as damaged:
         if not silent:
