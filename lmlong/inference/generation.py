@@ -15,7 +15,8 @@ from lmlong.inference.drafts import Drafts
 from lmlong.inference.healing import heal, only_beginning_with
 from lmlong.inference.rewind import Rewind
 from lmlong.inference.sampling import Sampler
-from lmlong.inference.session import Session
+from lmlong.inference.session import Session, logits_not_finite
+from lmlong.model.finite import is_finite
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.state import concat_states, state_row
 
@@ -63,6 +64,8 @@ class Generation:
                 break
             heads = self._heal() if step == 0 else None
             logits = self._decoder.next_logits()
+            if not is_finite(logits.amax(-1)):
+                raise logits_not_finite(self.model, self.session.recent)
             allowed = only_beginning_with(self.tokenizer, heads, logits) if heads else logits
             recent = self.session.recent if self.sampler.needs_recent else None
             sampled = self.sampler(allowed, recent).to(logits.device)
