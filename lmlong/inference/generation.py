@@ -16,7 +16,7 @@ from lmlong.inference.healing import heal, only_beginning_with
 from lmlong.inference.rewind import Rewind
 from lmlong.inference.sampling import Sampler
 from lmlong.inference.session import Session, logits_not_finite
-from lmlong.model.finite import is_finite
+from lmlong.model.finite import NotFinite
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.state import concat_states, state_row
 
@@ -64,11 +64,12 @@ class Generation:
                 break
             heads = self._heal() if step == 0 else None
             logits = self._decoder.next_logits()
-            if not is_finite(logits.amax(-1)):
-                raise logits_not_finite(self.model, self.session.recent)
             allowed = only_beginning_with(self.tokenizer, heads, logits) if heads else logits
             recent = self.session.recent if self.sampler.needs_recent else None
-            sampled = self.sampler(allowed, recent).to(logits.device)
+            try:
+                sampled = self.sampler(allowed, recent).to(logits.device)
+            except NotFinite:
+                raise logits_not_finite(self.model, self.session.recent) from None
             tokens = sampled.tolist()
             log_probs = _log_probabilities(logits, sampled).tolist() if self.keep else None
             if any(tokens[number] != eos for number in writing):
