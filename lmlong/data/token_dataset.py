@@ -143,17 +143,16 @@ def _token_files(sources: int) -> list[str]:
 
 
 def _check_readable(folder: Path, sources: int, inputs: int) -> None:
-    """Raise DamagedFolder unless the files of a folder are what `write` writes."""
+    """Raise DamagedFolder or UsageError unless the files of a folder are what `write` writes."""
     try:
         tokenizer = load_tokenizer(folder / "tokenizer.model")
         for name in _token_files(sources):
             check_tokens(folder / name, tokenizer)
-    except (UsageError, OSError) as error:
-        raise DamagedFolder(str(error)) from None
-    try:
         if len(Info.model_validate_json((folder / INFO).read_bytes()).sources) != inputs:
             raise ValueError
-    except (OSError, ValueError):
+    except OSError as error:
+        raise DamagedFolder(f"{error.filename}: {error.strerror}.") from None
+    except ValueError:
         raise DamagedFolder(f"{folder / INFO}: damaged.") from None
 
 

@@ -83,7 +83,7 @@ def fetch(
 
     Other processes that need the folder wait for the first. `private`: no other user can write to it, whatever the
     umask. `resumable`: `make` may be given the folder of an interrupted call, and continues it. `check` raises
-    DamagedFolder for a folder that cannot be used though its digests are right.
+    DamagedFolder or UsageError for a folder that cannot be used though its digests are right.
     """
     check_home(folder, "the cache")
     with explain_errors(folder, REMEDY):
@@ -111,7 +111,7 @@ def _is_whole(
         if check:
             check(folder)
         return True
-    except DamagedFolder as damaged:
+    except (DamagedFolder, UsageError) as damaged:
         if not silent:
             print(f"{damaged} Rebuilding it.", file=sys.stderr)
         return False

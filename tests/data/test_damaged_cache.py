@@ -14,6 +14,8 @@ from lmlong.data import token_encoding
 from lmlong.data.notes import text_notes
 from lmlong.data.token_dataset import FORMAT, prepare
 from lmlong.data.token_file_writer import TokenFileWriter
+from lmlong.data.tokenizers import training
+from lmlong.io.cache import cache_folder
 from lmlong.io.files import with_checksum
 from lmlong.io.folder_manifest import NAME, seal
 
@@ -96,6 +98,17 @@ def test_a_description_that_cannot_be_read_is_written_again(
     change(info)
     rewritten(folder, "info.json", json.dumps(info).encode())
     assert_rebuilt(text, capsys, r"info\.json: damaged\.")
+
+
+def test_an_unreadable_tokenizer_is_trained_again(text: recipe.Text, capsys: pytest.CaptureFixture[str]) -> None:
+    trained = text.model_copy(update={"tokenizer": recipe.Tokenizer(vocabulary=300)})
+    tokenizer = prepare(trained).tokenizer
+    (folder,) = (cache_folder() / "tokenizers").iterdir()
+    (folder / "tokenizer.model").write_bytes(b"noise")
+    (folder / NAME).unlink()
+    seal(folder, training.FORMAT, {})
+    assert prepare(trained).tokenizer.hash == tokenizer.hash
+    assert capsys.readouterr().err.count("Rebuilding it.") == 1
 
 
 @pytest.mark.parametrize(
