@@ -53,7 +53,7 @@ def convert(
         raise click.UsageError("--resume and --overwrite are mutually exclusive. Leave out one of them.")
     if dry_run and from_teacher:
         raise click.UsageError("--from-teacher has no effect with --dry-run. Leave it out.")
-    from lmlong.inference.samples import join_samples, write_samples
+    from lmlong.inference.samples import check_samples, join_samples, write_samples
     from lmlong.report.json_values import json_values
     from lmlong.training import conversion, conversion_report, run_folder
 
@@ -64,12 +64,13 @@ def convert(
         conversion.check_folders(planned)
     length = planned[0].recipe.text.sequence_length
     if from_teacher:
-        samples = conversion.samples_file(folder)
+        samples, joined = conversion.samples_file(folder), conversion.joined_file(folder)
+        check_samples(samples, joined)
         if overwrite:
             samples.unlink(missing_ok=True)
         write_samples(run, samples, from_teacher, length, chosen.seed)
         planned = conversion.on_samples(planned)
-        join_samples(planned[0].recipe.text, conversion.joined_file(folder))
+        join_samples(planned[0].recipe.text, joined)
     run_folder.check_sources(planned[0].recipe)
     conversion.check_text(run, planned)
     if dry_run:

@@ -117,7 +117,7 @@ def serve(
     prepare_process()
     with folder_lock:
         ended_by = Server(app, listening, chosen.grace, print_address).serve_until_signal()
-    if any(folder.glob("*.state")):
+    if store.count:
         click.echo(f"stopped; sessions are in {folder}", err=True)
     if ended_by:
         sys.exit(128 + ended_by)

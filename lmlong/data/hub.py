@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
-from lmlong.data.hub_path import HubPath, explained, parse
+from lmlong.data.hub_path import HubPath, explained, is_inside, parse
 from lmlong.errors import UsageError, nearest
 from lmlong.io.cache import cache_folder, key_of
 from lmlong.io.files import atomic_write, read_checksummed, with_checksum
@@ -121,7 +121,7 @@ def _tree(where: HubPath, folder: str, recursive: bool) -> dict[str, int] | None
             if not where.snapshot.is_dir():
                 raise
             return _downloaded(where.snapshot, folder, recursive)
-    if unsafe := [name for name in files if not _is_inside(name, folder)]:
+    if unsafe := [name for name, size in files.items() if not _is_file(name, size, folder)]:
         raise UsageError(f"{where}: the hub lists {unsafe[0]!r}, which is not a path in the data set.")
     with suppress(OSError):
         kept.parent.mkdir(parents=True, exist_ok=True)
@@ -136,10 +136,9 @@ def _downloaded(root: Path, folder: str, recursive: bool) -> dict[str, int] | No
     return files if (root / folder).is_dir() else None
 
 
-def _is_inside(name: str, folder: str) -> bool:
-    """Return whether a path from the hub is one in a folder of the data set, on any operating system."""
-    parts = name.split("/")
-    return not {"", ".", ".."} & set(parts) and not set("\\:\0") & set(name) and name.startswith(folder)
+def _is_file(name: object, size: object, folder: str) -> bool:
+    """Return whether the hub lists a file in a folder of the data set."""
+    return isinstance(name, str) and is_inside(name) and name.startswith(folder) and type(size) is int
 
 
 def _parent(path: PurePosixPath) -> str:

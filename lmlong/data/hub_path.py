@@ -22,6 +22,9 @@ COMMITS = "LMLONG_HUB_COMMITS"
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
+UNSAFE = re.compile(r"[\\:\0-\x1f\ud800-\udfff]")
+"""Characters that no path of a data set has."""
+
 URL = re.compile(
     r"hf://datasets/(?P<repository>\w[\w.-]*/\w[\w.-]*)"
     r"(@(?P<revision>refs/(convert|pr)/[\w-]+|[^/@]+))?(/(?P<path>.*))?",
@@ -68,9 +71,15 @@ def parse(url: str) -> HubPath:
     """Return the parts of an hf:// path. Raise UsageError if it is not one of a data set."""
     match = URL.fullmatch(url)
     revision = unquote(match["revision"] or "main") if match else ""
-    if match is None or ".." in revision or revision.startswith("/") or "\\" in revision:
+    path = "/".join(part for part in (match["path"] or "").split("/") if part) if match else ""
+    if match is None or not is_inside(revision) or (path and not is_inside(path)):
         raise UsageError(f"{url}: not a path of a data set. Write hf://datasets/OWNER/NAME@REVISION/PATH.")
-    return HubPath(match["repository"], revision, "/".join(part for part in (match["path"] or "").split("/") if part))
+    return HubPath(match["repository"], revision, path)
+
+
+def is_inside(path: str) -> bool:
+    """Return whether a path, joined to a folder, is below it on any operating system, and can be encoded."""
+    return not {"", ".", ".."} & set(path.split("/")) and not UNSAFE.search(path)
 
 
 def with_commits(text: recipe.Text, before: recipe.Text | None = None) -> recipe.Text:

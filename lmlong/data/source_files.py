@@ -29,7 +29,8 @@ def find_files(patterns: list[str], column: str) -> SourceFiles:
     """Return the files that paths, folders and globs match. Raise one UsageError for all mistakes."""
     files: dict[Path, Path] = {}  # by absolute path
     left_out: dict[str, Skipped] = {}
-    mistakes, named = [], {Path(pattern).expanduser().resolve() for pattern in patterns}
+    local = [Path(pattern).expanduser() for pattern in patterns if not is_on_hub(pattern)]
+    mistakes, named = [], {path.resolve() for path in local if path.exists()}
     for pattern in patterns:
         try:
             entries = list(_on_hub(pattern, column, named) if is_on_hub(pattern) else _entries(pattern, column))

@@ -4,9 +4,12 @@ A folder of the cache holds tokenizer.model, info.json, validation.tokens, train
 source, and for each token file a file of document positions.
 """
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from pydantic import BaseModel, ConfigDict
 
 from lmlong import recipe
 from lmlong.data.duplicates import divide, split_key
@@ -14,7 +17,8 @@ from lmlong.data.notes import by_reason
 from lmlong.data.sources import open_inputs
 from lmlong.data.split import Part
 from lmlong.data.token_encoding import cores
-from lmlong.data.token_file import TokenFile, read_tokens
+from lmlong.data.token_file import Count, TokenFile, check_tokens, read_tokens
+from lmlong.data.token_file_writer import VALIDATION
 from lmlong.data.token_writing import write
 from lmlong.data.tokenizers.base import Tokenizer
 from lmlong.data.tokenizers.factory import load_tokenizer
@@ -22,13 +26,62 @@ from lmlong.data.tokenizers.training import tokenizer_of
 from lmlong.errors import UsageError
 from lmlong.io import folder_manifest
 from lmlong.io.cache import cache_folder, fetch, key_of
-from lmlong.io.files import parse_json
-from lmlong.io.folder_manifest import Format
+from lmlong.io.folder_manifest import DamagedFolder, Format
 
 FORMAT = Format("tokens", 4)
 
+INFO = "info.json"
+
 TEXT = (".tokens", ".starts")
 """Suffixes of the files that hold the text."""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+
+class Documents(_Strict):
+    """Documents that were skipped, or read in another encoding."""
+
+    documents: int
+    bytes: int
+    names: list[str]
+
+
+class Read(_Strict):
+    """What was read of a source."""
+
+    documents: int
+    bytes: int
+    replaced_bytes: int
+    put_in_bytes: int
+    replaced_characters: int = 0
+
+
+class Source(_Strict):
+    """A source of training and validation text."""
+
+    name: str
+    read: Read
+    skipped: dict[str, Documents]
+    encodings: dict[str, Documents]
+    near_copies: Documents
+    train: Count | None = None
+    validation: Count | None = None
+
+
+class Overlap(_Strict):
+    """Windows of the held-out text that occur in the training text."""
+
+    share: float
+    window_bytes: int
+
+
+class Info(_Strict):
+    """What commands read in the description of token files."""
+
+    sources: list[Source]
+    overlap: Overlap
 
 
 class TokenDataset(NamedTuple):
@@ -62,8 +115,9 @@ def prepare(text: recipe.Text, tokenizer: Tokenizer | None = None, processes: in
         FORMAT,
         lambda unfinished: write(unfinished, inputs, chosen, text.duplicates, processes or cores()),
         resumable=True,
+        check=lambda folder: _check_readable(folder, len(text.sources), len(inputs)),
     )
-    tokens = _open(folder, [options.weight for options in text.sources], len(inputs))
+    tokens = _open(folder, [options.weight for options in text.sources])
     for entry, source in zip(inputs, tokens.info["sources"], strict=True):  # known without reading, so never cached
         source["left_out"] = by_reason(entry.source.left_out)
     _check(tokens, text)
@@ -80,26 +134,31 @@ def validation_fields(text: recipe.Text) -> list[Mapping[str, Any]]:
     ]
 
 
-def _open(folder: Path, weights: list[float], inputs: int) -> TokenDataset:
+def _open(folder: Path, weights: list[float]) -> TokenDataset:
     tokenizer = load_tokenizer(folder / "tokenizer.model")
-    train = [read_tokens(folder / f"train-{number}.tokens", tokenizer) for number in range(len(weights))]
-    validation = read_tokens(folder / "validation.tokens", tokenizer)
+    *train, validation = (read_tokens(folder / name, tokenizer) for name in _token_files(len(weights)))
     files = folder_manifest.read_manifest(folder, FORMAT).files
     identity = key_of(tokenizer.hash, [(name, files[name]["sha256"]) for name in files if name.endswith(TEXT)])
-    return TokenDataset(folder, tokenizer, train, weights, validation, _read_info(folder, inputs), identity)
+    info = json.loads((folder / INFO).read_bytes())
+    return TokenDataset(folder, tokenizer, train, weights, validation, info, identity)
 
 
-def _read_info(folder: Path, inputs: int) -> dict[str, Any]:
-    """Return the info that `write` stored: what was read of each training and validation source."""
+def _token_files(sources: int) -> list[str]:
+    return [*(f"train-{number}.tokens" for number in range(sources)), VALIDATION]
+
+
+def _check_readable(folder: Path, sources: int, inputs: int) -> None:
+    """Raise DamagedFolder or UsageError unless the files of a folder are what `write` writes."""
     try:
-        info = parse_json((folder / "info.json").read_bytes())
-        described = info["sources"]
-        assert len(described) == inputs
-        for source in described:
-            assert isinstance(source["name"], str) and type(source["read"]["documents"]) is int
-    except (ValueError, KeyError, TypeError, AssertionError):
-        raise UsageError(f"{folder / 'info.json'}: damaged. Delete its folder; lmlong rebuilds it.") from None
-    return info
+        tokenizer = load_tokenizer(folder / "tokenizer.model")
+        for name in _token_files(sources):
+            check_tokens(folder / name, tokenizer)
+        if len(Info.model_validate_json((folder / INFO).read_bytes()).sources) != inputs:
+            raise ValueError
+    except OSError as error:
+        raise DamagedFolder(f"{error.filename}: {error.strerror}.") from None
+    except ValueError:
+        raise DamagedFolder(f"{folder / INFO}: damaged.") from None
 
 
 def _check(tokens: TokenDataset, text: recipe.Text) -> None:

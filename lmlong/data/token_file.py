@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lmlong.data.tokenizers.base import Tokenizer
-from lmlong.errors import UsageError
+from lmlong.io.folder_manifest import DamagedFolder
 
 POSITIONS = np.dtype("<i8")
 """The type of the positions of documents."""
@@ -41,11 +41,15 @@ class Count(NamedTuple):
         return Count(*(left + right for left, right in zip(self, other, strict=True)))
 
 
+def check_tokens(path: Path, tokenizer: Tokenizer) -> None:
+    """Raise DamagedFolder if tokens or positions of a file are out of range."""
+    if mistake := _mistake(path, token_type(tokenizer), tokenizer.vocabulary):
+        raise DamagedFolder(f"{path}: damaged, {mistake}.")
+
+
 def read_tokens(path: Path, tokenizer: Tokenizer) -> TokenFile:
-    """Map a token file into memory. Raise UsageError if tokens or positions are out of range."""
+    """Map a token file into memory."""
     dtype = token_type(tokenizer)
-    if mistake := _mistake(path, dtype, tokenizer.vocabulary):
-        raise UsageError(f"{path}: damaged, {mistake}. Delete its folder, {path.parent}; lmlong rebuilds it.")
     return TokenFile(_map(path, dtype), _map(starts_path(path), POSITIONS))
 
 

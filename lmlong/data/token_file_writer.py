@@ -86,7 +86,7 @@ class TokenFileWriter:
 
     def discard(self) -> None:
         """Remove the progress, so that later work does not resume from these files."""
-        for path in (self.folder / PROGRESS, *self.folder.glob(f".{PROGRESS}.*")):
+        for path in (self.folder / PROGRESS, files.staged(self.folder / PROGRESS)):
             path.unlink(missing_ok=True)
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from lmlong.io.cache import RESUMABLE_FOR, cache_folder, key_of
+from lmlong.io.cache import KEY, RESUMABLE_FOR, cache_folder, key_of
 
 CHECKSUM = 16
 """Characters of the checksum of a line."""
@@ -88,5 +88,5 @@ class KeptSteps:
 def _sweep(folder: Path) -> None:
     """Remove the files of work that nobody has continued for long."""
     for path in folder.glob("*.steps"):
-        if time.time() - path.stat().st_mtime > RESUMABLE_FOR:
+        if KEY.fullmatch(path.stem) and time.time() - path.stat().st_mtime > RESUMABLE_FOR:
             path.unlink(missing_ok=True)

@@ -19,6 +19,7 @@ from lmlong.evaluation.scorer import Scorer, tokens_read
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.rows import batches, read_rows, rows_at_once
 from lmlong.inference.session import PREFILL_TOKENS
+from lmlong.model.finite import is_finite, not_finite
 from lmlong.model.language_model import LanguageModel, ModelState
 from lmlong.model.loss import IGNORED
 from lmlong.model.state import rebuild_state
@@ -88,7 +89,10 @@ def _hidden_states(
     yield 0, last[:, None]
     inputs, size = targets[:, :-1].clamp(min=0), model.piece(len(targets), PREFILL_TOKENS)
     for start in range(0, inputs.shape[1], size):
-        hidden, state = model.hidden_states(inputs[:, start : start + size], state)
+        before, read = state, inputs[:, start : start + size]
+        hidden, state = model.hidden_states(read, before)
+        if not is_finite(hidden):
+            raise not_finite(model, read, before)
         yield start + 1, hidden
 
 

@@ -12,6 +12,7 @@ from lmlong.data.token_file import TokenFile
 from lmlong.evaluation.document_sums import Sums
 from lmlong.inference.loading import TrainedModel
 from lmlong.model.base import count_parameters
+from lmlong.model.finite import is_finite, not_finite
 from lmlong.model.loss import IGNORED
 from lmlong.model.precision import Precision, autocast, evaluation_precision
 from lmlong.report.json_values import json_keys, json_values
@@ -70,6 +71,8 @@ def measure_masked(
         tokens, targets, padding = (torch.from_numpy(part).to(trained.device) for part in batch)
         with autocast(trained.device, chosen):
             nll, _ = trained.model.token_nll(tokens, targets, padding)
+            if not is_finite(nll):
+                raise not_finite(trained.model, tokens, padding)
         lost = nll.cpu().double().sum(1).tolist()
         for owner, nats, row in zip(owners[numbers], lost, batch.targets, strict=True):
             hidden = row[row != IGNORED]

@@ -10,7 +10,7 @@ import torch
 from lmlong import __version__
 from lmlong.errors import UsageError
 from lmlong.io.cache import key_of
-from lmlong.io.files import fsync, read_checksummed, with_checksum
+from lmlong.io.files import atomic_write, read_checksummed, with_checksum
 from lmlong.model.device import describe_machine, pick_device
 
 
@@ -41,10 +41,7 @@ class KeptResult:
                 f"{self.file.parent}: results cannot be kept here ({error.strerror}). Name another folder."
             ) from None
         text = with_checksum({"settings": self.settings, "result": make()})
-        staged = self.file.with_name(f".{self.file.name}.partial")
-        staged.write_bytes(text.encode())
-        fsync(staged)
-        staged.replace(self.file)
+        atomic_write(self.file, text)
         return json.loads(text)["result"]
 
     def _read(self) -> dict[str, Any] | None:

@@ -15,7 +15,8 @@ from lmlong.inference.drafts import Drafts
 from lmlong.inference.healing import heal, only_beginning_with
 from lmlong.inference.rewind import Rewind
 from lmlong.inference.sampling import Sampler
-from lmlong.inference.session import Session
+from lmlong.inference.session import Session, logits_not_finite
+from lmlong.model.finite import NotFinite
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.state import concat_states, state_row
 
@@ -65,7 +66,10 @@ class Generation:
             logits = self._decoder.next_logits()
             allowed = only_beginning_with(self.tokenizer, heads, logits) if heads else logits
             recent = self.session.recent if self.sampler.needs_recent else None
-            sampled = self.sampler(allowed, recent).to(logits.device)
+            try:
+                sampled = self.sampler(allowed, recent).to(logits.device)
+            except NotFinite:
+                raise logits_not_finite(self.model, self.session.recent) from None
             tokens = sampled.tolist()
             log_probs = _log_probabilities(logits, sampled).tolist() if self.keep else None
             if any(tokens[number] != eos for number in writing):

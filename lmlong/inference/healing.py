@@ -13,9 +13,18 @@ import torch
 
 from lmlong.data.tokenizers.base import Tokenizer
 from lmlong.data.tokenizers.boundaries import Cover, TokenBoundaries, settled
-from lmlong.inference.sampling import Sampler, check_finite
-from lmlong.inference.session import Session, advance, append_token, next_logits, prefill, with_unread
+from lmlong.inference.sampling import Sampler
+from lmlong.inference.session import (
+    Session,
+    advance,
+    append_token,
+    logits_not_finite,
+    next_logits,
+    prefill,
+    with_unread,
+)
 from lmlong.inference.unread import LONG, UnreadText, tokens_after
+from lmlong.model.finite import is_finite
 from lmlong.model.language_model import LanguageModel
 
 WEIGHED_TOKENS = 32
@@ -79,7 +88,8 @@ def _weigh(
 ) -> Iterator[Start]:
     """Iterate over the starts of covers that share their first `length` tokens, which `session` has read."""
     logits, state = next_logits(model, session)
-    check_finite(logits)
+    if not is_finite(logits.amax(-1)):
+        raise logits_not_finite(model, session.recent)
     log_probs = logits[0].double().log_softmax(-1)
     following: dict[int, list[Cover]] = {}
     for cover in covers:

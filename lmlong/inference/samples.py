@@ -1,6 +1,7 @@
 """Text sampled from a trained model: tokens to measure on, or a file for another model to learn from."""
 
 import json
+import re
 import sys
 from itertools import count
 from pathlib import Path
@@ -11,6 +12,7 @@ from torch import Tensor
 from lmlong import recipe
 from lmlong.data.sources import open_inputs
 from lmlong.data.split import Part, split
+from lmlong.errors import UsageError
 from lmlong.inference.loading import TrainedLanguageModel, load
 from lmlong.inference.sampling import Sampler
 from lmlong.inference.session import repeat_rows
@@ -20,6 +22,21 @@ from lmlong.report.progress import Progress, each
 
 ROWS = 16
 """Documents sampled in parallel."""
+
+DOCUMENT = re.compile(rb'\{"text": ".*(", "tokens": \d+\}\n)?')
+"""The first line of a file of samples, which may be cut off."""
+
+
+def check_samples(file: Path, joined: Path) -> None:
+    """Refuse to replace files that `write_samples` and `join_samples` did not write."""
+    if file.exists():
+        with file.open("rb") as opened:
+            if DOCUMENT.fullmatch(line := opened.readline()) or not line:
+                return
+    elif not joined.exists():
+        return
+    other = file if file.exists() else joined
+    raise UsageError(f"{other}: not text that lmlong sampled, and it would be replaced. Move it, or choose --out.")
 
 
 def write_samples(run: str, file: Path, tokens: int, length: int, seed: int) -> None:

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from lmlong.errors import LmlongError
 from lmlong.inference.session import NO_TOKEN
 from lmlong.model.device import as_float64
+from lmlong.model.finite import NotFinite
 from lmlong.model.loop_guard import LoopGuard, lower_loops
 from lmlong.model.sampling_options import Sampling
 
@@ -52,17 +52,10 @@ class Sampler:
         return int(draw(tempered(weights, self.options.temperature), uniform))
 
 
-class LogitsNotFinite(LmlongError):
-    """No token can be drawn: the weights, or the state, are unusable."""
-
-    def __init__(self) -> None:
-        super().__init__("The model's logits are not finite: its weights are unusable. Use another checkpoint.")
-
-
 def check_finite(logits: Tensor) -> None:
-    """Raise LogitsNotFinite if logits (B, V) have NaN or inf as their maximum."""
+    """Raise NotFinite if logits (B, V) have NaN or inf as their maximum."""
     if not all(map(math.isfinite, logits.amax(-1).tolist())):
-        raise LogitsNotFinite()
+        raise NotFinite()
 
 
 def sample_each(samplers: Sequence[Sampler], logits: Tensor, recent: Sequence[Tensor | None]) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lmlong.attention.base import state_tensors
 from lmlong.inference.unread import Unread, UnreadText, as_tensors
+from lmlong.model.finite import NotFinite, is_finite, not_finite
 from lmlong.model.language_model import LanguageModel, ModelState, will_learn
 from lmlong.model.learning.levels import Level
 from lmlong.model.sampling_options import RECENT
@@ -93,9 +94,11 @@ def first(model: LanguageModel, token: int, learn: Level | None = None) -> Sessi
 
 @torch.inference_mode()
 def read_tokens(model: LanguageModel, tokens: Sequence[int], session: Session) -> Session:
-    """Return the session after new tokens."""
+    """Return the session after new tokens. Raise NotFinite if the model gives values that are not finite."""
     read, new = _to_read(session, tokens)
-    _, state = model.hidden_states(read, session.state)
+    hidden, state = model.hidden_states(read, session.state)
+    if not is_finite(hidden):
+        raise not_finite(model, read, session.state)
     return after_tokens(session, new, state)
 
 
@@ -124,6 +127,12 @@ def after_tokens(session: Session, new: Tensor, state: ModelState) -> Session:
 def next_logits(model: LanguageModel, session: Session) -> tuple[Tensor, ModelState]:
     """Return the logits (B, V) of the next token, and the state after the last one."""
     return model.step(session.last, session.state)
+
+
+def logits_not_finite(model: LanguageModel, recent: Tensor) -> NotFinite:
+    """Return the error for logits that are not finite after recent tokens (B, any), the beginning of which may be
+    NO_TOKEN."""
+    return not_finite(model, recent[:, recent[0] != NO_TOKEN])
 
 
 @torch.inference_mode()

@@ -25,7 +25,7 @@ from lmlong.errors import CheckpointError, UsageError, other_format
 from lmlong.inference import sparse
 from lmlong.inference.session import NO_TOKEN, Session
 from lmlong.inference.unread import Unread, UnreadText, as_tensors
-from lmlong.io.files import check_ordinary, fsync, parse_json
+from lmlong.io.files import check_ordinary, fsync, parse_json, staged
 from lmlong.io.system_errors import explain_errors
 from lmlong.model.language_model import MOST_TOKENS, LanguageModel
 from lmlong.model.learning.levels import Level
@@ -77,18 +77,18 @@ def save(
     about |= {**belongs, **(more or {})}
     kept = tensors_of(session._replace(state=model.settle(session.state)))
     kept = sparse.pack(kept, empty_tensors(model, kept))
-    staged = path.with_name(f".{path.name}.partial")
+    unfinished = staged(path)
     with explain_errors(path):
         try:
-            staged.touch(PRIVATE)
-            save_tensors(kept, staged, {"lmlong": json.dumps({**about, "sha256": _digest(about, kept)})})
-            staged.chmod(PRIVATE)
+            unfinished.touch(PRIVATE)
+            save_tensors(kept, unfinished, {"lmlong": json.dumps({**about, "sha256": _digest(about, kept)})})
+            unfinished.chmod(PRIVATE)
             if durable:
-                fsync(staged)
-            staged.replace(path)
+                fsync(unfinished)
+            unfinished.replace(path)
         finally:
             with suppress(OSError):
-                staged.unlink()
+                unfinished.unlink()
 
 
 def load(path: Path, model: LanguageModel, belongs: dict[str, str], tokenizer: Tokenizer, run: str) -> Session:
@@ -130,7 +130,7 @@ def restored(tensors: Mapping[str, Tensor], model: LanguageModel, tokenizer: Tok
     session = rebuild_state(empty, iter([tensors[name] for name in expected]))
     _check(session, empty, model, tokenizer)
     device = model.embedding.weight.device
-    dtypes = {name: _dtype(tensors[name], tensor) for name, tensor in expected.items()}
+    dtypes = {name: _dtype(name, tensors[name], tensor) for name, tensor in expected.items()}
     return rebuild_state(session, iter([tensors[name].to(device, dtype) for name, dtype in dtypes.items()]))
 
 
@@ -147,10 +147,11 @@ def restored_unread(
     return session._replace(unread=unread)
 
 
-def _dtype(x: Tensor, expected: Tensor) -> torch.dtype:
-    """Return the dtype in which a tensor of a file is read: that of this model's caches, and for all else at least that
-    of this model, since sums keep their precision."""
-    return expected.dtype if expected.dtype == torch.bfloat16 else torch.promote_types(x.dtype, expected.dtype)
+def _dtype(name: str, x: Tensor, expected: Tensor) -> torch.dtype:
+    """Return the dtype in which a tensor of a file is read: that of this model, and for the sums of its layers at least
+    that, since they keep their precision."""
+    is_sum = name.startswith("state.blocks.") and expected.dtype != torch.bfloat16
+    return torch.promote_types(x.dtype, expected.dtype) if is_sum else expected.dtype
 
 
 def _check(session: Session, empty: Session, model: LanguageModel, tokenizer: Tokenizer) -> None:

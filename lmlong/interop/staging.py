@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from lmlong.io.files import staged
 from lmlong.io.system_errors import explain_errors
 
 
@@ -12,14 +13,14 @@ from lmlong.io.system_errors import explain_errors
 def staged_folder(folder: Path, consequence: str) -> Iterator[Path]:
     """Yield an empty folder that becomes `folder` unless an error is raised. `folder` must be missing or empty. Reports
     of system errors end with `consequence`."""
-    staged = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(staged, ignore_errors=True)
+    unfinished = staged(folder)
+    shutil.rmtree(unfinished, ignore_errors=True)
     try:
         with explain_errors(folder, consequence):
-            staged.mkdir(parents=True)
-            yield staged
+            unfinished.mkdir(parents=True)
+            yield unfinished
             if folder.exists():
                 folder.rmdir()
-            staged.rename(folder)
+            unfinished.rename(folder)
     finally:
-        shutil.rmtree(staged, ignore_errors=True)
+        shutil.rmtree(unfinished, ignore_errors=True)

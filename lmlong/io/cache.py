@@ -1,6 +1,7 @@
 """A cache of folders: each is built once, by one process at a time, and rebuilt if it is damaged."""
 
 import os
+import re
 import shutil
 import socket
 import stat
@@ -27,6 +28,12 @@ UNFINISHED = "unfinished-"
 RESUMABLE = "resumable"
 """Suffix of the name if the work can be resumed; otherwise the suffix is the process id."""
 
+DAMAGED = "damaged"
+"""Suffix of the name of a damaged folder that is being removed."""
+
+KEY = re.compile("[0-9a-f]{32}")
+"""What `key_of` returns."""
+
 PROGRESS = "progress.json"
 """File from which interrupted work is resumed. A folder that holds it is kept and passed to `make` again."""
 
@@ -37,6 +44,10 @@ REMEDY = "Set LMLONG_CACHE to a folder of your own with free space, or ask the o
 
 REMEMBERED = 1 << 24
 """Bytes from which a file's verified digest is remembered on this machine until the file's times change."""
+
+
+LEFT = re.compile(rf"{UNFINISHED}(?P<name>{KEY.pattern})-(\d+|{RESUMABLE}|{DAMAGED})")
+"""The names of unfinished and of damaged folders. All others belong to somebody else."""
 
 
 def cache_folder() -> Path:
@@ -61,18 +72,24 @@ def key_of(*content: Any) -> str:
 
 
 def fetch(
-    folder: Path, form: Format, make: Callable[[Path], None], private: bool = False, resumable: bool = False
+    folder: Path,
+    form: Format,
+    make: Callable[[Path], None],
+    private: bool = False,
+    resumable: bool = False,
+    check: Callable[[Path], object] | None = None,
 ) -> Path:
     """Return a folder of the cache. If it is missing or damaged, `make` builds it.
 
     Other processes that need the folder wait for the first. `private`: no other user can write to it, whatever the
-    umask. `resumable`: `make` may be given the folder of an interrupted call, and continues it.
+    umask. `resumable`: `make` may be given the folder of an interrupted call, and continues it. `check` raises
+    DamagedFolder or UsageError for a folder that cannot be used though its digests are right.
     """
     check_home(folder, "the cache")
     with explain_errors(folder, REMEDY):
-        if not _is_whole(folder, form, private):
+        if not _is_whole(folder, form, private, check):
             with Lock(_lock_of(folder), waiting=str(folder)) as lock:
-                if not _is_whole(folder, form, private, silent=True):
+                if not _is_whole(folder, form, private, check, silent=True):
                     if lock.works:
                         _sweep(folder)
                     # without locks another process might build the same folder at the same time
@@ -81,7 +98,9 @@ def fetch(
     return folder
 
 
-def _is_whole(folder: Path, form: Format, private: bool, silent: bool = False) -> bool:
+def _is_whole(
+    folder: Path, form: Format, private: bool, check: Callable[[Path], object] | None, silent: bool = False
+) -> bool:
     """Return whether a folder exists undamaged and, if `private`, only this user can write to it."""
     if not folder.is_dir():
         return False
@@ -89,8 +108,10 @@ def _is_whole(folder: Path, form: Format, private: bool, silent: bool = False) -
         folder_manifest.verify(folder, form, check=_has_digest)
         if private and not all(is_private(path) for path in (folder, *folder.iterdir())):
             raise DamagedFolder(f"{folder}: others can write to it.")
+        if check:
+            check(folder)
         return True
-    except DamagedFolder as damaged:
+    except (DamagedFolder, UsageError) as damaged:
         if not silent:
             print(f"{damaged} Rebuilding it.", file=sys.stderr)
         return False
@@ -130,7 +151,7 @@ def _remove_damaged(folder: Path) -> None:
         folder.unlink()
     elif folder.exists():
         # others may be reading it: their open files stay valid
-        damaged = _unfinished(folder, "damaged")
+        damaged = _unfinished(folder, DAMAGED)
         shutil.rmtree(damaged, ignore_errors=True)
         folder.rename(damaged)
         shutil.rmtree(damaged, ignore_errors=True)
@@ -151,10 +172,10 @@ def _is_resumable(staged: Path) -> bool:
 def _sweep(folder: Path) -> None:
     """Remove unfinished folders of processes that died. A running process holds the lock of its folder."""
     for path in folder.parent.glob(f"{UNFINISHED}*"):
-        if _is_resumable(path):
+        left = LEFT.fullmatch(path.name)
+        if left is None or _is_resumable(path):
             continue
-        name = path.name.removeprefix(UNFINISHED).rpartition("-")[0]
-        if name == folder.name:  # this process holds its lock
+        if (name := left["name"]) == folder.name:  # this process holds its lock
             shutil.rmtree(path, ignore_errors=True)
             continue
         with suppress(Held, OSError), Lock(_lock_of(folder.with_name(name))):

@@ -19,12 +19,18 @@ def fsync(path: Path) -> None:
         os.close(descriptor)
 
 
+def staged(path: Path) -> Path:
+    """Return the name that a file or folder has until it is complete. It is lmlong's own, so that nothing of the user's
+    is replaced or removed in its place."""
+    return path.with_name(f".{path.name}.lmlong-partial")
+
+
 def atomic_write(path: Path, text: str) -> None:
     """Write a file so that it has its old or its new content if the machine stops."""
-    staged = path.with_name(f".{path.name}.partial")
-    staged.write_bytes(text.encode())  # in text mode Windows would change line ends
-    fsync(staged)
-    staged.replace(path)
+    unfinished = staged(path)
+    unfinished.write_bytes(text.encode())  # in text mode Windows would change line ends
+    fsync(unfinished)
+    unfinished.replace(path)
 
 
 def read_ordinary(path: Path) -> bytes:

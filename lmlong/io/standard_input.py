@@ -68,5 +68,5 @@ def _sweep(folder: Path) -> None:
     """Remove copies that other processes did not finish."""
     for path in folder.glob(f"{UNFINISHED}*"):
         with suppress(OSError):
-            if time.time() - path.stat().st_mtime > CUT_OFF:
+            if path.name.removeprefix(UNFINISHED).isdecimal() and time.time() - path.stat().st_mtime > CUT_OFF:
                 path.unlink()

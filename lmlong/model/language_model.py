@@ -19,6 +19,7 @@ from lmlong.errors import UsageError
 from lmlong.model.attention_layers import AttentionLayers
 from lmlong.model.base import LMHead
 from lmlong.model.block import Block, BlockState, Positions, run_blocks
+from lmlong.model.finite import is_finite, not_finite
 from lmlong.model.hourglass import BlockPhase, Hourglass, HourglassState, any_phase, block_phase
 from lmlong.model.layers import RMSNorm
 from lmlong.model.learning.levels import Level
@@ -231,15 +232,20 @@ class LanguageModel(AttentionLayers, QuantizableModel):
         document_starts: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, ModelState]:
         """Return -log p of each target (B, T), 0 if ignored; the hidden states (B, T, width) before them; and the state
-        after `tokens` (B, T)."""
+        after `tokens` (B, T). Raise NotFinite if a value is not finite."""
         state = self.init_state(len(tokens)) if state is None else state
         hidden, after = self._hidden_states(tokens, state, document_starts)
         if state.learned is None:
             scored = targets != IGNORED
             nll = self.lm_head(hidden[scored], targets[scored], "none")
-            return nll.new_zeros(targets.shape).masked_scatter(scored, nll), hidden, after
-        nll, learned = self.learner.score(Text(tokens, hidden, state.position, document_starts), targets, state.learned)
-        return nll, hidden, after._replace(learned=learned)
+            nll = nll.new_zeros(targets.shape).masked_scatter(scored, nll)
+        else:
+            text = Text(tokens, hidden, state.position, document_starts)
+            nll, learned = self.learner.score(text, targets, state.learned)
+            after = after._replace(learned=learned)
+        if not is_finite(nll):
+            raise not_finite(self, tokens, state, document_starts)
+        return nll, hidden, after
 
     @property
     def learner(self) -> Learner:

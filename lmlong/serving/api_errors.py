@@ -9,6 +9,7 @@ from starlette.responses import JSONResponse
 from lmlong.data.tokenizers.base import CannotEncode
 from lmlong.data.tokenizers.characters import UnknownCharacter
 from lmlong.errors import CheckpointError
+from lmlong.model.finite import NotFinite
 from lmlong.serving.engine import Busy, Closed, EngineFailed, UnusableSession
 from lmlong.serving.sessions import LearnsAlready, NoState, QuotaReached, UnknownSession
 
@@ -80,6 +81,7 @@ RESPONSES: dict[type[Exception], Callable[[Any], ApiError]] = {
     QuotaReached: lambda error: ApiError(429, str(error), "session", "insufficient_quota"),
     LearnsAlready: lambda error: ApiError(400, str(error), "learn", "invalid_value"),
     NoState: lambda error: ApiError(400, str(error), code="invalid_state"),
+    NotFinite: lambda error: ApiError(503, str(error), code="model_unusable"),
     CheckpointError: lambda error: ApiError(410, "The file of this session is damaged.", "session", "session_damaged"),
 }
 

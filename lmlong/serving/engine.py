@@ -20,7 +20,9 @@ from torch import Tensor
 from lmlong.errors import LmlongError
 from lmlong.inference.healing import only_beginning_with
 from lmlong.inference.loading import TrainedLanguageModel
-from lmlong.inference.sampling import LogitsNotFinite, sample_each
+from lmlong.inference.sampling import sample_each
+from lmlong.inference.session import logits_not_finite
+from lmlong.model.finite import NotFinite
 from lmlong.model.row_step import make_row_step
 from lmlong.serving.fair_queue import FairQueue
 from lmlong.serving.free_memory import FreeMemory
@@ -247,7 +249,7 @@ class Engine:
         if not finite.all():
             for writer, is_finite in zip(writers, finite.tolist(), strict=True):
                 if not is_finite:
-                    self._fail(writer, LogitsNotFinite())
+                    self._fail(writer, logits_not_finite(self.trained.model, writer.last_tokens))
             logits, writers = logits[finite], [writer for writer in writers if not writer.ended]
         of_writer = dict(zip(writers, logits, strict=True))
 
@@ -269,7 +271,7 @@ class Engine:
 
     def _fail(self, writer: Writer, error: BaseException) -> None:
         self.counts.failed += 1
-        if isinstance(error, LogitsNotFinite) and writer.request.start is not None:  # a state that was uploaded
+        if isinstance(error, NotFinite) and writer.request.start is not None:  # a state that was uploaded
             error = UnusableSession(
                 "The state of this session gives no finite predictions. Create it again from its text."
             )

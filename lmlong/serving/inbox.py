@@ -13,7 +13,7 @@ from lmlong.serving.engine import Engine
 from lmlong.serving.metrics import Metrics
 from lmlong.serving.request import Event, Request
 from lmlong.serving.session_change import Change
-from lmlong.serving.sessions import SessionInfo
+from lmlong.serving.session_info import SessionInfo
 from lmlong.serving.writer import Writer
 
 Batch = list[tuple[int, Event]]

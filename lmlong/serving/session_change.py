@@ -9,15 +9,8 @@ from lmlong.inference.session import Session
 from lmlong.model.learning.levels import Level, as_level
 from lmlong.serving.api_errors import ApiError
 from lmlong.serving.engine import Closed
-from lmlong.serving.sessions import (
-    LearnsAlready,
-    NoState,
-    QuotaReached,
-    SessionInfo,
-    SessionStore,
-    UnknownSession,
-    check_learn,
-)
+from lmlong.serving.session_info import SessionInfo
+from lmlong.serving.sessions import LearnsAlready, NoState, QuotaReached, SessionStore, UnknownSession, check_learn
 from lmlong.serving.worker import Worker
 
 Result = TypeVar("Result")

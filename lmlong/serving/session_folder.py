@@ -6,20 +6,30 @@ it, so the folder is valid however the server ends.
 """
 
 import os
+import re
 import shutil
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from lmlong.errors import CheckpointError, UsageError
 from lmlong.inference import session_file
 from lmlong.inference.session_file import Base, SessionFile
 from lmlong.io.files import fsync
+from lmlong.serving.session_info import ID, SessionInfo, info_of
 
 SUFFIX, BASE, STAGED = ".state", ".base", ".new"
+
+NAME = re.compile(rf"({ID.pattern})({SUFFIX}|-[0-9a-f]{{16}}{BASE})")
+LEFT = re.compile(rf"\.*{ID.pattern}{STAGED}(\..*partial)?")
+"""The names of files, and of those of a server that was killed while it wrote. All others belong to the user."""
+
+HEADER = b'{"__metadata__":{"lmlong'
+"""How a file begins, after eight bytes."""
 
 LONGEST = 2048
 """Maximum bases of a session, each of which is a file to open when it is read."""
@@ -72,14 +82,22 @@ class Kept:
         return within and 2 * size <= self.whole_bytes
 
 
+class Found(NamedTuple):
+    """A file in the folder, and what its metadata say."""
+
+    file: SessionFile
+    owner: str
+    info: SessionInfo
+
+
 class SessionFolder:
     """The files of a folder that belong to a model. Only one thread at a time may change them."""
 
     def __init__(self, folder: Path, belongs: dict[str, str]):
         self.folder, self._belongs = folder, belongs
         self.live: dict[str, Kept] = {}
-        self.found: dict[str, dict[str, Any]] = {}
-        """The metadata of the sessions that were in the folder."""
+        self.found: dict[str, SessionInfo] = {}
+        """The sessions that were in the folder."""
         self.bytes_of = Counter[str]()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._find()
@@ -114,7 +132,7 @@ class SessionFolder:
         kept.is_live = False
         if kept.users:
             with suppress(FileNotFoundError):
-                path = _hidden(self.path(session), kept)
+                path = _hidden(self.path(session), kept.file)
                 self.path(session).replace(path)
                 kept.file = kept.file._replace(path=path)
         self._release(kept)
@@ -137,19 +155,22 @@ class SessionFolder:
                 this.users -= 1
 
     def _find(self) -> None:
-        """Read what is in the folder. Damaged files and those of other models are left alone."""
-        found: dict[Base, tuple[SessionFile, dict[str, Any]]] = {}
+        """Read what is in the folder. Damaged files are reported; these and those of other models are left alone."""
+        found: dict[Base, Found] = {}
+        skipped = False
         for path in sorted(self.folder.iterdir()):  # the former states of a session before itself
-            if path.name.endswith((STAGED, ".partial")):  # of a server that was killed while it wrote
+            if LEFT.fullmatch(path.name) and _is_unfinished(path):
                 path.unlink()
-            elif path.suffix in (SUFFIX, BASE):
-                with suppress(CheckpointError, UsageError):
-                    file, about = session_file.describe(path)
-                    session = path.stem if path.suffix == SUFFIX else path.stem.rpartition("-")[0]
-                    if about.get("id", session) == session and self._is_ours(about):
-                        if (name := Base(session, file.sha256)) in found:  # it was to be replaced when the server ended
-                            found[name][0].path.unlink()
-                        found[name] = file, about
+            elif matched := NAME.fullmatch(path.name):
+                try:
+                    file = self._read(path, matched[1])
+                except (CheckpointError, UsageError) as error:
+                    print(f"skipped {error}", file=sys.stderr)
+                    file, skipped = None, True
+                if file is not None:
+                    if (name := Base(matched[1], file.file.sha256)) in found:  # it was to be replaced
+                        found[name].file.path.unlink()
+                    found[name] = file
         kept: dict[Base, Kept | None] = {}
         for name in found:
             self._trace(name, found, kept)
@@ -157,44 +178,62 @@ class SessionFolder:
             if each is not None:
                 self._add(each)
                 if each.is_live:
-                    self.live[name.session], self.found[name.session] = each, found[name][1]
-        if all(kept.values()):  # or else the bases of what is missing may still be needed
+                    self.live[name.session], self.found[name.session] = each, found[name].info
+        if not skipped and all(kept.values()):  # or else the bases of what is missing may still be needed
             for each in [each for each in kept.values() if each and not each.users and not each.is_live]:
                 self._release(each)
 
-    def _is_ours(self, about: dict[str, Any]) -> bool:
-        if any(about.get(key) != value for key, value in self._belongs.items()):
-            return False
-        return type(about.get("owner")) is str and type(about.get("made")) in (int, float) and "parent" in about
+    def _read(self, path: Path, session: str) -> Found | None:
+        """Return a file of a session; None if it belongs to another one or to another model."""
+        file, about = session_file.describe(path)
+        if about.get("id", session) != session or any(about.get(key) != x for key, x in self._belongs.items()):
+            return None
+        if path.suffix == BASE and path != _hidden(path.with_name(session), file):
+            return None
+        try:
+            return Found(file, about["owner"], info_of(session, about, path.stat().st_size))
+        except (KeyError, ValueError) as error:
+            raise CheckpointError(f"{path}: its {error} is missing or invalid.") from None
 
-    def _trace(
-        self, name: Base, found: dict[Base, tuple[SessionFile, dict[str, Any]]], kept: dict[Base, Kept | None]
-    ) -> None:
+    def _trace(self, name: Base, found: dict[Base, Found], kept: dict[Base, Kept | None]) -> None:
         """Add a file with its bases to `kept`; None if one of them is missing."""
         names: list[Base] = []
         base: Base | None = name
         while base is not None and base in found and base not in kept and base not in names:
             names.append(base)
-            base = found[base][0].base
+            base = found[base].file.base
         below = kept.get(base) if base is not None else None
         is_missing = base is not None and below is None
         for each in reversed(names):
-            file, about = found[each]
-            size, is_live = file.path.stat().st_size, file.path.suffix == SUFFIX
+            file, owner, info = found[each]
+            is_live = file.path.suffix == SUFFIX
             if below is not None and below.file.pieces is not None:  # a base holds a state
                 is_missing = True
-            below = None if is_missing else Kept(file, each.session, about["owner"], size, below, is_live=is_live)
+            below = None if is_missing else Kept(file, each.session, owner, info.bytes, below, is_live=is_live)
             kept[each] = below
 
 
-def _hidden(path: Path, kept: Kept) -> Path:
+def has_own_header(data: bytes) -> bool:
+    """Return whether this is the beginning of a file of a session, or of a state, which may be cut off."""
+    return not data or (len(data) > 8 and HEADER.startswith(data[8 : 8 + len(HEADER)]))
+
+
+def _is_unfinished(path: Path) -> bool:
+    """Return whether a server began to write this file."""
+    if path.is_symlink() or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return has_own_header(file.read(8 + len(HEADER)))
+
+
+def _hidden(path: Path, file: SessionFile) -> Path:
     """Return the path of a file that is no longer a session."""
-    return path.with_name(f"{path.stem}-{kept.name.sha256[:16]}{BASE}")
+    return path.with_name(f"{path.stem}-{file.sha256[:16]}{BASE}")
 
 
 def _link(path: Path, kept: Kept) -> None:
     """Give the file of a session the name of a base too, before another file takes its place."""
-    hidden = _hidden(path, kept)
+    hidden = _hidden(path, kept.file)
     try:
         os.link(path, hidden)
     except FileExistsError:

@@ -29,7 +29,8 @@ from lmlong.model.learning.levels import Level
 from lmlong.model.learning.state import level_of
 from lmlong.model.sampling_options import RECENT
 from lmlong.model.state import state_bytes
-from lmlong.serving.session_folder import STAGED, Kept, SessionFolder
+from lmlong.serving.session_folder import STAGED, Kept, SessionFolder, has_own_header
+from lmlong.serving.session_info import SessionInfo, info_of
 from lmlong.serving.settings import DEFAULT_SETTINGS, Settings
 
 SMALL = 1 << 14
@@ -53,25 +54,6 @@ class QuotaReached(LmlongError):
 
 class LearnsAlready(LmlongError):
     """A request asks a session that learns from its text not to, or to learn something else."""
-
-
-class SessionInfo(NamedTuple):
-    """A session as shown to its owner."""
-
-    id: str
-    parent: str | None
-    """The session that it was forked from."""
-    made: float
-    """Seconds since 1970."""
-    tokens: int
-    bytes: int
-    """Of its file."""
-    state_bytes: int | None
-    """Of its state in memory; unknown for files from before it was noted."""
-    tail: str
-    """The end of its text."""
-    learns: Level | None
-    """What it learns from its text."""
 
 
 def owner_of(key: str | None) -> str:
@@ -121,7 +103,7 @@ class SessionStore:
         self._files = SessionFolder(folder, trained.owners)
         self._infos: dict[str, dict[str, SessionInfo]] = {}  # by owner and id
         for name, kept in self._files.live.items():
-            self._infos.setdefault(kept.owner, {})[name] = _info(name, self._files.found.pop(name), kept.bytes)
+            self._infos.setdefault(kept.owner, {})[name] = self._files.found.pop(name)
 
     def create(
         self, owner: str, session: Session, parent: str | None = None, before: Session | None = None
@@ -152,6 +134,8 @@ class SessionStore:
         """Save the session of a state file, which may be hostile. `learn` works as in `load_state`."""
         path = self.folder / f".{secrets.token_hex(12)}{STAGED}"
         try:
+            if not has_own_header(data):
+                raise UsageError
             with explain_errors(path):
                 path.touch(state_file.PRIVATE)
                 path.write_bytes(data)
@@ -190,14 +174,14 @@ class SessionStore:
     def list(self, owner: str) -> list[SessionInfo]:
         """Return the sessions of an owner, the oldest first."""
         with self._lock:
-            return sorted(self._infos.get(owner, {}).values(), key=_cursor)
+            return sorted(self._infos.get(owner, {}).values(), key=lambda info: info.cursor)
 
     def page(self, owner: str, most: int, after: str | None = None) -> Page:
         """Return up to `most` sessions of an owner, the oldest first, after those that earlier pages had."""
         infos = self.list(owner)
         if after is not None:
-            infos = [info for info in infos if _cursor(info) > after]
-        return Page(infos[:most], _cursor(infos[most - 1]) if len(infos) > most else None)
+            infos = [info for info in infos if info.cursor > after]
+        return Page(infos[:most], infos[most - 1].cursor if len(infos) > most else None)
 
     def delete(self, owner: str, name: str) -> None:
         self.info(owner, name)
@@ -304,7 +288,7 @@ class SessionStore:
         finally:
             staged.unlink(missing_ok=True)
         with self._lock:
-            info = self._infos.setdefault(owner, {})[name] = _info(name, about, size)
+            info = self._infos.setdefault(owner, {})[name] = info_of(name, about, size)
             self._awake.put(name, session)
         return info
 
@@ -352,14 +336,3 @@ class SessionStore:
                 self._awake.pop(name)
                 del self._infos[owner][name]
                 self._files.remove(name)
-
-
-def _info(name: str, about: Mapping[str, Any], size: int) -> SessionInfo:
-    learns, state = about.get("learns"), about.get("state_bytes")  # which older files have not
-    made = float(about["made"])
-    return SessionInfo(name, about["parent"], made, about["tokens"], size, state, about["tail"], learns)
-
-
-def _cursor(info: SessionInfo) -> str:
-    """Return the place of a session in a list, as text whose order is that of the list."""
-    return f"{info.made:020.6f}-{info.id}"

@@ -123,7 +123,7 @@ class Writer:
     @property
     def recent(self) -> Tensor | None:
         """The last tokens (1, RECENT), if the sampler needs them."""
-        return torch.tensor([self._last_tokens()]) if self.sampler.needs_recent else None
+        return self.last_tokens if self.sampler.needs_recent else None
 
     def take(self, token: int, log_probabilities: Tensor | None) -> None:
         """Append a sampled token, and deliver the text that is final."""
@@ -172,13 +172,15 @@ class Writer:
         """Return the session after the tokens so far, the last of which the row has not read."""
         assert self._session is not None
         device = self._session.last.device
-        recent = torch.tensor([self._last_tokens()], device=device)
+        recent = self.last_tokens.to(device)
         total = self._session.total + self._noted
         unread = as_tensors(UnreadText(), device)
         return Session(self.row.state(), torch.tensor([self.last], device=device), recent, total, unread)
 
-    def _last_tokens(self) -> list[int]:
-        return [*[NO_TOKEN] * (RECENT - len(self._recent)), *self._recent]
+    @property
+    def last_tokens(self) -> Tensor:
+        """The last tokens (1, RECENT), after NO_TOKEN if they are fewer."""
+        return torch.tensor([[*[NO_TOKEN] * (RECENT - len(self._recent)), *self._recent]])
 
     def _likelihoods(self, token: int, log_probabilities: Tensor) -> WrittenToken:
         values, tokens = log_probabilities.topk(min(self.request.alternatives or 0, len(log_probabilities)))

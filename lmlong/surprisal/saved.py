@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 
 from lmlong.errors import CheckpointError, other_format
 from lmlong.inference import state_file
-from lmlong.io.files import fsync, parse_json
+from lmlong.io.files import fsync, parse_json, staged
 from lmlong.io.system_errors import explain_errors
 from lmlong.surprisal.robust_score import CENTERS
 
@@ -202,21 +202,21 @@ class SavedRecords:
 def save_records(path: Path, about: dict[str, Any], states: Iterable[tuple[str, Path]]) -> None:
     """Write the states of texts, given by name and file; each file is read before the next is requested. The result is
     complete or absent, and readable only by its owner, because it holds text."""
-    staged, names = path.with_name(f".{path.name}.partial"), []
+    unfinished, names = staged(path), []
     with explain_errors(path):
         try:
-            staged.touch(state_file.PRIVATE)
-            with zipfile.ZipFile(staged, "w") as archive:
+            unfinished.touch(state_file.PRIVATE)
+            with zipfile.ZipFile(unfinished, "w") as archive:
                 for number, (name, file) in enumerate(states):
                     archive.write(file, _entry(number))
                     names.append(name)
                 archive.writestr(ABOUT, json.dumps({"format": FORMAT, **about, "names": names}))
-            os.chmod(staged, state_file.PRIVATE)
-            fsync(staged)
-            staged.replace(path)
+            os.chmod(unfinished, state_file.PRIVATE)
+            fsync(unfinished)
+            unfinished.replace(path)
         finally:
             with suppress(OSError):
-                staged.unlink()
+                unfinished.unlink()
 
 
 def _entry(number: int) -> str:

@@ -28,10 +28,11 @@ ABANDONED = re.compile(r"abandoned-(\d+)")
 
 OWN = re.compile(
     rf"({ABANDONED.pattern}/)*"
-    rf"({'|'.join(map(re.escape, (LOCK, *RECORDS)))}|{re.escape(METRICS_FILE)}\.partial|\.[a-z.]+\.partial"
+    rf"({'|'.join(map(re.escape, (LOCK, *RECORDS)))}|{re.escape(METRICS_FILE)}\.partial"
+    rf"|\.({'|'.join(map(re.escape, RECORDS))})\.(lmlong-)?partial"
     rf"|checkpoints/(({NAME.pattern}|{LEFT_FOLDER.pattern})/({'|'.join(map(re.escape, (*FILES, MANIFEST)))})?)?"
     r"|tensorboard/(events\.out\.tfevents\..*|hparams\.yaml)?"
-    r"|csv/(from-\d{8,}/.*)?"
+    r"|csv/(from-\d{8,}/(metrics\.csv|hparams\.yaml)?)?"
     r"|wandb/(((offline-)?run-\d{8}_\d{6}-.*|latest-run|debug(-internal)?\.log|settings)(/.*)?)?)?"
 )
 """The paths that a run uses in its folder; those of folders end with a slash."""

@@ -1,6 +1,6 @@
 """Token files that anybody may have made: numbers changed at random, under a manifest that is right.
 
-A number stands for the same change on every machine. Training reads such files or refuses them.
+A number stands for the same change on every machine. Training reads such files, or those that replace them.
 """
 
 import json

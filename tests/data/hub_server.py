@@ -8,6 +8,7 @@ from hashlib import sha1, sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path, PurePosixPath
 from threading import Thread
+from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
@@ -45,7 +46,7 @@ class Hub:
     repositories: dict[str, Repository] = field(default_factory=lambda: {NAME: Repository()})
     log: list[str] = field(default_factory=list)  # "METHOD path" of each request
     bytes_until_cut: int | None = None  # after which the next download is cut off
-    listed: dict[str, str] = field(default_factory=dict)  # other names that listings give to paths
+    listed: dict[str, Any] = field(default_factory=dict)  # other names that listings give to paths
     url: str = ""
 
     def downloads(self) -> list[str]:

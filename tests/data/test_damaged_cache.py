@@ -1,17 +1,21 @@
-"""Token files whose digests are right and whose numbers are not: each is refused by name, and none is read."""
+"""Token files whose digests are right and whose numbers are not: each is reported and written again; none is read."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from lmlong import recipe
 from lmlong.data import token_encoding
+from lmlong.data.notes import text_notes
 from lmlong.data.token_dataset import FORMAT, prepare
 from lmlong.data.token_file_writer import TokenFileWriter
-from lmlong.errors import UsageError
+from lmlong.data.tokenizers import training
+from lmlong.io.cache import cache_folder
 from lmlong.io.files import with_checksum
 from lmlong.io.folder_manifest import NAME, seal
 
@@ -52,20 +56,59 @@ def rewritten(folder: Path, name: str, content: bytes) -> None:
         ("train-0.tokens", "<u2", lambda a: a[: len(a) // 3], "are out of range"),
     ],
 )
-def test_numbers_out_of_range(text: recipe.Text, name: str, dtype: str, change: Change, complaint: str) -> None:
+def test_files_with_numbers_out_of_range_are_written_again(
+    text: recipe.Text, capsys: pytest.CaptureFixture[str], name: str, dtype: str, change: Change, complaint: str
+) -> None:
     folder = prepare(text).folder
     numbers = np.fromfile(folder / name, dtype)
     rewritten(folder, name, change(numbers).astype(dtype).tobytes())
-    with pytest.raises(UsageError, match=rf"\.tokens: damaged, .*{complaint}.*Delete its folder"):
-        prepare(text)
+    assert_rebuilt(text, capsys, rf"\.tokens: damaged, .*{complaint}.*")
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"sources": 3}', '{"sources": []}', '{"sources": [{"name": 1}]}'])
-def test_notes_that_are_none(text: recipe.Text, content: str) -> None:
+def assert_rebuilt(text: recipe.Text, capsys: pytest.CaptureFixture[str], complaint: str) -> None:
+    """Check that the folder of a text is reported in one line, and written again."""
+    whole = [*text_notes(prepare(text).info)]
+    line, *further = [line for line in capsys.readouterr().err.splitlines() if "damaged" in line]
+    assert re.search(rf"{complaint} Rebuilding it\.$", line) and not further
+    assert [*text_notes(prepare(text).info)] == whole and "damaged" not in capsys.readouterr().err
+
+
+def without_overlap(info: Any) -> None:
+    del info["overlap"]
+
+
+def encodings_as_text(info: Any) -> None:
+    info["sources"][0]["encodings"] = "latin-1"
+
+
+def a_source_less(info: Any) -> None:
+    info["sources"].pop()
+
+
+def tokens_as_text(info: Any) -> None:
+    info["sources"][0]["train"]["tokens"] = "7"
+
+
+@pytest.mark.parametrize("change", [without_overlap, encodings_as_text, a_source_less, tokens_as_text])
+def test_a_description_that_cannot_be_read_is_written_again(
+    text: recipe.Text, capsys: pytest.CaptureFixture[str], change: Callable[[Any], None]
+) -> None:
     folder = prepare(text).folder
-    rewritten(folder, "info.json", content.encode())
-    with pytest.raises(UsageError, match=r"info\.json: damaged"):
-        prepare(text)
+    info = json.loads((folder / "info.json").read_text())
+    change(info)
+    rewritten(folder, "info.json", json.dumps(info).encode())
+    assert_rebuilt(text, capsys, r"info\.json: damaged\.")
+
+
+def test_an_unreadable_tokenizer_is_trained_again(text: recipe.Text, capsys: pytest.CaptureFixture[str]) -> None:
+    trained = text.model_copy(update={"tokenizer": recipe.Tokenizer(vocabulary=300)})
+    tokenizer = prepare(trained).tokenizer
+    (folder,) = (cache_folder() / "tokenizers").iterdir()
+    (folder / "tokenizer.model").write_bytes(b"noise")
+    (folder / NAME).unlink()
+    seal(folder, training.FORMAT, {})
+    assert prepare(trained).tokenizer.hash == tokenizer.hash
+    assert capsys.readouterr().err.count("Rebuilding it.") == 1
 
 
 @pytest.mark.parametrize(

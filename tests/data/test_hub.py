@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow
 import pytest
@@ -130,7 +131,14 @@ def test_a_text_keeps_the_commits_of_an_earlier_one(hub: Hub, monkeypatch: pytes
         ("hf://owner/model/a.txt", "not a path of a data set"),
         ("hf://spaces/owner/set/a.txt", "not a path of a data set"),
         ("hf://datasets/owner", "not a path of a data set"),
-        (f"{URL}@..%2F..%2Fx/a", "not a path of a data set"),
+        *(
+            (f"{URL}@{revision}/a", "not a path of a data set")
+            for revision in ("..%2F..%2Fx", "%00", "a%0A", "%2F", "\ud800")
+        ),
+        *(
+            (f"{URL}@{'0' * 40}/{path}", "not a path of a data set")
+            for path in ("../../x", "data/../../../x", ".", "a\0")
+        ),
         ("hf://datasets/../set/a", "not a path of a data set"),
     ],
 )
@@ -172,6 +180,15 @@ def test_offline_the_cache_is_read(hub: Hub, monkeypatch: pytest.MonkeyPatch, ca
             read(missing)
 
 
+def test_offline_nothing_outside_the_cache_is_read(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit = hub.repositories[NAME].branches["main"]
+    assert read(f"{URL}@{commit}/data/a.txt") == ["text a"]
+    (Path(constants.HF_HUB_CACHE) / "secret.txt").write_text("secret")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(UsageError, match="not a path of a data set"):
+        read(f"{URL}@{commit}/../../../secret.txt")
+
+
 def test_a_download_that_is_cut_off_continues(hub: Hub) -> None:
     data = os.urandom(1 << 16).hex().encode()
     hub.repositories[NAME].commit({"big.txt": data})
@@ -205,8 +222,21 @@ found.download(["b.txt"])
     assert hub.downloads() == ["b.txt"]
 
 
-@pytest.mark.parametrize("name", ["../../evil.txt", "/evil.txt", "data/../../evil.txt", "data\\evil.txt", "C:evil.txt"])
-def test_a_path_that_leaves_the_cache_is_refused(hub: Hub, name: str) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        7,
+        True,
+        "\0",
+        "\ud800",
+        "../../evil.txt",
+        "/evil.txt",
+        "data/../../evil.txt",
+        "data\\evil.txt",
+        "C:evil.txt",
+    ],
+)
+def test_a_path_that_leaves_the_cache_is_refused(hub: Hub, name: Any) -> None:
     hub.listed["data/a.txt"] = name
     with pytest.raises(UsageError, match="which is not a path in the data set"):
         read(URL)

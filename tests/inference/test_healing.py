@@ -233,5 +233,5 @@ def test_unusable_weights_are_reported_wherever_a_prompt_ends(subword_run: Path)
     with torch.no_grad():
         loaded.model.embedding.weight.fill_(torch.nan)
     for temperature in (0.0, 0.8):
-        with pytest.raises(LmlongError, match="logits are not finite"):
+        with pytest.raises(LmlongError, match="output of embedding is not finite"):
             text_after(loaded, session, temperature=temperature)

@@ -174,6 +174,13 @@ def test_only_one_text_goes_into_a_file(run: Path, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.state")) and not list(tmp_path.glob(".*partial"))
 
 
+def test_a_file_of_the_user_beside_it_stays(run: Path, tmp_path: Path) -> None:
+    (tmp_path / ".a.state.partial").write_text("mine")
+    loaded = load(run, "cpu")
+    loaded.save_state(loaded.read("a"), tmp_path / "a.state")
+    assert (tmp_path / ".a.state.partial").read_text() == "mine" and len(list(tmp_path.iterdir())) == 2
+
+
 def test_a_file_that_cannot_be_written_leaves_nothing(run: Path, tmp_path: Path) -> None:
     loaded = load(run, "cpu")
     with pytest.raises(UsageError, match=r"No such file or directory\. Correct the path"):

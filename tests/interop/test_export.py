@@ -345,13 +345,16 @@ def test_an_encoder_is_refused(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["run"]
 
 
-def test_a_folder_that_holds_anything_is_kept(tmp_path: Path) -> None:
+def test_folders_that_hold_anything_are_kept(tmp_path: Path) -> None:
     write_run(tmp_path / "run", **FORMS["elu"])
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("mine")
     with pytest.raises(UsageError, match="not empty"):
         export_hf(str(tmp_path / "run"), tmp_path / "out")
     assert os.listdir(tmp_path / "out") == ["mine.txt"]
+    (tmp_path / "out").rename(tmp_path / ".export.partial")
+    export_hf(str(tmp_path / "run"), tmp_path / "export")
+    assert os.listdir(tmp_path / ".export.partial") == ["mine.txt"]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="has no modes")

@@ -12,9 +12,10 @@ import pytest
 
 from lmlong.errors import UsageError
 from lmlong.io import cache, files
-from lmlong.io.cache import fetch
+from lmlong.io.cache import fetch, key_of
 from lmlong.io.folder_manifest import Format
 
+MINE, OTHER = key_of("mine"), key_of("other")
 FORMAT = Format("thing", 1)
 
 
@@ -80,6 +81,14 @@ def test_modes_follow_the_umask(tmp_path: Path) -> None:
     assert folder.stat().st_mode & 0o777 == 0o750
 
 
+def test_what_others_put_into_the_cache_stays(tmp_path: Path, make: Callable) -> None:
+    for name in ("unfinished-novel", "unfinished-my-novel", "unfinished-novel-2", "unfinished-novel-resumable"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "chapter 1").write_text("mine")
+    fetch(tmp_path / key_of("a"), FORMAT, make)
+    assert len(list(tmp_path.glob("unfinished-*/chapter 1"))) == 4
+
+
 DYING = """
 import os, signal, sys
 from pathlib import Path
@@ -90,16 +99,16 @@ fetch(Path(sys.argv[1]), Format("thing", 1), lambda folder: os.kill(os.getpid(),
 
 
 def test_what_the_dead_left_is_swept_and_what_the_living_make_is_not(tmp_path: Path, make: Callable) -> None:
-    for key in ("mine", "other"):  # the second sweeps what the first left
+    for key in (MINE, OTHER):  # the second sweeps what the first left
         assert subprocess.run([sys.executable, "-c", DYING, tmp_path / key]).returncode == -signal.SIGKILL
-    assert len(list(tmp_path.glob("unfinished-other-*"))) == len(list(tmp_path.glob("unfinished-*"))) == 1
+    assert len(list(tmp_path.glob(f"unfinished-{OTHER}-*"))) == len(list(tmp_path.glob("unfinished-*"))) == 1
 
     def inner(folder: Path) -> None:
         fetch(tmp_path / "third", FORMAT, make)  # which sweeps, and must not take what is being made around it
         make(folder)
 
-    fetch(tmp_path / "mine", FORMAT, inner)
-    assert sorted(path.name for path in tmp_path.iterdir() if not path.name.startswith(".")) == ["mine", "third"]
+    fetch(tmp_path / MINE, FORMAT, inner)
+    assert sorted(path.name for path in tmp_path.iterdir() if not path.name.startswith(".")) == sorted([MINE, "third"])
 
 
 def test_a_large_file_is_hashed_once_until_it_is_touched(
@@ -139,13 +148,13 @@ def test_a_resumable_folder_is_given_again_and_kept_for_a_week(tmp_path: Path, m
         assert (folder / "half").read_text() == "done"
         (folder / cache.PROGRESS).unlink()
 
-    for key in ("one", "two"):
+    for key in (MINE, OTHER):
         with pytest.raises(KeyboardInterrupt):
             fetch(tmp_path / key, FORMAT, begin, resumable=True)
-    fetch(tmp_path / "other", FORMAT, make)  # which sweeps
-    assert (fetch(tmp_path / "one", FORMAT, finish, resumable=True) / "half").read_text() == "done"
+    fetch(tmp_path / "new", FORMAT, make)  # which sweeps
+    assert (fetch(tmp_path / MINE, FORMAT, finish, resumable=True) / "half").read_text() == "done"
     (left,) = tmp_path.glob("unfinished-*")
-    assert left.name.startswith("unfinished-two-")
+    assert left.name.startswith(f"unfinished-{OTHER}-")
     long_ago = time.time() - cache.RESUMABLE_FOR - 1
     os.utime(left / cache.PROGRESS, (long_ago, long_ago))
     fetch(tmp_path / "third", FORMAT, make)

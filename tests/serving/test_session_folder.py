@@ -283,6 +283,21 @@ def test_rows_that_are_not_in_the_table_are_refused(trained: TrainedLanguageMode
     opened(trained, tmp_path).get(ME, name)
 
 
+def test_the_base_of_a_file_that_this_version_cannot_read_stays(trained: TrainedLanguageModel, tmp_path: Path) -> None:
+    store = opened(trained, tmp_path)
+    names = [*grown(trained, store, TURNS[:2])]
+    store.delete(ME, names[0])
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    for name in names[1:]:
+        path = tmp_path / f"{name}.state"
+        path.write_bytes(path.read_bytes().replace(b'\\"format\\": 1', b'\\"format\\": 9'))
+    opened(trained, tmp_path)
+    assert set(tmp_path.iterdir()) == before.keys()
+    for path, data in before.items():
+        path.write_bytes(data)
+    assert len(opened(trained, tmp_path).list(ME)) == len(names) - 1
+
+
 @in_both_ways
 def test_a_kill_between_a_base_and_what_needs_it_loses_nothing(
     trained: TrainedLanguageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -303,7 +318,7 @@ def test_a_kill_between_a_base_and_what_needs_it_loses_nothing(
             with pytest.raises(Killed):
                 store.update(ME, name, trained.read("abc", before))
         assert len(list(tmp_path.iterdir())) == 2, "its base is there twice, or it and its base"
-        (tmp_path / f"{name}.new").write_bytes(b"half")
+        (tmp_path / f"{name}.new").write_bytes((tmp_path / f"{name}.state").read_bytes()[:99])
         again = opened(trained, tmp_path)
         assert again.file_bytes == size(tmp_path)
         after = again.get(ME, name)

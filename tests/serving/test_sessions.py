@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from serving.engines import loaded, tiny
 
 import lmlong
 from lmlong.attention.base import state_tensors
+from lmlong.inference import session_file
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.model.state import rebuild_state
 from lmlong.serving.sessions import EVERYBODY, NoState, QuotaReached, SessionStore, UnknownSession, owner_of
@@ -143,8 +145,6 @@ def test_a_folder_may_hold_damaged_files_and_those_of_other_models(
     store = SessionStore(trained, tmp_path / "sessions")
     kept = store.create(ME, trained.read("abc"))
     (tmp_path / "sessions" / "noise.state").write_bytes(b"noise")
-    (tmp_path / "sessions" / "half.new").write_bytes(b"half")
-    (tmp_path / "sessions" / ".half.new.partial").write_bytes(b"half")
     other = tiny("delta")
     again, of_other = (SessionStore(one, tmp_path / "sessions") for one in (trained, other))
     assert again.list(ME) == [kept] and again.count == 1
@@ -152,6 +152,51 @@ def test_a_folder_may_hold_damaged_files_and_those_of_other_models(
     assert sorted(path.name for path in (tmp_path / "sessions").iterdir()) == sorted(
         [f"{kept.id}.state", "noise.state"]
     )
+
+
+def test_only_what_a_killed_server_left_is_removed(trained: TrainedLanguageModel, tmp_path: Path) -> None:
+    folder = tmp_path / "sessions"
+    kept = SessionStore(trained, folder).create(ME, trained.read("abc"))
+    whole, name = (folder / f"{kept.id}.state").read_bytes(), "0" * 24
+    for left, size in ((f"{name}.new", 100), (f".{name}.new", 0), (f"..{name}.new.partial", 5000)):
+        (folder / left).write_bytes(whole[:size])
+    mine = {"thesis.partial", "notes.new", f"{'1' * 24}.new", f"{kept.id}-copy.base", "copy.state", f"{'2' * 24}.state"}
+    for each in mine:
+        (folder / each).write_bytes(whole if each.endswith((".base", ".state")) else b"mine")
+    (folder / "folder.new").mkdir()
+    (folder / f"{'3' * 24}.new").mkdir()
+    assert SessionStore(trained, folder).list(ME) == [kept]
+    beside = {"folder.new", f"{'3' * 24}.new", f"{kept.id}.state"}
+    assert {path.name for path in folder.iterdir()} == mine | beside
+
+
+ODD: dict[str, list[Any]] = {
+    "made": [10**400, math.nan, math.inf, -1, True, "now"],
+    "parent": [math.nan, "\ud800", 7, ["a"]],
+    "learns": [math.nan, "\ud800", "everything", []],
+    "state_bytes": [math.nan, -1, 10**400, "\ud800", 1.5],
+    "tokens": [-1, 0, 10**400],
+    "owner": [None, 7],
+}
+
+
+def test_a_file_with_odd_metadata_is_skipped_with_one_line(
+    trained: TrainedLanguageModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = SessionStore(trained, tmp_path).create(ME, trained.read("abc"))
+    about = session_file.describe(tmp_path / f"{kept.id}.state")[1]
+    del about["format"], about["sha256"]
+    odd = [{key: value} for key, values in ODD.items() for value in values]
+    for number, changed in enumerate(odd):
+        name = f"{number:024x}"
+        packed = session_file.Packed(b"rows", b"whole")
+        session_file.save(tmp_path / f"{name}.state", {**about, "id": name, **changed}, packed, None)
+    again = SessionStore(trained, tmp_path)
+    assert again.list(ME) == [kept] and again.page(ME, 9).infos == [kept]
+    lines = capsys.readouterr().err.splitlines()
+    assert [f"skipped {tmp_path / f'{number:024x}.state'}:" in line for number, line in enumerate(lines)] == [
+        True
+    ] * len(odd)
 
 
 CHILD = """
@@ -176,7 +221,8 @@ while True:
 
 def test_no_session_that_was_told_of_is_lost_by_a_kill(tmp_path: Path) -> None:
     write_run(tmp_path / "run", **FORMS["ngram"])
-    trained, told = lmlong.load(tmp_path / "run"), {}
+    trained = lmlong.load(tmp_path / "run")
+    told: dict[str, int] = {}
     for number in range(2):
         words = [sys.executable, "-c", CHILD, str(tmp_path / "run"), str(tmp_path / "sessions")]
         with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as child:

@@ -282,3 +282,12 @@ def test_it_can_learn_from_text_that_the_teacher_writes(folder: Path) -> None:
     assert convert(folder, *words, "again").returncode == 2  # --resume was left out
     assert convert(folder, *words, "again", "--resume").returncode == 0
     assert (folder / "again-samples.jsonl").read_text() == samples
+
+
+def test_text_of_the_user_is_not_taken_for_samples(folder: Path) -> None:
+    for name in ("mine-samples.jsonl", "yours-samples.txt"):
+        (folder / name).write_text('{"text": "my own"}\n' * 20)
+        for how in ("--resume", "--overwrite"):
+            refused = convert(folder, *HYBRID, "--from-teacher", "2k", "--out", name.partition("-")[0], how)
+            assert refused.returncode == 2 and f"{name}: not text that lmlong sampled" in refused.stderr
+            assert (folder / name).read_text() == '{"text": "my own"}\n' * 20

@@ -230,7 +230,7 @@ def test_only_a_run_is_overwritten(recipe_of: Recipes, tmp_path: Path) -> None:
 
 PLACES = ("thesis.tex", "notes/a.txt", "checkpoints/step-00000001-mine/a", "checkpoints/mine", "abandoned-1/mine",
           "checkpoints/step-00000001/mine.txt", "checkpoints/step-00000001/notes/a", ".git/config",
-          "tensorboard/thesis.tex")  # fmt: skip
+          "tensorboard/thesis.tex", "csv/from-00000001/notes.csv", ".thesis.partial")  # fmt: skip
 
 
 def test_a_run_that_holds_more_is_not_overwritten(run: Path, recipe_of: Recipes) -> None:

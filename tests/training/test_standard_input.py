@@ -90,3 +90,12 @@ def test_nothing_to_read_is_an_error(cache: Path) -> None:
 def test_a_file_of_that_name_can_be_read(tmp_path: Path) -> None:
     (tmp_path / "-").write_text("a file")
     assert piped(b"a pipe", "data", "show", "./-", cwd=tmp_path).stdout == "a file\n"
+
+
+def test_only_copies_that_a_killed_process_began_are_removed(cache: Path) -> None:
+    (cache / "input").mkdir(parents=True)
+    for name in ("unfinished-123", "unfinished-novel"):
+        (cache / "input" / name).write_text("text")
+        os.utime(cache / "input" / name, (1, 1))
+    assert piped(b"a pipe", "data", "show", "-").stdout == "a pipe\n"
+    assert [path.name for path in (cache / "input").glob("unfinished-*")] == ["unfinished-novel"]

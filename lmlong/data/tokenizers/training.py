@@ -26,6 +26,7 @@ def tokenizer_of(inputs: list[Input], options: recipe.Tokenizer, duplicates: Dup
         cache_folder() / "tokenizers" / key_of(FORMAT, options.model_dump(), weights, *split_key(inputs, duplicates)),
         FORMAT,
         lambda temporary: _train(inputs, options, duplicates).save(temporary / "tokenizer.model"),
+        check=lambda folder: load_tokenizer(folder / "tokenizer.model"),
     )
     return load_tokenizer(folder / "tokenizer.model")
 
