@@ -19,12 +19,19 @@ FLAGS: dict[str, tuple[type, str]] = {
         "Penalty for tokens that would repeat the end of the text a third time in a row; 0 disables it.  "
         f"[default: {LOOP_PENALTY}; 0 at temperature 0]",
     ),
+    "ignore_eos": (bool, "Never end the document: continue the text up to --max-tokens or --stop."),
 }
 """The type and the help of each option, by its name in `Sampling`."""
 
 sampling_flags = options.together(
     *(
-        click.option(f"--{name.replace('_', '-')}", default=getattr(DEFAULTS, name), type=kind, help=text)
+        click.option(
+            f"--{name.replace('_', '-')}",
+            default=getattr(DEFAULTS, name),
+            type=kind,
+            is_flag=kind is bool,
+            help=text,
+        )
         for name, (kind, text) in FLAGS.items()
     ),
     click.option(

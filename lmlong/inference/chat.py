@@ -59,7 +59,7 @@ class Conversation:
 
     def _answer(self, text: str, options: Sampling, max_tokens: int | None) -> Iterator[str]:
         self.messages.append({"role": "user", "content": text})
-        sampler = Sampler(options, [(len(self.messages),)])
+        sampler = Sampler(options, [(len(self.messages),)], self.tokenizer.eos)
         session = self._prompted()
         drafts = drafts_for(self.model, session)
         generation = Generation(self.model, self.tokenizer, session, sampler, max_tokens, drafts=drafts)

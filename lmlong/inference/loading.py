@@ -93,6 +93,7 @@ class TrainedLanguageModel(TrainedModel):
         repetition_penalty: float = DEFAULTS.repetition_penalty,
         repetition_window: int = DEFAULTS.repetition_window,
         loop_penalty: float | None = DEFAULTS.loop_penalty,
+        ignore_eos: bool = DEFAULTS.ignore_eos,
         seed: int = DEFAULTS.seed,
         stop: Sequence[str] = (),
         heal: bool = True,
@@ -105,9 +106,9 @@ class TrainedLanguageModel(TrainedModel):
         ...     print(piece, end="", flush=True)
 
         With a `state`, the prompt continues the text that the state has read. The text ends when the model ends the
-        document, after `max_tokens` tokens (None: never), or before a `stop` string. `heal` works as in `read`; the
-        other options are those of `lmlong.model.sampling_options.Sampling`. The same seed gives the same text. `drafts`
-        may make it come faster, and change nothing else.
+        document (never with `ignore_eos`), after `max_tokens` tokens (None: never), or before a `stop` string. `heal`
+        works as in `read`; the other options are those of `lmlong.model.sampling_options.Sampling`. The same seed gives
+        the same text. `drafts` may make it come faster, and change nothing else.
         """
         options = Sampling(
             temperature=temperature,
@@ -117,6 +118,7 @@ class TrainedLanguageModel(TrainedModel):
             repetition_penalty=repetition_penalty,
             repetition_window=repetition_window,
             loop_penalty=loop_penalty,
+            ignore_eos=ignore_eos,
             seed=seed,
         )
         check_end(max_tokens, stop)
@@ -143,7 +145,8 @@ class TrainedLanguageModel(TrainedModel):
         `rows` are numbers that seed each row's draws, together with the seed. With `keep`, tokens and their
         log-probabilities are kept. Without `drafts` each token of a single text takes a step of its own.
         """
-        sampler, ahead = Sampler(options, rows), drafts_for(self.model, session) if drafts else None
+        sampler = Sampler(options, rows, self.tokenizer.eos)
+        ahead = drafts_for(self.model, session) if drafts else None
         return Generation(self.model, self.tokenizer, session, sampler, max_tokens, stop, keep, ahead)
 
     def read(

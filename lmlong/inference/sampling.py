@@ -27,16 +27,18 @@ class Sampler:
     rows are.
     """
 
-    def __init__(self, options: Sampling, rows: Sequence[tuple[int, ...]] = ((0,),)):
-        """Create a sampler; `rows` are numbers for each row that its draws depend on, in addition to the seed."""
+    def __init__(self, options: Sampling, rows: Sequence[tuple[int, ...]] = ((0,),), eos: int | None = None):
+        """Create a sampler; `rows` are numbers for each row that its draws depend on, in addition to the seed. `eos` is
+        needed for `ignore_eos`."""
         self.options = options
+        self.excluded = eos if options.ignore_eos else None
         self._random = [np.random.default_rng([options.seed, *row]) for row in rows]
         self._guards = [LoopGuard(options) for _ in rows if options.effective_loop_penalty]
 
     def __call__(self, logits: Tensor, recent: Tensor | None = None) -> Tensor:
         """Return tokens (B,) from logits (B, V) and recent tokens (B, any), with NO_TOKEN before the beginning."""
         check_finite(logits)
-        return _sampled(self.options, self._random, self._guards, logits, recent)
+        return _sampled(self.options, self.excluded, self._random, self._guards, logits, recent)
 
     @property
     def needs_recent(self) -> bool:
@@ -72,18 +74,23 @@ def sample_each(samplers: Sequence[Sampler], logits: Tensor, recent: Sequence[Te
         random = [random for row in rows for random in samplers[row]._random]
         last = [seen for row in rows if (seen := recent[row]) is not None]
         guards = [guard for row in rows for guard in samplers[row]._guards]
-        tokens[rows] = _sampled(options, random, guards, logits[rows], torch.cat(last) if last else None).cpu()
+        together, excluded = torch.cat(last) if last else None, samplers[rows[0]].excluded
+        tokens[rows] = _sampled(options, excluded, random, guards, logits[rows], together).cpu()
     return tokens
 
 
 def _sampled(
     options: Sampling,
+    excluded: int | None,
     randoms: Sequence[np.random.Generator],
     guards: Sequence[LoopGuard],
     logits: Tensor,
     recent: Tensor | None,
 ) -> Tensor:
-    """Return a token for each row, drawn with the row's random generator; `guards` are those of all rows, or empty."""
+    """Return a token for each row, drawn with the row's random generator; `guards` are those of all rows, or empty. The
+    token `excluded` is not drawn."""
+    if excluded is not None:
+        logits = logits.index_fill(-1, torch.tensor(excluded, device=logits.device), -torch.inf)
     if recent is not None and options.repetition_penalty != 1:
         logits = penalised(logits, recent[:, -options.repetition_window :], options.repetition_penalty)
     if guards:

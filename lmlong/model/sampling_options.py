@@ -18,8 +18,8 @@ LOOP_PENALTY = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """The options of sampling. They are applied in this order: repetition penalty, loop penalty, temperature, top-k,
-    top-p, min-p."""
+    """The options of sampling. They are applied in this order: end of the document, repetition penalty, loop penalty,
+    temperature, top-k, top-p, min-p."""
 
     temperature: float = 0.8
     """Divisor of the logits. Below 1, likely tokens become likelier; 0 always takes the likeliest."""
@@ -37,6 +37,8 @@ class Sampling:
     """Penalty on the logit of a token that would begin a third copy of a unit with which the generated text ends twice
     in a row. It triples with each token of that copy (lmlong.model.loop_guard). 0 turns it off; None: LOOP_PENALTY, or
     0 at temperature 0."""
+    ignore_eos: bool = False
+    """Never draw the end of the document, so that the text continues."""
     seed: int = 0
     """Seed of the random draws; the same seed draws the same text."""
 

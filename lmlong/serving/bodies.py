@@ -146,6 +146,7 @@ class WritingBody(Body):
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] = DEFAULTS.repetition_penalty
     repetition_window: Annotated[int, Field(ge=1, le=RECENT)] = DEFAULTS.repetition_window
     loop_penalty: Annotated[float, Field(ge=0, le=100)] | None = DEFAULTS.loop_penalty
+    ignore_eos: bool = DEFAULTS.ignore_eos
     learn: Learn = None
 
     @model_validator(mode="before")

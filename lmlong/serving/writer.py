@@ -33,7 +33,7 @@ class Writer:
         self, trained: TrainedLanguageModel, request: Request, deliver: Deliver, cache: PrefixCache | None = None
     ):
         self.request, self.cancelled, self.ended = request, False, False
-        self.sampler = Sampler(request.sampling, [request.draws])
+        self.sampler = Sampler(request.sampling, [request.draws], trained.tokenizer.eos)
         self.head = b""
         """The bytes with which the next token must begin: the rest of the prompt, for the first one."""
         self.last = 0

@@ -53,9 +53,10 @@ def test_only_the_new_text_is_printed_wherever_the_prompt_comes_from(run: Path, 
 def test_every_option_reaches_the_stream(run: Path) -> None:
     options = {"temperature": 1.3, "top_k": 90, "top_p": 0.9, "min_p": 0.1, "seed": 4, "max_tokens": 60}
     options |= {"repetition_penalty": 1.2, "repetition_window": 20}
-    options |= {"loop_penalty": 3.0}
+    options |= {"loop_penalty": 3.0, "ignore_eos": True}
     assert options.keys() == {"max_tokens", *(option.name for option in fields(Sampling))}
-    words = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)]
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in options.items() if value is not True]
+    words += ["--ignore-eos"]
     loaded = load(run, "cpu")
     whole = "".join(loaded.stream("a", **options))
     assert written(run, "--prompt", "a", *words) == whole

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.inference import session as sessions
 from lmlong.inference.generation import Generation, StreamedText
-from lmlong.inference.sampling import Sampler, Sampling
+from lmlong.inference.sampling import Sampler, Sampling, sample_each
 from lmlong.inference.session import next_logits, prefill
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.state import concat_states
@@ -168,6 +168,29 @@ def test_rows_end_each_for_its_own_reason(model_of: ModelOf) -> None:
         assert text == whole.partition(stop)[0]
         assert row.end == ("stop" if stop in whole else "eos" if len(tokens) < 12 else "max_tokens")
     assert {row.end for row in writing.rows} == {"eos", "stop"}
+
+
+def test_the_end_of_the_document_is_not_drawn_if_it_is_ignored(model_of: ModelOf) -> None:
+    model = model_of("linear")
+    likeliest = from_scratch(model, PROMPT, 6)
+    eos = likeliest[5]
+    writing = Generation(
+        model,
+        Bytes(eos),
+        prefill(model, [PROMPT]),
+        Sampler(Sampling(temperature=0, ignore_eos=True), eos=eos),
+        12,
+        keep=True,
+    )
+    list(writing)
+    tokens = writing.rows[0].tokens
+    assert len(tokens) == 12 and eos not in tokens
+    assert tokens[: likeliest.index(eos)] == likeliest[: likeliest.index(eos)]
+
+
+def test_each_row_of_a_server_ignores_the_end_of_the_document_or_not() -> None:
+    samplers = [Sampler(Sampling(temperature=0, ignore_eos=ignored), eos=1) for ignored in (False, True)]
+    assert sample_each(samplers, torch.tensor([[0.0, 3.0, 2.0]] * 2), [None, None]).tolist() == [1, 2]
 
 
 def test_log_probabilities_are_those_of_the_model_before_the_temperature(model_of: ModelOf) -> None:

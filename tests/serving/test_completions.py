@@ -39,6 +39,7 @@ def expected(trained: TrainedLanguageModel, prompt: str, **options: Any) -> str:
         {"seed": 2, "repetition_penalty": 1.4, "repetition_window": 10, "loop_penalty": 3.0, "max_tokens": 40},
         {"seed": 5, "max_tokens": 0},
         {"seed": 6},
+        {"seed": 6, "ignore_eos": True, "max_tokens": 400},
     ],
     ids=str,
 )

@@ -13,6 +13,10 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import lmlong
+
+PACKAGE = Path(lmlong.__file__).parent
+
 READING = {"_local_scalar_dense", "equal", "is_nonzero", "masked_select", "nonzero", "_unique2", "unique_consecutive"}
 """Operations whose result, or its size, a CPU has to read."""
 
@@ -65,7 +69,7 @@ def count_waits() -> Iterator[Counter[str]]:
         if between := functions & COUNTED.keys():
             waits.update(COUNTED[function] for function in between)
         elif ("training_epoch_loop.py", "advance") in functions and not functions & (BETWEEN_STEPS | ON_THE_CPU):
-            place = next(f for f in frames if "lmlong" in f.f_code.co_filename)
+            place = next(f for f in frames if PACKAGE in Path(f.f_code.co_filename).parents)
             waits[f"{name} in {place.f_code.co_filename}:{place.f_lineno}"] += 1
 
     with ExitStack() as modes:
