@@ -95,6 +95,8 @@ def _why_not(path: Path) -> str:
         run = f"runs/{path.stem if path.is_file() else path.resolve().name}"
         words = ["lmlong", "import", str(path), "--out", run]
         return f"a model of another program. Import it first: {shlex.join(words)}, then name {run}."
+    if path.is_file() and (path.parent / manifest.NAME).is_file():
+        return f"a file of a checkpoint. Name its folder, {path.parent}."
     return "holds no checkpoint. Train it first, or name another run."
 
 

@@ -119,6 +119,10 @@ def _run(words: list[str]) -> int:
         return leave.exit_code
     except click.Abort:
         return INTERRUPTED
+    except click.MissingParameter as error:
+        message = error.format_message().removesuffix(".")
+        click.echo(f"error: {message}: {error.ctx.command_path} --help" if error.ctx else f"error: {message}", err=True)
+        return error.exit_code
     except click.ClickException as error:
         recipe_option = _recipe_option(error, words) if isinstance(error, click.NoSuchOption) else None
         (recipe_option or error).show()

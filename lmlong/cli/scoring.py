@@ -324,3 +324,5 @@ def _report(job: Job, totals: Totals, notes: list[str]) -> None:
     bits += f", precision {job.precision}"
     for line in (f"{totals.bytes:,} bytes, {totals.tokens:,} tokens{bits}", *notes):
         print(line, file=sys.stderr)
+    if not totals.bytes:
+        print("no text was scored", file=sys.stderr)

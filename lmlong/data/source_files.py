@@ -1,6 +1,7 @@
 """Find the files of paths, folders and globs. Each is read, skipped with a reason, or reported as a mistake."""
 
 import os
+import re
 from collections.abc import Iterator
 from glob import glob, has_magic
 from pathlib import Path, PurePosixPath
@@ -12,6 +13,8 @@ from lmlong.data.formats.table import FORMATS, format_of
 from lmlong.data.hub import find_on_hub
 from lmlong.errors import UsageError
 from lmlong.recipe.paths import is_on_hub
+
+URL = re.compile(r"https?://", re.IGNORECASE)
 
 SHOWN = 50
 """The maximum number of mistakes that an error lists."""
@@ -53,6 +56,7 @@ def find_files(patterns: list[str], column: str) -> SourceFiles:
 
 def refuse(mistakes: list[str]) -> None:
     """Raise all mistakes as one error, if there are any."""
+    mistakes = list(dict.fromkeys(mistakes))
     if len(mistakes) > 1:
         more = [f"and {len(mistakes) - SHOWN:,} more"] if len(mistakes) > SHOWN else []
         raise UsageError("\n".join([f"{len(mistakes):,} files or paths cannot be read:", *mistakes[:SHOWN], *more]))
@@ -62,6 +66,8 @@ def refuse(mistakes: list[str]) -> None:
 
 def _entries(pattern: str, column: str) -> Iterator[Path | Skipped]:
     path = Path(pattern).expanduser()
+    if URL.match(pattern):
+        raise UsageError(f"{pattern}: addresses are not read. Download the file, or name a data set by hf://datasets/.")
     if path.is_dir():
         yield from _in_folder(path, column)
     elif path.exists():

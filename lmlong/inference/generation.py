@@ -131,7 +131,7 @@ def check_end(max_tokens: int | None, stop: Sequence[str]) -> None:
     if max_tokens is not None and max_tokens < 0:
         raise UsageError(f"max_tokens: {max_tokens} is negative. Give a number of tokens, or None for no end.")
     if "" in stop or isinstance(stop, str):
-        raise UsageError(f"stop: {stop!r} must be strings that are not empty. Name the strings to stop at.")
+        raise UsageError("stop: is empty, or not a list of strings. Name the strings to stop at.")
 
 
 @torch.inference_mode()

@@ -1,6 +1,7 @@
 """The server: an application of `make_app` on a socket, until a signal stops it."""
 
 import asyncio
+import errno
 import gc
 import os
 import signal
@@ -44,6 +45,8 @@ def bind(host: str, port: int) -> socket.socket:
 
 def _not_had(error: OSError, host: str, port: int) -> UsageError:
     why = error.strerror or str(error)
+    if error.errno == errno.EADDRNOTAVAIL:
+        return UsageError(f"--host: {host} is not an address of this machine. Give one that is, or 0.0.0.0 for all.")
     return UsageError(f"--port: {port} of {host} cannot be had ({why}). Give another, or 0 for any.")
 
 
