@@ -1,7 +1,6 @@
 """Find the files of paths, folders and globs. Each is read, skipped with a reason, or reported as a mistake."""
 
 import os
-import re
 from collections.abc import Iterator
 from glob import glob, has_magic
 from pathlib import Path, PurePosixPath
@@ -12,9 +11,7 @@ from lmlong.data.formats.compression import COMPRESSED
 from lmlong.data.formats.table import FORMATS, format_of
 from lmlong.data.hub import find_on_hub
 from lmlong.errors import UsageError
-from lmlong.recipe.paths import is_on_hub
-
-URL = re.compile(r"https?://", re.IGNORECASE)
+from lmlong.recipe.paths import is_on_hub, is_url
 
 SHOWN = 50
 """The maximum number of mistakes that an error lists."""
@@ -66,7 +63,7 @@ def refuse(mistakes: list[str]) -> None:
 
 def _entries(pattern: str, column: str) -> Iterator[Path | Skipped]:
     path = Path(pattern).expanduser()
-    if URL.match(pattern):
+    if is_url(pattern):
         raise UsageError(f"{pattern}: addresses are not read. Download the file, or name a data set by hf://datasets/.")
     if path.is_dir():
         yield from _in_folder(path, column)

@@ -21,6 +21,11 @@ def is_on_hub(path: str) -> bool:
     return path.startswith(HUB)
 
 
+def is_url(path: str) -> bool:
+    """Return whether a path is an address on the web, which is not read."""
+    return path.lower().startswith(("http://", "https://"))
+
+
 def absolute(path: str | Path) -> str:
     """Return an absolute path, with ~ expanded."""
     return os.path.abspath(os.path.expanduser(path))
@@ -30,7 +35,7 @@ def with_absolute(values: dict[str, Any]) -> dict[str, Any]:
     """Make the paths in a recipe's values absolute, so that they can be read from any folder."""
 
     def change(path: str, is_path: bool) -> str:
-        if is_on_hub(path):
+        if is_on_hub(path) or is_url(path):
             return path
         return absolute(path_of(path)) if is_path or Path(path).expanduser().exists() else path
 
