@@ -1,11 +1,12 @@
 """The penalties of loops, against their definition."""
 
 import random
+from collections import Counter
 
 import pytest
 import torch
 
-from lmlong.model.loop_guard import BASE, LARGEST_PENALTY, LoopGuard, lower_loops
+from lmlong.model.loop_guard import BASE, LARGEST_PENALTY, OFTEN, SPAN, UNIT, LoopGuard, lower_loops
 from lmlong.model.sampling_options import RECENT, Sampling
 
 
@@ -26,6 +27,11 @@ def defined_penalties(text: list[int], window: int) -> dict[int, float]:
         if same >= max(shift, 2):
             penalty = min(0.5 * BASE ** (same - max(shift, 2)), LARGEST_PENALTY)
             lowered[text[-shift]] = max(penalty, lowered.get(text[-shift], 0))
+    ends = range(max(UNIT, len(text) + 1 - SPAN), len(text) + 1)
+    units = Counter(tuple(text[end - UNIT : end]) for end in ends)
+    for (*before, token), count in units.items():
+        if before == text[1 - UNIT :] and count >= OFTEN:
+            lowered[token] = max(0.5 * (count - OFTEN + 1), lowered.get(token, 0))
     return lowered
 
 
@@ -46,6 +52,16 @@ def test_a_third_copy_is_lowered_and_by_more_with_each_token() -> None:
     assert guard_after([1, 2, 3, 9, 1, 2, 3, 9]).penalties() == {1: 0.5}
     assert guard_after([1, 2, 3, 9, 1, 2, 3]).penalties() == {}
     assert guard_after([1, 2, 3, 4, 5, 1, 2, 3, 4, 7, 1, 2, 3, 4]).penalties() == {}
+
+
+def test_a_few_tokens_in_any_order_are_lowered_once_they_are_frequent() -> None:
+    draw = random.Random(0)
+    text = [draw.randrange(2) for _ in range(400)]
+    for end in range(0, 400, 7):
+        assert guard_after(text[:end]).penalties() == pytest.approx(defined_penalties(text[:end], RECENT))
+    assert set(guard_after(text).penalties()) == {0, 1}
+    lines = [token for line in range(40) for token in (1, 2, 3, 4, 5, *(draw.randrange(9, 99) for _ in range(30)))]
+    assert not any(guard_after(lines[:end]).penalties() for end in range(len(lines) - 40, len(lines)))
 
 
 def test_one_token_may_occur_three_times_in_a_row() -> None:

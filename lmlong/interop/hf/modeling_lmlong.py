@@ -8,6 +8,7 @@ B batch, H heads, T time, C tokens of a chunk, K size of a head's queries and ke
 """
 
 import math
+from collections import Counter
 from typing import Any
 
 import torch
@@ -751,8 +752,8 @@ class LmlongModel(LmlongPreTrainedModel):
 
 
 class LoopPenalty(LogitsProcessor):
-    """Penalize tokens that would write a third copy of a unit with which the generated text ends twice in a row. Does
-    not penalize other repeats, or repeats of the prompt."""
+    """Penalize tokens that would write a third copy of a unit with which the generated text ends twice in a row, or the
+    same four tokens for the ninth time. Does not penalize other repeats, or repeats of the prompt."""
 
     def __init__(self, penalty: float):
         self.penalty = penalty
@@ -762,21 +763,23 @@ class LoopPenalty(LogitsProcessor):
         self.prompt = input_ids.shape[1] if self.prompt is None else self.prompt
         scores = scores.clone()
         for row, text in enumerate(input_ids[:, self.prompt :].tolist()):
-            for token, repeated in loops(text).items():
-                scores[row, token] -= min(self.penalty * 3.0 ** min(repeated, 20), 1e4)
+            for token, factor in loops(text).items():
+                scores[row, token] -= min(self.penalty * factor, 1e4)
         return scores
 
 
-def loops(text: list[int]) -> dict[int, int]:
-    """Return the tokens that would continue a loop, and how many tokens of the third copy each text has already."""
-    repeated: dict[int, int] = {}
+def loops(text: list[int]) -> dict[int, float]:
+    """Return the tokens that would continue a loop or a near-loop, and the factor of the penalty of each."""
+    same_before = [end for end in range(max(3, len(text) - 256), len(text)) if text[end - 3 : end] == text[-3:]]
+    followed = Counter(text[end] for end in same_before)
+    factors = {token: count - 7.0 for token, count in followed.items() if count >= 8}
     for shift in range(1, min(len(text) // 2, 1024) + 1):
         needed, same = max(shift, 2), 0
         while same + shift < len(text) and text[-1 - same] == text[-1 - same - shift]:
             same += 1
         if same >= needed:
-            repeated[text[-shift]] = max(same - needed, repeated.get(text[-shift], 0))
-    return repeated
+            factors[text[-shift]] = max(3.0 ** min(same - needed, 20), factors.get(text[-shift], 0.0))
+    return factors
 
 
 class LmlongForCausalLM(LmlongPreTrainedModel, GenerationMixin):
