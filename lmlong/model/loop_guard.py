@@ -6,8 +6,8 @@ unit of p tokens (three if p = 1). The logit of the next token of a third copy i
 penalty * BASE ** (n - max(p, 2)). A loop becomes less likely with each token.
 
 Near-loops alternate between a few units, such as newlines and quotes. If the last UNIT - 1 tokens occurred among the
-last SPAN tokens with the same next token c times, c >= OFTEN, its logit is lowered by penalty * (c - OFTEN + 1). Lines
-of a log or a table, which begin alike, repeat less often than that. Other repetition is not penalized.
+last SPAN tokens with the same next token c times, c >= OFTEN, its logit is lowered by penalty * (c - OFTEN + 1). The
+lines of a log or a table, which begin alike, repeat less often. Other repetition is not penalized.
 """
 
 from collections.abc import Sequence

@@ -260,6 +260,7 @@ def test_its_loop_penalty_is_that_of_lmlong(transformers: Any, export: Callable[
     penalty = sys.modules[type(model).__module__].LoopPenalty(1.5)
     guard = LoopGuard(Sampling(loop_penalty=1.5))
     prompt, text = [1, 2, 1, 2, 1, 2], [0, 1, 2] * 4 + [2, 2, 2, 3, 3, 0, 3, 3, 0]
+    text += random.Random(0).choices([1, 2], k=400)
     lowered = 0
     for end, token in enumerate([*text, None]):
         expected = lower_loops(torch.zeros(1, 4), [guard])
