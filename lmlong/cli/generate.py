@@ -61,7 +61,6 @@ from lmlong.model.sampling_options import MAX_TOKENS
 )
 @click.option("--stats", is_flag=True, help="Print speed, drafts, state size and seed to standard error.")
 @options.learn
-@options.learn_own_text
 @options.loading
 def generate(
     run: str,

@@ -315,10 +315,6 @@ learn = click.option(
     "its bias, which costs less and gains less.",
 )
 
-learn_own_text = click.option(
-    "--learn-own-text", is_flag=True, help="--learn: learn from the text that the model writes too."
-)
-
 
 class Loading(NamedTuple):
     """How a command loads a language model."""
@@ -327,7 +323,6 @@ class Loading(NamedTuple):
     state_dtype: Literal["auto", "32", "64"]
     device: str
     learn: Level | None = None
-    learn_own_text: bool = False
 
     def load(self, run: str) -> "TrainedLanguageModel":
         from lmlong.inference.loading import load
@@ -340,8 +335,8 @@ class Loading(NamedTuple):
 
 
 def loading(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --threads and the options of `Loading`, which the command takes as its argument `loading`. `learn` and
-    `learn_own_text` are added before it, by commands that have them."""
+    """Add --threads and the options of `Loading`, which the command takes as its argument `loading`. `learn` is
+    added before it, by commands that have it."""
 
     @wraps(command)
     def call(**given: Any) -> Any:

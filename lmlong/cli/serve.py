@@ -60,7 +60,6 @@ def named(number: int) -> str:
 )
 @settings
 @options.learn
-@options.learn_own_text
 @options.loading
 def serve(
     run: str,

@@ -305,7 +305,6 @@ def load(
     weights: Weights = "32",
     state_dtype: StateDtype = "auto",
     learn: Level | bool | None = None,
-    learn_own_text: bool = False,
 ) -> TrainedLanguageModel:
     """Load the language model of a run, from its best checkpoint by validation: its folder, name under runs/, or a
     checkpoint such as runs/NAME/checkpoints/latest. `device` is auto, cpu, cuda or mps.
@@ -317,8 +316,7 @@ def load(
     by default, keys and values of softmax and window layers are cached in bfloat16, and the recurrent sums S and z are
     float32; with "32", all are float32, as in training; with "64", S and z are float64, for texts of more than about
     ten million tokens. With `learn`, the output layer learns from each text while the model reads it: "output" or True
-    learns a matrix and a bias, "bias" only a bias, which costs less and gains less. With `learn_own_text` it learns
-    from the text that the model writes too.
+    learns a matrix and a bias, "bias" only a bias, which costs less and gains less.
     """
     if learn not in (None, True, False, *LEVELS):
         raise UsageError(f"learn: {learn!r} is neither a switch nor a level. Choose from {', '.join(LEVELS)}.")
@@ -339,9 +337,6 @@ def load(
         model.set_cache_dtype(CACHE_DTYPE)
     if weights != "32":
         model.quantize(weights)
-    if learn_own_text and not learn:
-        raise UsageError("--learn-own-text: needs --learn.")
-    model.learns_own_text = learn_own_text
     loaded = TrainedLanguageModel(**{**vars(trained), "model": model}, learn=as_level(learn))
     loaded.choose_kernels("32")
     return loaded

@@ -154,10 +154,8 @@ def test_drafts_rest_while_they_do_not_pay_and_miss_no_token(tmp_path: Path) -> 
 
 @needs_native
 @pytest.mark.parametrize("level", ["output", "bias"])
-@pytest.mark.parametrize("own_text", [False, True])
-def test_what_is_learned_does_not_change_either(tmp_path: Path, level: Level, own_text: bool) -> None:
+def test_what_is_learned_does_not_change_either(tmp_path: Path, level: Level) -> None:
     model = decoding(tmp_path / "run", "tables")
-    model.learns_own_text = own_text
     session = read(model, learn=level)
     assert counts_of(assert_drafts_change_nothing(model, session, SAMPLINGS[0])).accepted
 

@@ -106,20 +106,13 @@ def test_forks_learn_apart(model: TrainedLanguageModel) -> None:
 
 @pytest.mark.parametrize("fast", [False, True])
 def test_generated_text_is_not_learned_from(subword_run: Path, fast: bool) -> None:
-    """After all pairs of the prompt are learned, D stays the same; with `learn_own_text` it learns on."""
-    kept = []
-    for own_text in (False, True):
-        model = load(subword_run, "cpu", learn=True, learn_own_text=own_text)
-        if fast and model.fast_step_at_once:
-            model.use_fast_step()
-        session = model.read(TEXT, heal=False)
-        generation = model.generate(session, Sampling(seed=1), [(0,)], 80)
-        lengths = []
-        for number, _ in enumerate(generation):
-            if number > 20:  # the block of the prompt's end is over
-                lengths.append(float(learned_matrix(generation.session).norm()))
-        kept.append(len(set(lengths)) == 1)
-    assert kept == [True, False]
+    """After all pairs of the prompt are learned, D stays the same."""
+    model = load(subword_run, "cpu", learn=True)
+    if fast and model.fast_step_at_once:
+        model.use_fast_step()
+    generation = model.generate(model.read(TEXT, heal=False), Sampling(seed=1), [(0,)], 80)
+    norms = [float(learned_matrix(generation.session).norm()) for _ in generation]
+    assert len(norms) > 40 and len(set(norms[21:])) == 1  # the block of the prompt's end is over
 
 
 def test_a_session_after_a_stop_string_has_learned_what_the_text_before_it_teaches(model: TrainedLanguageModel) -> None:
@@ -154,5 +147,3 @@ def test_samples_of_a_prompt_learn_as_rows(model: TrainedLanguageModel) -> None:
 def test_options_that_make_no_sense_are_refused(subword_run: Path) -> None:
     with pytest.raises(UsageError, match="learn: 'all'"):
         load(subword_run, "cpu", learn="all")  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="--learn-own-text"):
-        load(subword_run, "cpu", learn_own_text=True)

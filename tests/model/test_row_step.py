@@ -93,12 +93,10 @@ LEVELS: tuple[Level | None, ...] = ("output", None, "bias", "output", None)
 
 
 @pytest.mark.parametrize("native", [pytest.param(True, marks=needs_native), False])
-@pytest.mark.parametrize("own_text", [False, True])
 @torch.inference_mode()
-def test_rows_that_learn_and_rows_that_do_not_step_together(tmp_path: Path, native: bool, own_text: bool) -> None:
+def test_rows_that_learn_and_rows_that_do_not_step_together(tmp_path: Path, native: bool) -> None:
     """The rows join at different times; each is that of a session that is written on alone."""
     model = write_run(tmp_path / "run", **FORMS["tables"])
-    model.learns_own_text = own_text
     if native:
         model.fast_step = make_fast_step(model, tried=False)
     ids, steps = text(ROWS, STEPS + ROWS), make_row_step(model)
@@ -112,7 +110,7 @@ def test_rows_that_learn_and_rows_that_do_not_step_together(tmp_path: Path, nati
         found = steps([rows[row] for row in together], tokens)
         for place, row in enumerate(together):
             expected, after = model.step(tokens[place : place + 1], alone[row])
-            alone[row] = will_learn(after, own_text)
+            alone[row] = will_learn(after, False)
             assert apart(found[place], expected[0]) < (1e-30 if native else 1e-5)
         kept += copies([rows[time % ROWS].state()])
     assert all(torch.equal(*pair) for pair in kept), "states that went in and came out stay as they are"
