@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 DEFAULT_VIEWS = "context,position"
 
 
-@click.command("eval", cls=options.LearnCommand)
+@click.command("eval")
 @options.runs
 @options.data
 @lengths("Contexts to compare; k is 1,024.  [default: 256,512,1k ... 16k and the trained length]")
@@ -130,7 +130,7 @@ def eval_(
     reports = []
     for run in runs:
         loaded = loading.load_as_trained(run)
-        for learn in [None, loading.learn] if loading.learn else [None]:
+        for learn in [False, True] if loaded.learn else [False]:
             report = evaluate(
                 replace(loaded, learn=learn),
                 data or None,

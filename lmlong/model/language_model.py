@@ -21,7 +21,6 @@ from lmlong.model.base import LMHead
 from lmlong.model.block import Block, BlockState, Positions, run_blocks
 from lmlong.model.hourglass import BlockPhase, Hourglass, HourglassState, any_phase, block_phase
 from lmlong.model.layers import RMSNorm
-from lmlong.model.learning.levels import Level
 from lmlong.model.learning.loss import Learning
 from lmlong.model.learning.read import Learner, Text
 from lmlong.model.learning.state import DEFAULT_RATES, Learned, init_learned, will_learn_token
@@ -92,19 +91,19 @@ class LanguageModel(AttentionLayers, QuantizableModel):
         for mixer in self.mixers:
             mixer.init_recall()
 
-    def init_state(self, batch: int, learn: Level | None = None) -> ModelState:
+    def init_state(self, batch: int, learn: bool = False) -> ModelState:
         """Return the state before the first token. With `learn`, the output layer learns from the text that is read."""
         like = self.embedding.weight.device, self.embedding.weight.dtype
         blocks = tuple(mixer.init_state(batch, *like) for mixer in self.mixers)
         position = torch.zeros(batch, dtype=torch.long, device=self.embedding.weight.device)
         hourglass = self.hourglass.init_state(batch, *like) if self.hourglass else None
         past = None if self.past_tokens is None else position.new_zeros(batch, self.past_tokens)
-        learned = learn and self.init_learned(learn, position)
+        learned = self.init_learned(position) if learn else None
         return ModelState(blocks, position, hourglass, past, learned)
 
-    def init_learned(self, learn: Level, position: Tensor) -> Learned:
+    def init_learned(self, position: Tensor) -> Learned:
         """Return what is learned at first by rows that have read `position` (B,) tokens without learning."""
-        return init_learned(learn, position, like=self.embedding.weight)  # as large as the output matrix, in any format
+        return init_learned(position, like=self.embedding.weight)  # as large as the output matrix, in any format
 
     def forward(
         self, tokens: Tensor, state: ModelState | None = None, document_starts: Tensor | None = None

@@ -159,7 +159,7 @@ class Writer:
 
     def _end(self, how: End, piece: str, likelihoods: WrittenToken | None = None) -> None:
         self.ended = True
-        as_prompt = self.request.learn is None  # as a prompt would be read
+        as_prompt = not self.request.learn  # as a prompt would be read
         if self._cache is not None and as_prompt and self._written and len(self._tokens) <= KEPT_AT_MOST:
             self._cache.keep(self.request.owner, self._tokens, self._now())
         session = self._session if self.request.keep_session else None
