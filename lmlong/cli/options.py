@@ -299,7 +299,8 @@ def out(default: str, what: str = "Folder for the results.") -> Decorator:
 learn = click.option(
     "--learn/--no-learn",
     default=None,
-    help="Let the output layer learn from each token after it is predicted, until the document ends.",
+    help="Let the output layer learn from each token after it is predicted, until the document ends.  "
+    "[default: learn of the recipe]",
 )
 
 
@@ -309,7 +310,7 @@ class Loading(NamedTuple):
     weights: Literal["32", "bf16", "int8", "int4"]
     state_dtype: Literal["auto", "32", "64"]
     device: str
-    learn: bool | None = None
+    learn: bool | None = False  # None: as the recipe of the run says
 
     def load(self, run: str) -> "TrainedLanguageModel":
         from lmlong.inference.loading import load

@@ -318,7 +318,8 @@ def load(
     "int8" takes about a quarter and "int4" a sixth, and both change them more. `state_dtype` is the format of states:
     by default, keys and values of softmax and window layers are cached in bfloat16, and the recurrent sums S and z are
     float32; with "32", all are float32, as in training; with "64", S and z are float64, for texts of more than about
-    ten million tokens. With `learn`, the output layer learns from each text while the model reads it.
+    ten million tokens. With `learn`, the output layer learns from each text while the model reads it; by default, as
+    `learn` in the recipe of the run says.
     """
     if learn not in (None, True, False):
         raise UsageError(f"learn: {learn!r} is not a switch. Use True or False.")
@@ -339,6 +340,8 @@ def load(
         model.set_cache_dtype(CACHE_DTYPE)
     if weights != "32":
         model.quantize(weights)
-    loaded = TrainedLanguageModel(**{**vars(trained), "model": model}, learn=bool(learn))
+    loaded = TrainedLanguageModel(
+        **{**vars(trained), "model": model}, learn=trained.recipe.learn if learn is None else learn
+    )
     loaded.choose_kernels("32")
     return loaded

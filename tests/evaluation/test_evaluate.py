@@ -18,6 +18,8 @@ from lmlong.evaluation.perplexity_report import table, to_json
 from lmlong.inference.loading import TrainedLanguageModel, load
 from lmlong.model import precision
 
+from .conftest import write_run
+
 
 def evaluated(*words: object) -> Result:
     done = CliRunner().invoke(eval_, [str(word) for word in (*words, "--device", "cpu")], catch_exceptions=False)
@@ -65,6 +67,14 @@ def test_learning_is_measured_beside_the_model_alone(run: Path, tmp_path: Path) 
     for view in ("context", "position"):
         assert plain[view][-1]["nats"] > learning[view][-1]["nats"]
     assert plain["state_bytes"] < learning["state_bytes"]
+
+
+def test_a_run_whose_recipe_says_so_learns_by_default(loaded: TrainedLanguageModel, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "runs" / "learns", loaded.recipe.model_copy(update={"learn": True}), 7)
+    assert [load(run, "cpu", learn=learn).learn for learn in (None, True, False)] == [True, True, False]
+    for words, names in (((), [str(run), f"{run}, learning"]), (("--no-learn",), [str(run)])):
+        printed = evaluated(run, *words, "--lengths", "32", "--json", "-", *FEW).stdout
+        assert [each["run"] for each in json.loads(printed)["runs"]] == names
 
 
 def test_options_reach_the_measure(run: Path) -> None:
