@@ -84,9 +84,9 @@ def nats_by_definition(trained: TrainedLanguageModel, *end: int) -> float:
     tokens = torch.tensor([tokenizer.bos, *tokenizer.encode(TEXT), *end])
     with torch.no_grad():
         hidden = model.hidden_states(tokens[None, :-1])[0][0]
-        if trained.learn is None:
+        if not trained.learn:
             return float(cross_entropy(model.logits(hidden), tokens[1:], reduction="sum"))
-        delta = map_state(lambda x: x[0], model.init_learned(trained.learn, torch.zeros(1)).delta)
+        delta = map_state(lambda x: x[0], model.init_learned(torch.zeros(1)).delta)
         is_learned = torch.ones(len(hidden), dtype=torch.bool)
         matrix = model.lm_head.matrix(torch.float32)
         nll, _ = naive_read(matrix, delta, hidden, tokens[1:], is_learned, model.learner.rates)
@@ -131,7 +131,7 @@ def test_all_commands_agree_with_the_definition(
     continued = written_by_steps(model, TEXT, MORE)
     assert generated("--load-state", state, "--prompt", MORE, learns=False) == continued
 
-    plain = replace(model, learn=None)
+    plain = replace(model, learn=False)
     with served(plain, store=SessionStore(plain, tmp_path / "sessions", Settings(memory=0))) as server:
         assert server.texts(prompt=TEXT, learn=learn, **GREEDY) == [written]
         assert server.post("/v1/score", text=TEXT, learn=learn).json()["bits"] * log(2) == to_end

@@ -17,14 +17,13 @@ import torch
 
 import lmlong
 from lmlong.inference.loading import TrainedLanguageModel
-from lmlong.model.learning.levels import LEVELS, Level
 
 DOCUMENTS = Path(__file__).with_name("learning_documents.json")
 PIECE = 1024
 
 
 @torch.inference_mode()
-def bits(model: TrainedLanguageModel, tokens: list[int], learn: Level | None) -> float:
+def bits(model: TrainedLanguageModel, tokens: list[int], learn: bool) -> float:
     """Return the bits of all tokens but the first, which is bos."""
     ids = torch.tensor([tokens])
     state, nats = model.model.init_state(1, learn), 0.0
@@ -41,7 +40,6 @@ def main() -> None:
     parser.add_argument("runs", nargs="+", metavar="KIND=RUN")
     parser.add_argument("--tokens", type=int, default=65_536)
     parser.add_argument("--tuning", action="store_true")
-    parser.add_argument("--learn", choices=LEVELS, default=LEVELS[0])
     given = parser.parse_args()
     chosen = json.loads(DOCUMENTS.read_text())["tuning" if given.tuning else "documents"]
     for kind, run in (each.split("=", 1) for each in given.runs):
@@ -50,7 +48,7 @@ def main() -> None:
             text = (given.folder / ("tuning" if given.tuning else "documents") / f"{document['name']}.txt").read_bytes()
             tokens = [model.tokenizer.bos, *model.tokenizer.encode(text.decode())][: given.tokens + 1]
             size = int(model.tokenizer.token_bytes[tokens[1:]].sum())
-            plain, learned = (bits(model, tokens, learn) / size for learn in (None, given.learn))
+            plain, learned = (bits(model, tokens, learn) / size for learn in (False, True))
             changes.append(learned - plain)
             shares.append(learned / plain - 1)
             name, count = document["name"][:40], len(tokens) - 1

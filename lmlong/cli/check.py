@@ -44,7 +44,7 @@ def check(run: str | None, tokens: int, json_file: Path | None, weights: Any, de
     from lmlong.inference.samples import sampled_text
     from lmlong.model.device import float64_device, pick_device
 
-    loaded = load(run, float64_device(pick_device(device)).type, weights, state_dtype="32")
+    loaded = load(run, float64_device(pick_device(device)).type, weights, state_dtype="32", learn=False)
     text = sampled_text(loaded, rows=3, tokens=tokens)
     with waiting("checking the invariants"):
         report = check_laws(loaded, *text)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 DEFAULT_VIEWS = "context,position"
 
 
-@click.command("eval", cls=options.LearnCommand)
+@click.command("eval")
 @options.runs
 @options.data
 @lengths("Contexts to compare; k is 1,024.  [default: 256,512,1k ... 16k and the trained length]")
@@ -91,7 +91,8 @@ def eval_(
     For the files of --data, the author is the part of the file name before the first "-". --cache-baseline mixes the
     model with counts of the earlier bigrams and trigrams of the document, weighted by a fit on the training text; the
     gain is information that the model does not use. For several runs, the differences from the first are printed, with
-    their paired errors. With --learn, each run is measured without learning and with it. Compare runs with different
+    their paired errors. With --learn, or if its recipe says so, a run is measured
+    without learning and with it. Compare runs with different
     tokenizers by bits per byte. For an encoder, the perplexity of masked tokens is measured.
 
     \b
@@ -118,7 +119,8 @@ def eval_(
         "--cluster-by": given["cluster_by"] is not None,
         "--after": given["after"] is not None,
     }
-    if loading.learn and (unlearned := {"remembrance", "state"} & set(chosen)):
+    unlearned = {"remembrance", "state"} & set(chosen)
+    if loading.learn and unlearned:
         raise UsageError(
             f"--learn: --by {min(unlearned)} measures the layers before the output. Leave one of them out."
         )
@@ -130,7 +132,7 @@ def eval_(
     reports = []
     for run in runs:
         loaded = loading.load_as_trained(run)
-        for learn in [None, loading.learn] if loading.learn else [None]:
+        for learn in [False, True] if loaded.learn and not unlearned else [False]:
             report = evaluate(
                 replace(loaded, learn=learn),
                 data or None,

@@ -11,7 +11,7 @@ from lmlong.errors import UsageError
 from lmlong.model.sampling_options import MAX_TOKENS
 
 
-@click.command(cls=options.LearnCommand)
+@click.command()
 @options.run
 @click.option("--prompt", metavar="TEXT", help='Text to continue; "" starts a new document.')
 @click.option("--prompt-file", type=options.TextFile(), help="File with the text to continue, of any size.")
@@ -61,7 +61,6 @@ from lmlong.model.sampling_options import MAX_TOKENS
 )
 @click.option("--stats", is_flag=True, help="Print speed, drafts, state size and seed to standard error.")
 @options.learn
-@options.learn_own_text
 @options.loading
 def generate(
     run: str,

@@ -11,7 +11,6 @@ import click
 from lmlong.cli import completion
 from lmlong.cli.output import STDOUT, check_writable
 from lmlong.errors import UsageError
-from lmlong.model.learning.levels import LEVELS, Level
 
 if TYPE_CHECKING:
     from lmlong.inference.loading import TrainedLanguageModel
@@ -297,26 +296,11 @@ def out(default: str, what: str = "Folder for the results.") -> Decorator:
     return click.option("--out", type=folder, help=f"{what}  [default: {default}]")
 
 
-class LearnCommand(click.Command):
-    """A command with --learn, whose level may be left out, also before an argument."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        following = [*args, ""][1:]
-        bare = [word == "--learn" and after not in LEVELS for word, after in zip(args, following, strict=True)]
-        words = [f"{word}={LEVELS[0]}" if is_bare else word for word, is_bare in zip(args, bare, strict=True)]
-        return super().parse_args(ctx, words)
-
-
 learn = click.option(
-    "--learn",
-    type=click.Choice(LEVELS),
-    metavar="[output|bias]",
-    help="Learn from each token after it is predicted, until the document ends: the output layer, or with bias only "
-    "its bias, which costs less and gains less.",
-)
-
-learn_own_text = click.option(
-    "--learn-own-text", is_flag=True, help="--learn: learn from the text that the model writes too."
+    "--learn/--no-learn",
+    default=None,
+    help="Let the output layer learn from each token after it is predicted, until the document ends.  "
+    "[default: learn of the recipe]",
 )
 
 
@@ -326,8 +310,7 @@ class Loading(NamedTuple):
     weights: Literal["32", "bf16", "int8", "int4"]
     state_dtype: Literal["auto", "32", "64"]
     device: str
-    learn: Level | None = None
-    learn_own_text: bool = False
+    learn: bool | None = False  # None: as the recipe of the run says
 
     def load(self, run: str) -> "TrainedLanguageModel":
         from lmlong.inference.loading import load
@@ -340,8 +323,8 @@ class Loading(NamedTuple):
 
 
 def loading(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --threads and the options of `Loading`, which the command takes as its argument `loading`. `learn` and
-    `learn_own_text` are added before it, by commands that have them."""
+    """Add --threads and the options of `Loading`, which the command takes as its argument `loading`. `learn` is
+    added before it, by commands that have it."""
 
     @wraps(command)
     def call(**given: Any) -> Any:

@@ -21,7 +21,7 @@ class InputFile(options.TextFile):
         return STDIN if str(value) == str(STDIN) else super().convert(value, param, ctx)
 
 
-@click.command(cls=options.LearnCommand)
+@click.command()
 @options.run
 @click.argument("files", nargs=-1, type=InputFile(), metavar="[FILE ...]")
 @click.option(

@@ -42,7 +42,7 @@ def named(number: int) -> str:
     return str(number)
 
 
-@click.command(cls=options.LearnCommand)
+@click.command()
 @options.run
 @click.option("--host", default="127.0.0.1", help="Address to listen on; 0.0.0.0 for all.")
 @click.option("--port", default=8000, type=click.IntRange(0, 65535), help="Port to listen on; 0 for any free port.")
@@ -60,7 +60,6 @@ def named(number: int) -> str:
 )
 @settings
 @options.learn
-@options.learn_own_text
 @options.loading
 def serve(
     run: str,

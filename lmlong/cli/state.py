@@ -13,7 +13,7 @@ def state() -> None:
     """Save the state after a text to a file, from which generation continues without reading the text again."""
 
 
-@state.command(cls=options.LearnCommand)
+@state.command()
 @options.run
 @click.argument("text", type=options.TextFile(), metavar="TEXT")
 @click.option("-o", "--out", type=options.NewFile(), required=True, help="The state file to write.")

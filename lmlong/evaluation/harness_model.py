@@ -51,7 +51,7 @@ class HarnessModel(LM):
         device = "auto" if device.startswith("cuda:") else device  # the harness's default, even without a GPU
         self._owns_model = not isinstance(run, TrainedLanguageModel)
         formats: Any = {"weights": str(weights), "state_dtype": str(state_dtype)}  # the harness reads 64 as a number
-        self.loaded = run if isinstance(run, TrainedLanguageModel) else load(run, device, **formats)
+        self.loaded = run if isinstance(run, TrainedLanguageModel) else load(run, device, learn=False, **formats)
         self.tokenizer = self.loaded.tokenizer
         self.rows = max_batch_size if batch_size in (None, "auto") else _rows(batch_size)
         self.score_eos, self.seed = score_eos, seed

@@ -19,7 +19,7 @@ def run_facts(loaded: TrainedModel) -> dict[str, Any]:
     state = learning = None  # an encoder has none
     if isinstance(loaded.model, LanguageModel):
         loaded.model.set_cache_dtype(CACHE_DTYPE)
-        state, learning = (state_size(loaded.model, learn) for learn in (None, "output"))
+        state, learning = (state_size(loaded.model, learn) for learn in (False, True))
     window = model.window_beside if state else None
     return {
         "name": loaded.recipe.name,

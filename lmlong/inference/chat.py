@@ -15,7 +15,6 @@ from lmlong.inference.sampling import Sampler
 from lmlong.inference.session import Session, prefill
 from lmlong.io.limited_process import LimitedProcess, RequestFailed
 from lmlong.model.language_model import LanguageModel
-from lmlong.model.learning.levels import Level
 from lmlong.model.sampling_options import DEFAULTS, MAX_TOKENS, Sampling
 
 Message = dict[str, str]
@@ -35,9 +34,7 @@ atexit.register(RENDERER.close)
 class Conversation:
     """Messages and the session after them. The tokenizer must have a chat template."""
 
-    def __init__(
-        self, model: LanguageModel, tokenizer: Tokenizer, system: str | None = None, learn: Level | None = None
-    ):
+    def __init__(self, model: LanguageModel, tokenizer: Tokenizer, system: str | None = None, learn: bool = False):
         self.model, self.tokenizer = model, tokenizer
         self.messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
         self._learn = learn

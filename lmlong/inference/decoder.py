@@ -33,7 +33,7 @@ class Decoder:
 
     def append(self, token: Tensor) -> None:
         """Append the token (B,) that was drawn from the last logits."""
-        self._state, self._last = will_learn(self._after, self._model.learns_own_text), token
+        self._state, self._last = will_learn(self._after, False), token
         self._since.append(token)
         if len(self._since) == RECENT:
             self.session()
@@ -90,7 +90,7 @@ class NativeDecoder:
         self._since.append(self._last)
         self._read += 1
         if self._learned is not None:
-            self._row.learned = will_learn_token(self._learned, self._model.learns_own_text)
+            self._row.learned = will_learn_token(self._learned, False)
         if self._drafts:
             self._drafts.append(self._last)
         if len(self._since) == RECENT:

@@ -120,7 +120,7 @@ class Generation:
             row.log_probabilities.append(log_probability)
         piece = row.text.feed(token, given)
         if self._rewind:
-            self._rewind.add([token], self.model.learns_own_text, lambda: self.session, row.text.held)
+            self._rewind.add([token], False, lambda: self.session, row.text.held)
         if row.text.stopped:
             row.end = "stop"
         return piece

@@ -48,7 +48,7 @@ def heal(model: LanguageModel, tokenizer: Tokenizer, session: Session, sampler: 
         if len(text.chosen) > LONG and session.state.learned is None:
             read = prefill(model, [text.chosen], session)
         else:
-            read = advance(model, session, [(token, model.learns_own_text) for token in text.chosen])
+            read = advance(model, session, [(token, False) for token in text.chosen])
         return Start(0.0, read, Cover(list(text.chosen), b""))
     candidates = starts(model, tokenizer, session, text)
     return candidates[sampler.choose([start.log_weight for start in candidates], row)]

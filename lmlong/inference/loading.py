@@ -38,7 +38,6 @@ from lmlong.model.fast_step import describe_fast_step, make_fast_step, why_no_fa
 from lmlong.model.kernel_choice import KernelChoice, choose_kernels
 from lmlong.model.kernel_trial import Work
 from lmlong.model.language_model import PIECE, LanguageModel
-from lmlong.model.learning.levels import LEVELS, Level, as_level
 from lmlong.model.precision import Precision, evaluation_precision
 from lmlong.model.quantization import Weights
 from lmlong.model.sampling_options import DEFAULTS, MAX_TOKENS, Sampling
@@ -77,8 +76,8 @@ class TrainedLanguageModel(TrainedModel):
     """A trained language model."""
 
     model: LanguageModel
-    learn: Level | None = None
-    """What the output layer learns from each text that is read."""
+    learn: bool = False
+    """Whether the output layer learns from each text that is read."""
 
     def stream(
         self,
@@ -155,7 +154,7 @@ class TrainedLanguageModel(TrainedModel):
         state: Session | None = None,
         *,
         heal: bool = True,
-        learn: Level | bool | None = None,
+        learn: bool | None = None,
     ) -> Session:
         """Read a text of any length, whole or in pieces, and return the state after it, starting from `state` if given.
 
@@ -170,11 +169,15 @@ class TrainedLanguageModel(TrainedModel):
         token is predicted; the state holds what it learns. A state that learns already continues to.
         """
         encoding = self._encode(text, state, heal)
-        level = as_level(learn, self.learn)
-        start = begin_learning(self.model, with_unread(state, UnreadText()), level) if state else None
+        learns = self.learns(learn)
+        start = begin_learning(self.model, with_unread(state, UnreadText()), learns) if state else None
         tokens = chain([] if state else [[self.tokenizer.bos]], encoding)
-        session = prefill(self.model, tokens, start, level)
+        session = prefill(self.model, tokens, start, learns)
         return with_unread(session, encoding.unread)
+
+    def learns(self, learn: bool | None) -> bool:
+        """Return whether a new text is learned from, given what its reader asks for; None asks for the model's way."""
+        return self.learn if learn is None else learn
 
     def conversation(self, system: str | None = None) -> Conversation:
         """Return a conversation by the chat template of the model's tokenizer; `system` is the system message.
@@ -254,10 +257,10 @@ class TrainedLanguageModel(TrainedModel):
         """Write a state to a file, from which this model can continue."""
         state_file.save(Path(path), state, self.model, self.owners, self.tokenizer, str(self.checkpoint))
 
-    def load_state(self, path: str | Path, learn: Level | bool | None = None) -> Session:
+    def load_state(self, path: str | Path, learn: bool | None = None) -> Session:
         """Return the state in a file that this model wrote; `learn` works as in `read`."""
         session = state_file.load(Path(path), self.model, self.owners, self.tokenizer, str(self.checkpoint))
-        return begin_learning(self.model, session, as_level(learn, self.learn))
+        return begin_learning(self.model, session, self.learns(learn))
 
     def _encode(self, text: str | Iterable[str], state: Session | None, heal: bool) -> Encoding:
         """Return the tokens of `state`'s unread text and this text."""
@@ -307,8 +310,7 @@ def load(
     device: str = "auto",
     weights: Weights = "32",
     state_dtype: StateDtype = "auto",
-    learn: Level | bool | None = None,
-    learn_own_text: bool = False,
+    learn: bool | None = None,
 ) -> TrainedLanguageModel:
     """Load the language model of a run, from its best checkpoint by validation: its folder, name under runs/, or a
     checkpoint such as runs/NAME/checkpoints/latest. `device` is auto, cpu, cuda or mps.
@@ -319,12 +321,11 @@ def load(
     "int8" takes about a quarter and "int4" a sixth, and both change them more. `state_dtype` is the format of states:
     by default, keys and values of softmax and window layers are cached in bfloat16, and the recurrent sums S and z are
     float32; with "32", all are float32, as in training; with "64", S and z are float64, for texts of more than about
-    ten million tokens. With `learn`, the output layer learns from each text while the model reads it: "output" or True
-    learns a matrix and a bias, "bias" only a bias, which costs less and gains less. With `learn_own_text` it learns
-    from the text that the model writes too.
+    ten million tokens. With `learn`, the output layer learns from each text while the model reads it; by default, as
+    `learn` in the recipe of the run says.
     """
-    if learn not in (None, True, False, *LEVELS):
-        raise UsageError(f"learn: {learn!r} is neither a switch nor a level. Choose from {', '.join(LEVELS)}.")
+    if learn not in (None, True, False):
+        raise UsageError(f"learn: {learn!r} is not a switch. Use True or False.")
     trained = open_run(run, device)
     model = trained.model
     if not isinstance(model, LanguageModel):
@@ -342,9 +343,8 @@ def load(
         model.set_cache_dtype(CACHE_DTYPE)
     if weights != "32":
         model.quantize(weights)
-    if learn_own_text and not learn:
-        raise UsageError("--learn-own-text: needs --learn.")
-    model.learns_own_text = learn_own_text
-    loaded = TrainedLanguageModel(**{**vars(trained), "model": model}, learn=as_level(learn))
+    loaded = TrainedLanguageModel(
+        **{**vars(trained), "model": model}, learn=trained.recipe.learn if learn is None else learn
+    )
     loaded.choose_kernels("32")
     return loaded

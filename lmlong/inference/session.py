@@ -13,7 +13,6 @@ from lmlong.attention.base import state_tensors
 from lmlong.inference.unread import Unread, UnreadText, as_tensors
 from lmlong.model.finite import NotFinite, is_finite, not_finite
 from lmlong.model.language_model import LanguageModel, ModelState, will_learn
-from lmlong.model.learning.levels import Level
 from lmlong.model.sampling_options import RECENT
 from lmlong.model.state import rebuild_state, state_bytes
 
@@ -43,10 +42,10 @@ def prefill(
     model: LanguageModel,
     pieces: Iterable[Sequence[int]],
     session: Session | None = None,
-    learn: Level | None = None,
+    learn: bool = False,
 ) -> Session:
-    """Return the session of one row after tokens in pieces of any size, starting from `session` if given. `learn`: what
-    a new session learns from its text."""
+    """Return the session of one row after tokens in pieces of any size, starting from `session` if given. `learn`:
+    whether a new session learns from its text."""
     after = session
     for now in prefill_pieces(model, pieces, session, learn=learn):
         after = now
@@ -59,7 +58,7 @@ def prefill_pieces(
     pieces: Iterable[Sequence[int]],
     session: Session | None = None,
     size: int | None = None,
-    learn: Level | None = None,
+    learn: bool = False,
 ) -> Iterator[Session]:
     """Iterate over the session after every `size` tokens and after the last, for a caller with other work in
     between."""
@@ -84,7 +83,7 @@ def even_pieces(pieces: Iterable[Sequence[int]], size: int = PREFILL_TOKENS) -> 
 
 
 @torch.inference_mode()
-def first(model: LanguageModel, token: int, learn: Level | None = None) -> Session:
+def first(model: LanguageModel, token: int, learn: bool = False) -> Session:
     """Return the session of one row after its first token."""
     last = torch.tensor([token], device=model.embedding.weight.device)
     recent = torch.cat([last.new_full((1, RECENT - 1), NO_TOKEN), last[:, None]], dim=1)
@@ -159,12 +158,12 @@ def advance(model: LanguageModel, session: Session, tokens: Iterable[tuple[int, 
     return session
 
 
-def begin_learning(model: LanguageModel, session: Session, learn: Level | None) -> Session:
+def begin_learning(model: LanguageModel, session: Session, learn: bool) -> Session:
     """Return a session that learns from the text that follows, if it does not do so already."""
     state = session.state
-    if learn is None or state.learned is not None:
+    if not learn or state.learned is not None:
         return session
-    return session._replace(state=state._replace(learned=model.init_learned(learn, state.position)))
+    return session._replace(state=state._replace(learned=model.init_learned(state.position)))
 
 
 def with_unread(session: Session, text: UnreadText) -> Session:

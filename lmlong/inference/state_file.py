@@ -28,7 +28,6 @@ from lmlong.inference.unread import Unread, UnreadText, as_tensors
 from lmlong.io.files import check_ordinary, fsync, parse_json, staged
 from lmlong.io.system_errors import explain_errors
 from lmlong.model.language_model import MOST_TOKENS, LanguageModel
-from lmlong.model.learning.levels import Level
 from lmlong.model.sampling_options import RECENT
 from lmlong.model.state import rebuild_state
 
@@ -115,17 +114,20 @@ def tensors_of_unread(session: Session) -> dict[str, Tensor]:
 
 def empty_tensors(model: LanguageModel, names: Iterable[str]) -> dict[str, Tensor]:
     """Return the tensors of an empty session that learns what one with tensors of these names does."""
-    return dict(_named(_empty(model, _level_in(names))))
+    return dict(_named(_empty(model, _learns(names))))
 
 
 def restored(tensors: Mapping[str, Tensor], model: LanguageModel, tokenizer: Tokenizer) -> Session:
     """Return the session of tensors from a file; raise ValueError if they are not possible for this model."""
-    empty = _empty(model, _level_in(tensors))
+    empty = _empty(model, _learns(tensors))
     expected = dict(_named(empty))
     unread = {name: tensor for name, tensor in expected.items() if name.startswith("unread.")}
     if not tensors.keys() & unread.keys():  # a file from before sessions left text unread
         tensors = {**tensors, **unread}
-    if mismatched := tensors.keys() ^ expected.keys():
+    mismatched = tensors.keys() ^ expected.keys()
+    if mismatched == {"state.learned.delta.D"}:
+        raise StateError("an earlier version of lmlong learned only a bias in it, which this one does not continue")
+    if mismatched:
         raise StateError(f"{min(mismatched)} is missing, or not a tensor of this model's state")
     session = rebuild_state(empty, iter([tensors[name] for name in expected]))
     _check(session, empty, model, tokenizer)
@@ -250,15 +252,12 @@ def tail_of(session: Session, tokenizer: Tokenizer) -> str:
     return data.decode("utf-8", LOSSLESS)[-TAIL:]
 
 
-def _level_in(names: Iterable[str]) -> Level | None:
-    """Return what the session in a file learns from its text, by the names of its tensors."""
-    learned = [name for name in names if name.startswith("state.learned.")]
-    if not learned:
-        return None
-    return "output" if any(name.startswith("state.learned.delta.D") for name in learned) else "bias"
+def _learns(names: Iterable[str]) -> bool:
+    """Return whether the session in a file learns from its text, by the names of its tensors."""
+    return any(name.startswith("state.learned.") for name in names)
 
 
-def _empty(model: LanguageModel, learn: Level | None) -> Session:
+def _empty(model: LanguageModel, learn: bool) -> Session:
     """Return an empty session; its tensors have the shapes of every session's, except those of growing states."""
     device = model.embedding.weight.device
     token = torch.zeros(1, dtype=torch.long, device=device)

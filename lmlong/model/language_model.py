@@ -22,7 +22,6 @@ from lmlong.model.block import Block, BlockState, Positions, run_blocks
 from lmlong.model.finite import is_finite, not_finite
 from lmlong.model.hourglass import BlockPhase, Hourglass, HourglassState, any_phase, block_phase
 from lmlong.model.layers import RMSNorm
-from lmlong.model.learning.levels import Level
 from lmlong.model.learning.loss import Learning
 from lmlong.model.learning.read import Learner, Text
 from lmlong.model.learning.state import DEFAULT_RATES, Learned, init_learned, will_learn_token
@@ -84,7 +83,6 @@ class LanguageModel(AttentionLayers, QuantizableModel):
         """The decode step by native code or a CUDA graph; None if torch runs `decode_step`."""
         self.learning_rates = DEFAULT_RATES
         """The rates with which states that learn from the text do so."""
-        self.learns_own_text = False
         """Whether such states learn from the text that the model writes too."""
         self.init_weights()
 
@@ -94,19 +92,19 @@ class LanguageModel(AttentionLayers, QuantizableModel):
         for mixer in self.mixers:
             mixer.init_recall()
 
-    def init_state(self, batch: int, learn: Level | None = None) -> ModelState:
+    def init_state(self, batch: int, learn: bool = False) -> ModelState:
         """Return the state before the first token. With `learn`, the output layer learns from the text that is read."""
         like = self.embedding.weight.device, self.embedding.weight.dtype
         blocks = tuple(mixer.init_state(batch, *like) for mixer in self.mixers)
         position = torch.zeros(batch, dtype=torch.long, device=self.embedding.weight.device)
         hourglass = self.hourglass.init_state(batch, *like) if self.hourglass else None
         past = None if self.past_tokens is None else position.new_zeros(batch, self.past_tokens)
-        learned = learn and self.init_learned(learn, position)
+        learned = self.init_learned(position) if learn else None
         return ModelState(blocks, position, hourglass, past, learned)
 
-    def init_learned(self, learn: Level, position: Tensor) -> Learned:
+    def init_learned(self, position: Tensor) -> Learned:
         """Return what is learned at first by rows that have read `position` (B,) tokens without learning."""
-        return init_learned(learn, position, like=self.embedding.weight)  # as large as the output matrix, in any format
+        return init_learned(position, like=self.embedding.weight)  # as large as the output matrix, in any format
 
     def forward(
         self, tokens: Tensor, state: ModelState | None = None, document_starts: Tensor | None = None

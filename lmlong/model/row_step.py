@@ -243,7 +243,7 @@ def _learn(
             one = slice(index, index + 1)
             inputs = (tokens[one], hidden[one], logits[one], positions[one])
             logits[one], after = model.step_learned(*inputs, after)
-            after = will_learn_token(after, model.learns_own_text)
+            after = will_learn_token(after, False)
         learned.append(after)
     return learned
 

@@ -6,7 +6,6 @@ import torch
 
 from lmlong.attention.base import state_tensors
 from lmlong.model.language_model import LanguageModel
-from lmlong.model.learning.levels import Level
 from lmlong.model.state import state_bytes
 
 
@@ -33,9 +32,9 @@ class StateSize(NamedTuple):
 
 
 @torch.inference_mode()
-def state_size(model: LanguageModel, learn: Level | None = None) -> StateSize:
+def state_size(model: LanguageModel, learn: bool = False) -> StateSize:
     """Return the sizes, measured on the tensors of the state before and after a token, or a block of tokens. `learn`:
-    what the state learns from its text."""
+    whether the state learns from its text."""
     nothing = model.init_state(1, learn)
     count = model.hourglass.factor if model.hourglass else 1  # the fewest tokens with which every layer reads a vector
     _, some = model.hidden_states(

@@ -17,7 +17,7 @@ from lmlong.recipe.attention import Attention
 from lmlong.recipe.kinds import plugin_sections, plugins_needed
 from lmlong.recipe.mistakes import mistakes
 from lmlong.recipe.model import Model
-from lmlong.recipe.objective import ENCODER_DEFAULTS, Sections, disagreements
+from lmlong.recipe.objective import CAUSAL_ONLY, ENCODER_DEFAULTS, Sections, disagreements
 from lmlong.recipe.parsed import ATTENTION, FORMAT, parse_recipe
 from lmlong.recipe.paths import with_absolute, without_folders
 from lmlong.recipe.section import Options, completed, mistake
@@ -47,6 +47,9 @@ class Recipe(Options):
     objective: Literal["causal", "masked"] = "causal"
     """causal: a language model that predicts the next token from the previous tokens; masked: an encoder that predicts
     masked tokens from both sides."""
+    learn: bool = False
+    """Whether commands that read text by the trained model let its output layer learn from it, unless --no-learn is
+    given."""
     plugins: list[str] = Field(default=[])
     """Plug-ins with attentions and feature maps for the model: Python files, relative to the recipe's folder, or names
     of entry points of installed packages."""
@@ -101,6 +104,8 @@ class Recipe(Options):
 
     def disagreements(self) -> Iterator[PydanticCustomError]:
         yield from disagreements(self.objective, Sections(self.text, self.model, self.training))
+        if self.learn and self.objective == "masked":
+            yield mistake("learn", f"{CAUSAL_ONLY['training.learn']}. Leave it out.")
         parts, within = self.training.sequence_parallel, min(self.training.sequence_parallel, self.devices)
         if self.devices % within or parts % within or self.processes % parts:
             yield mistake(

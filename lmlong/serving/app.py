@@ -17,7 +17,6 @@ from starlette.types import ASGIApp
 from lmlong.errors import UsageError
 from lmlong.inference import chat
 from lmlong.inference.loading import TrainedLanguageModel
-from lmlong.model.learning.levels import Level, as_level
 from lmlong.model.sampling_options import MAX_TOKENS
 from lmlong.serving import page
 from lmlong.serving.about import about
@@ -96,7 +95,7 @@ class ModelServer:
         make = self._maker(body, len(body.prompt), owner)
         response_format = CompletionFormat(self.trained.tokenizer, body.alternatives)
         if body.session is None:
-            learn = self._level(body.learn)
+            learn = self.trained.learns(body.learn)
             requests = [made for prompt in body.prompt for made in make(prompt=prompt, learn=learn)]
             return await self._answer(request, body, requests, response_format, deadline)
         change = self.sessions.change(owner, body.session)
@@ -124,7 +123,7 @@ class ModelServer:
         except UsageError as error:
             raise ApiError(400, str(error), "messages") from None
         response_format = ChatFormat(self.trained.tokenizer, body.alternatives)
-        requests = make(prompt=tokens, learn=self._level(body.learn))
+        requests = make(prompt=tokens, learn=self.trained.learns(body.learn))
         return await self._answer(request, body, requests, response_format, deadline)
 
     async def score(self, request: HttpRequest) -> Response:
@@ -132,7 +131,7 @@ class ModelServer:
         body = await self.reader.parse(ScoreBody, request.scope[BODY], owner)
         self._check_model(body.model)
         self._check_length(body.text, "text")
-        scoring = self.scorer.run(partial(score, self.trained, body.text, learn=self._level(body.learn)), owner)
+        scoring = self.scorer.run(partial(score, self.trained, body.text, learn=self.trained.learns(body.learn)), owner)
         sums = await while_connected(request.receive, scoring, Deadline(self.settings.timeout))
         per_byte = sums.bits / sums.bytes if sums.bytes else None
         return JSONResponse({"object": "score", "model": self.name, **sums._asdict(), "bits_per_byte": per_byte})
@@ -176,10 +175,6 @@ class ModelServer:
     def _model(self) -> dict[str, Any]:
         described = {"id": self.name, "object": "model", "created": self.created, "owned_by": "lmlong"}
         return {**described, **self.about, "learns": self.trained.learn}
-
-    def _level(self, learn: Level | bool | None) -> Level | None:
-        """Return what a new text learns."""
-        return as_level(learn, self.trained.learn)
 
     def _check_length(self, text: str, name: str) -> None:
         check_length(text, self.settings.max_prompt, name)

@@ -1,6 +1,5 @@
 """Request bodies: OpenAI's fields and lmlong's sampling options; other fields are errors."""
 
-import json
 import re
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -20,7 +19,6 @@ from pydantic import (
 
 from lmlong.data.encoding import UTF8, marked
 from lmlong.errors import nearest
-from lmlong.model.learning.levels import LEVELS, Level
 from lmlong.model.sampling_options import DEFAULTS, RECENT, Sampling, random_seed
 from lmlong.serving.api_errors import ApiError
 from lmlong.serving.json_text import read_json
@@ -97,8 +95,8 @@ def _joined(content: Any) -> Any:
 
 
 def _learn(value: Any) -> Any:
-    if value is not True and value is not False and value not in LEVELS:
-        raise ValueError(f"must be true, false or one of {', '.join(map(json.dumps, LEVELS))}.")
+    if not isinstance(value, bool):
+        raise ValueError("must be true or false.")
     return value
 
 
@@ -108,7 +106,7 @@ def _number(value: Any) -> Any:
 
 
 Text = Annotated[str, AfterValidator(_plain)]
-Learn = Annotated[Level | bool | None, BeforeValidator(_learn)]
+Learn = Annotated[bool | None, BeforeValidator(_learn)]
 StopText = Annotated[Text, Field(min_length=1, max_length=LONGEST_STOP)]
 
 

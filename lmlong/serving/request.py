@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 from lmlong.inference.generation import End
 from lmlong.inference.session import Session
-from lmlong.model.learning.levels import Level
 from lmlong.model.sampling_options import MAX_TOKENS, Sampling
 from lmlong.serving.reading import Progress
 
@@ -22,8 +21,8 @@ class Request:
     stop: tuple[str, ...] = ()
     start: Session | None = None
     """The session before the prompt, or None."""
-    learn: Level | None = None
-    """What the text learns from the prompt on; a session that learns already continues to."""
+    learn: bool = False
+    """Whether the text is learned from, from the prompt on; a session that learns already continues to."""
     draws: tuple[int, ...] = (0,)
     """Numbers that distinguish the random draws of several texts with the same seed."""
     alternatives: int | None = None

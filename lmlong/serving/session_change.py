@@ -6,7 +6,6 @@ from typing import Any, NamedTuple, TypeVar
 
 from lmlong.errors import CheckpointError, LmlongError
 from lmlong.inference.session import Session
-from lmlong.model.learning.levels import Level, as_level
 from lmlong.serving.api_errors import ApiError
 from lmlong.serving.engine import Closed
 from lmlong.serving.session_info import SessionInfo
@@ -48,7 +47,7 @@ class Start(NamedTuple):
     """Where a request starts: the fields of its `Request`."""
 
     start: Session | None
-    learn: Level | None
+    learn: bool
 
 
 class Change:
@@ -59,15 +58,15 @@ class Change:
         self._reserved = name
         self._before: Session | None = None
 
-    async def start(self, learn: Level | bool | None) -> "Start":
+    async def start(self, learn: bool | None) -> "Start":
         """Return the session before the request, which asks to learn or not. A session that learns cannot stop."""
         trained = self._sessions.store.trained
         if self._name is None:
-            return Start(None, as_level(learn, trained.learn))
+            return Start(None, trained.learns(learn))
         session = await self._sessions.run(self._sessions.store.get, self._owner, self._name)
         self._before = session
         check_learn(session, learn)
-        return Start(session, as_level(learn, trained.learn) if learn else None)
+        return Start(session, bool(learn))
 
     async def save(self, session: Session) -> SessionInfo:
         """Save the session after the request."""

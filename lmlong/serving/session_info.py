@@ -5,12 +5,15 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from lmlong.model.language_model import MOST_TOKENS
-from lmlong.model.learning.levels import LEVELS, Level
 
 ID = re.compile(r"[0-9a-f]{24}")
 
 LATEST = 10**13
 """Seconds since 1970 before which sessions are made."""
+
+
+EARLIER = ("output", "bias")
+"""What a session learned, in files of earlier versions."""
 
 
 class SessionInfo(NamedTuple):
@@ -28,8 +31,8 @@ class SessionInfo(NamedTuple):
     """Of its state in memory; unknown for files from before it was noted."""
     tail: str
     """The end of its text."""
-    learns: Level | None
-    """What it learns from its text."""
+    learns: bool
+    """Whether it learns from its text."""
 
     @property
     def cursor(self) -> str:
@@ -46,10 +49,10 @@ def info_of(name: str, about: Mapping[str, Any], size: int) -> SessionInfo:
         "made": type(made) in (int, float) and 0 <= made < LATEST,
         "tokens": 0 < tokens <= MOST_TOKENS,
         "parent": parent is None or (type(parent) is str and ID.fullmatch(parent) is not None),
-        "learns": learns is None or learns in LEVELS,
+        "learns": learns is None or type(learns) is bool or learns in EARLIER,
         "state_bytes": state is None or (type(state) is int and 0 <= state < 1 << 63),
         "owner": type(about["owner"]) is str,
     }
     if not all(values_are_valid.values()):
         raise ValueError(min(key for key, is_valid in values_are_valid.items() if not is_valid))
-    return SessionInfo(name, parent, float(made), tokens, size, state, about["tail"], learns)
+    return SessionInfo(name, parent, float(made), tokens, size, state, about["tail"], bool(learns))

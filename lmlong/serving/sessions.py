@@ -6,7 +6,6 @@ short turn it holds only the tokens: the session then becomes what reading them 
 """
 
 import hashlib
-import json
 import secrets
 import time
 from collections.abc import Iterator, Mapping
@@ -25,8 +24,6 @@ from lmlong.inference.session import Session, read_tokens
 from lmlong.inference.session_file import Known, Packed
 from lmlong.io.lock import lock_file
 from lmlong.io.system_errors import explain_errors
-from lmlong.model.learning.levels import Level
-from lmlong.model.learning.state import level_of
 from lmlong.model.sampling_options import RECENT
 from lmlong.model.state import state_bytes
 from lmlong.serving.session_folder import STAGED, Kept, SessionFolder, has_own_header
@@ -53,7 +50,7 @@ class QuotaReached(LmlongError):
 
 
 class LearnsAlready(LmlongError):
-    """A request asks a session that learns from its text not to, or to learn something else."""
+    """A request asks a session that learns from its text not to."""
 
 
 def owner_of(key: str | None) -> str:
@@ -61,13 +58,11 @@ def owner_of(key: str | None) -> str:
     return EVERYBODY if key is None else hashlib.sha256(b"lmlong session owner " + key.encode()).hexdigest()[:32]
 
 
-def check_learn(session: Session, learn: Level | bool | None) -> None:
+def check_learn(session: Session, learn: bool | None) -> None:
     """Refuse the `learn` of a request that continues a session: what was learned stays in its state, and is used."""
-    level = level_of(session.state.learned)
-    if level and learn not in (None, True, level):
+    if session.state.learned is not None and learn is False:
         raise LearnsAlready(
-            f"learn: {json.dumps(learn)}, but this session learns {json.dumps(level)} until its end. Leave learn out, "
-            "or create another session."
+            "learn: false, but this session learns until its end. Leave learn out, or create another session."
         )
 
 
@@ -130,7 +125,7 @@ class SessionStore:
         session = self.get(owner, name)
         return self.create(owner, session, name, session)
 
-    def upload(self, owner: str, data: bytes, learn: Level | bool | None = None) -> SessionInfo:
+    def upload(self, owner: str, data: bytes, learn: bool | None = None) -> SessionInfo:
         """Save the session of a state file, which may be hostile. `learn` works as in `load_state`."""
         path = self.folder / f".{secrets.token_hex(12)}{STAGED}"
         try:
@@ -274,7 +269,7 @@ class SessionStore:
             packed = session_file.pack(state_file.tensors_of_unread(session), self._limit)
         about: dict[str, Any] = {"id": name, "run": str(trained.checkpoint), "tokens": int(session.total)}
         about |= {"tail": state_file.tail_of(session, trained.tokenizer), "owner": owner, "parent": parent}
-        about |= {"made": made, "learns": level_of(session.state.learned), "state_bytes": state_bytes(session)}
+        about |= {"made": made, "learns": session.state.learned is not None, "state_bytes": state_bytes(session)}
         staged = self._files.staged(name)
         try:
             about |= trained.owners

@@ -15,7 +15,6 @@ from lmlong.evaluation.scorer import Scorer
 from lmlong.evaluation.spans import documents_of, whole
 from lmlong.inference import chat
 from lmlong.inference.loading import TrainedLanguageModel
-from lmlong.model.learning.levels import Level
 from lmlong.serving.api_errors import busy
 from lmlong.serving.engine import Closed
 from lmlong.serving.fair_queue import FairQueue
@@ -109,8 +108,8 @@ class Score(NamedTuple):
     bits: float
 
 
-def score(trained: TrainedLanguageModel, text: str, ended: Ended, learn: Level | None = None) -> Score:
-    """Return the same sums as `lmlong.evaluate` with `precision="32"`. `learn`: what the model learns from the text."""
+def score(trained: TrainedLanguageModel, text: str, ended: Ended, learn: bool = False) -> Score:
+    """Return the same sums as `lmlong.evaluate` with `precision="32"`; with `learn`, learning from the text."""
     tokens = tokens_of([text], trained.tokenizer)
     documents = documents_of(tokens)
     scorer = Scorer(replace(trained, learn=learn), tokens.tokens, documents)

@@ -136,7 +136,7 @@ class Writer:
         self._note(token)
         self._written += 1
         if self._rewind:
-            self._rewind.add([token], self._trained.model.learns_own_text, self._now, self._text.held)
+            self._rewind.add([token], False, self._now, self._text.held)
         if self._text.stopped:
             self._end("stop", piece, likelihoods)
         elif self._written == self.request.max_tokens:
@@ -159,7 +159,7 @@ class Writer:
 
     def _end(self, how: End, piece: str, likelihoods: WrittenToken | None = None) -> None:
         self.ended = True
-        as_prompt = self.request.learn is None or self._trained.model.learns_own_text  # as a prompt would be read
+        as_prompt = not self.request.learn  # as a prompt would be read
         if self._cache is not None and as_prompt and self._written and len(self._tokens) <= KEPT_AT_MOST:
             self._cache.keep(self.request.owner, self._tokens, self._now())
         session = self._session if self.request.keep_session else None

@@ -58,7 +58,7 @@ def prepare(folder: Path, kinds: Iterable[str] = MODELS) -> dict[str, Case]:
     cases = {}
     for name in kinds:
         run = write_run(folder / name, ByteTokenizer(), "bytes", 0.3, MODELS[name])
-        learn = "output" if name == "learned" else None
+        learn = name == "learned"
         model = load(run, "cpu", state_dtype=STATES.get(name, "auto"), learn=learn)
         if model.fast_step_at_once:
             model.use_fast_step()
@@ -128,7 +128,7 @@ CHANGES: tuple[Callable[[Random, Tensor], Tensor], ...] = (
 def craft(draw: Random, case: Case, file: Path) -> str:
     """Write a file of changed tensors, and return what was changed."""
     tensors, changed = dict(case.tensors), []
-    whole = dict(state_file._named(state_file._empty(case.model.model, state_file._level_in(case.tensors))))
+    whole = dict(state_file._named(state_file._empty(case.model.model, state_file._learns(case.tensors))))
     if draw.random() < 0.5:  # else a table is changed in its packed form
         tensors = sparse.unpack(tensors, whole)
     for _ in range(draw.choice((1, 1, 1, 2, 3))):

@@ -436,13 +436,13 @@ def test_a_text_is_learned_from_where_the_switch_says_so(
     until(switch.is_checked)
     visit.write("bad cab, " * 9)
     found, learning = page_server.by_id, visit.current
-    assert found[learning]["learns"] == found[found[learning]["parent"]]["learns"] == "output"
+    assert found[learning]["learns"] is found[found[learning]["parent"]]["learns"] is True
     assert "learns" in page.inner_text("#where") and marks.count() == 2
     assert switch.is_checked() and switch.is_disabled(), "a text that learns does not stop"
     page.click(f"[data-id='{plain}'][role=treeitem]")
     assert switch.is_enabled() and "learns" not in page.inner_text("#where")
     visit.write("dab")
-    assert page_server.by_id[visit.current]["learns"] == "output", "it begins where the switch is on"
+    assert page_server.by_id[visit.current]["learns"] is True, "it begins where the switch is on"
     page.click("#new")
     (tmp_path / "book.txt").write_text("dab, cab\n" * 20)
     for is_on in (True, False):
@@ -450,7 +450,7 @@ def test_a_text_is_learned_from_where_the_switch_says_so(
         page.set_input_files("#file", tmp_path / "book.txt")
         page.wait_for_selector("text=Read book.txt")
         visit.wait()
-        assert page_server.by_id[visit.current]["learns"] == ("output" if is_on else None)
+        assert page_server.by_id[visit.current]["learns"] == is_on
         page.click("#new")
     visit.set(max_tokens=4096, temperature=0)
     switch.check()
@@ -458,7 +458,7 @@ def test_a_text_is_learned_from_where_the_switch_says_so(
     page.wait_for_selector(".token >> nth=20")
     page.keyboard.press("Escape")
     visit.wait()
-    assert "kept" in visit.status and page_server.by_id[visit.current]["learns"] == "output"
+    assert "kept" in visit.status and page_server.by_id[visit.current]["learns"] is True
     visit.forgive("409")
 
 

@@ -183,8 +183,8 @@ def test_rows_that_come_and_go_step_as_each_would_alone(form: str) -> None:
     cut |= {"ngram_embedding": NgramEmbedding(rows=50, width=5)} if form == "tables" else {}
     cut |= {"add_ngram": [1]} if form == "added heads" else {}
     model, tokens = build({"kind": "linear" if cut else form}, **cut), text(4, 60)
-    steps, levels = GraphRowStep(model, record), ("output", None, "bias", None)
-    begun = [model.init_state(1, level) for level in levels]  # type: ignore[arg-type]
+    steps, learning = GraphRowStep(model, record), (True, False, True, False)
+    begun = [model.init_state(1, learns) for learns in learning]
     alone = [model(row[None, : 5 + n], begun[n])[1] for n, row in enumerate(tokens)]
     rows, kept = [steps.admit(state) for state in alone], [(x, x.clone()) for x in state_tensors(alone)]
     for time in range(30):

@@ -12,8 +12,6 @@ from torch import Tensor
 from lmlong.attention.base import state_tensors
 from lmlong.model.fast_step import make_fast_step
 from lmlong.model.language_model import LanguageModel, ModelState, will_learn
-from lmlong.model.learning.levels import Level
-from lmlong.model.learning.state import level_of
 from lmlong.model.row_step import NativeRowStep, TorchRowStep, make_row_step
 from lmlong.recipe import Downsample
 
@@ -88,21 +86,19 @@ def test_states_that_went_in_and_came_out_stay_as_they_are(tmp_path: Path, form:
     assert all(map(torch.equal, state_tensors(taken), kept))
 
 
-LEVELS: tuple[Level | None, ...] = ("output", None, "bias", "output", None)
-"""What each row learns."""
+LEARNS = (True, False, False, True, False)
+"""Whether each row learns."""
 
 
 @pytest.mark.parametrize("native", [pytest.param(True, marks=needs_native), False])
-@pytest.mark.parametrize("own_text", [False, True])
 @torch.inference_mode()
-def test_rows_that_learn_and_rows_that_do_not_step_together(tmp_path: Path, native: bool, own_text: bool) -> None:
+def test_rows_that_learn_and_rows_that_do_not_step_together(tmp_path: Path, native: bool) -> None:
     """The rows join at different times; each is that of a session that is written on alone."""
     model = write_run(tmp_path / "run", **FORMS["tables"])
-    model.learns_own_text = own_text
     if native:
         model.fast_step = make_fast_step(model, tried=False)
     ids, steps = text(ROWS, STEPS + ROWS), make_row_step(model)
-    alone = [model(ids[row : row + 1, : 5 + row], model.init_state(1, level))[1] for row, level in enumerate(LEVELS)]
+    alone = [model(ids[row : row + 1, : 5 + row], model.init_state(1, learns))[1] for row, learns in enumerate(LEARNS)]
     rows, kept = [steps.admit(state) for state in alone], copies(alone)
     for time in range(STEPS):
         together = [row for row in range(ROWS) if (7 * time + 3 * row) % 4 and time >= 8 * row][:: 1 - 2 * (time % 2)]
@@ -112,12 +108,12 @@ def test_rows_that_learn_and_rows_that_do_not_step_together(tmp_path: Path, nati
         found = steps([rows[row] for row in together], tokens)
         for place, row in enumerate(together):
             expected, after = model.step(tokens[place : place + 1], alone[row])
-            alone[row] = will_learn(after, own_text)
+            alone[row] = will_learn(after, False)
             assert apart(found[place], expected[0]) < (1e-30 if native else 1e-5)
         kept += copies([rows[time % ROWS].state()])
     assert all(torch.equal(*pair) for pair in kept), "states that went in and came out stay as they are"
-    for row, state, level in zip(rows, alone, LEVELS, strict=True):
-        assert level_of(row.state().learned) == level
+    for row, state, learns in zip(rows, alone, LEARNS, strict=True):
+        assert (row.state().learned is not None) == learns
         pairs = zip(state_tensors(model.settle(row.state())), state_tensors(model.settle(state)), strict=True)
         assert max(apart(*pair) for pair in pairs) < 1e-5
         assert state.learned is None or state.learned.delta.bias.abs().max() > 1e-3

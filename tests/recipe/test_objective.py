@@ -90,6 +90,11 @@ training:
     assert all(message.startswith(start) for message, start in zip(found, starts, strict=True)), found
 
 
+def test_an_encoder_does_not_learn_while_it_reads(file: Path) -> None:
+    (message,) = complaints(file, "objective: masked\nlearn: true\ntraining: {steps: 1}\n")
+    assert message.startswith("file:2: learn: an encoder reads its text at once")
+
+
 def test_all_that_a_causal_model_cannot_have_is_told_at_once(file: Path) -> None:
     kinds = "[full, linear, efficient, linformer]"
     text = f"training: {{steps: 1}}\nmodel:\n  positions: absolute\n  attention: {{kind: {kinds}}}\n"

@@ -111,7 +111,7 @@ def test_what_is_no_short_turn_is_stored_as_a_state(trained: TrainedLanguageMode
     store = opened(trained, tmp_path)
     (name, book), *_ = turns(trained, store, []).items()
     other = trained.read(BOOK[:-1] + "a" + "bc" if BOOK[-1] != "a" else BOOK[:-1] + "bbc")  # another text, as long
-    learning = trained.read("abc", None, learn="bias")
+    learning = trained.read("abc", None, learn=True)
     begun = store.create(ME, learning).id
     for session, base, before in (
         (trained.read("abcd" * 100, book), name, book),

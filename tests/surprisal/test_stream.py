@@ -49,7 +49,7 @@ def pieces(data: bytes, seed: int, most: int) -> Iterator[bytes]:
 
 @pytest.fixture(scope="module")
 def learning_model(subword_model: TrainedLanguageModel) -> TrainedLanguageModel:
-    return dataclasses.replace(subword_model, learn="output")
+    return dataclasses.replace(subword_model, learn=True)
 
 
 def test_a_model_that_learns_is_scored_as_eval_does_and_better(

@@ -20,10 +20,10 @@ def rank(vocabulary: int, width: int) -> int:
     return width if width <= most else 1 << (most.bit_length() - 1)
 
 
-def keys_of(hidden: Tensor, D: Tensor | None) -> Tensor:
+def keys_of(hidden: Tensor, D: Tensor) -> Tensor:
     """Return the keys (..., rank) of hidden states (..., width) for D (..., V, rank)."""
     width = hidden.shape[-1]
-    if D is None or D.shape[-1] == width:
+    if D.shape[-1] == width:
         return hidden
     with torch.autocast(hidden.device.type, enabled=False):
         return hidden @ _projection(width, D.shape[-1], hidden.device, hidden.dtype)

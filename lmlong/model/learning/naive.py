@@ -18,7 +18,6 @@ def naive_read(
     token after it, from which the layer learns if `is_learned` (N,).
     """
     D, bias, squares, (scale, next_scale), slopes = delta
-    assert D is not None
     nll, keys = [], keys_of(hidden, D)
     for block in torch.arange(len(hidden)).split(BLOCK):
         change = keys[block] @ D.mT + bias

@@ -151,10 +151,8 @@ def read_blocks(
 def change_of_logits(delta: Delta, hidden: Tensor) -> Tensor:
     """Return what is added to the logits (B, V) after hidden states (B, width)."""
     D, bias, _, scale, _ = delta
-    if D is not None and len(D) == 1 and _is_native(D):
+    if len(D) == 1 and _is_native(D):
         return native.change_of_logits(delta, hidden)
-    if D is None:
-        return scale[:, :1] * bias
     with _exact(hidden):
         return scale[:, :1] * (bias + (D @ keys_of(hidden, D)[:, :, None])[..., 0])
 
@@ -216,7 +214,7 @@ def _block_logits(weight: Tensor, part: Part, rates: Rates) -> Iterator[tuple[in
 
 def _logits(weight: Tensor, delta: Delta, hidden: Tensor) -> Tensor:
     D, bias, *_, scale, _ = delta
-    change = bias if D is None else torch.addmm(bias, keys_of(hidden, D), D.mT)
+    change = torch.addmm(bias, keys_of(hidden, D), D.mT)
     return hidden @ weight.mT + scale[0] * change
 
 
@@ -232,10 +230,9 @@ def _update(delta: Delta, hidden: Tensor, targets: Tensor, logits: Tensor, rates
     dbias = errors.sum(0)
     slope = torch.dot(bias, dbias)
     bias.addcmul_(share, dbias, value=-rates.bias_rate)
-    if D is not None:
-        dD = errors.mT @ keys_of(hidden, D)
-        slope = slope + torch.linalg.vecdot(D.flatten(), dD.flatten())
-        D.addcmul_(share[:, None], dD, value=-rates.rate)
+    dD = errors.mT @ keys_of(hidden, D)
+    slope = slope + torch.linalg.vecdot(D.flatten(), dD.flatten())
+    D.addcmul_(share[:, None], dD, value=-rates.rate)
     slopes += slope.square()
     scale.copy_(torch.stack([scale[1], (scale[1] - SCALE_RATE * slope * slopes.rsqrt()).clamp(0, 1)]))
 

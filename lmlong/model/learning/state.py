@@ -10,7 +10,6 @@ from torch import Tensor
 
 from lmlong.attention.state_check import StateError, check_range
 from lmlong.model.learning.keys import rank
-from lmlong.model.learning.levels import Level
 
 BLOCK = 16
 """Positions of a document after which the output layer is updated. They all are predicted by the same weights."""
@@ -42,7 +41,7 @@ class Delta(NamedTuple):
     """What is added to the output layer, times the scale. The scale is learned too: where the text teaches nothing, it
     falls to 0."""
 
-    D: Tensor | None  # (B, V, R); None if only the bias is learned
+    D: Tensor  # (B, V, R)
     bias: Tensor  # (B, V)
     squares: Tensor  # (B, V) the sum of the squared errors of each token's probability
     scale: Tensor  # (B, 2) in this block and in the next
@@ -68,18 +67,14 @@ class Learned(NamedTuple):
         """Raise StateError for tokens that are not in the vocabulary."""
         check_range("targets", self.targets, NOT_LEARNED, self.delta.bias.shape[1] - 1)
 
-    @property
-    def level(self) -> Level:
-        return "bias" if self.delta.D is None else "output"
 
-
-def init_learned(level: Level, position: Tensor, like: Tensor) -> Learned:
+def init_learned(position: Tensor, like: Tensor) -> Learned:
     """Return the state before anything is learned, for rows that have read `position` (B,) tokens of their documents
     without learning. `like` (V, width) has the shape of the output matrix and the dtype of the model."""
     batch, (vocabulary, width) = len(position), like.shape
     zeros = like.new_zeros(batch, BLOCK, width, dtype=torch.promote_types(like.dtype, torch.float32))
     delta = Delta(
-        D=zeros.new_zeros(batch, vocabulary, rank(vocabulary, width)) if level == "output" else None,
+        D=zeros.new_zeros(batch, vocabulary, rank(vocabulary, width)),
         bias=zeros.new_zeros(batch, vocabulary),
         squares=zeros.new_zeros(batch, vocabulary),
         scale=zeros.new_full((batch, 2), FIRST_SCALE),
@@ -91,15 +86,9 @@ def init_learned(level: Level, position: Tensor, like: Tensor) -> Learned:
 def reset(delta: Delta) -> None:
     """Forget in place what was learned, at the start of a document."""
     for x, value in zip(delta, (0, 0, 0, FIRST_SCALE, 1), strict=True):
-        if x is not None:
-            x.fill_(value)
+        x.fill_(value)
 
 
 def will_learn_token(learned: Learned, learn: bool) -> Learned:
     """Return the state that learns from the next token, or does not."""
     return learned._replace(skip=torch.full_like(learned.skip, not learn))
-
-
-def level_of(learned: Learned | None) -> Level | None:
-    """Return what a state learns."""
-    return learned and learned.level

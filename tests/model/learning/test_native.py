@@ -44,20 +44,18 @@ Results = tuple[Tensor, Delta]
 
 def definition(case: Case) -> Results:
     """Read as the formulas say."""
-    D = torch.zeros_like(case.weight) if case.delta.D is None else case.delta.D
-    delta = map_state(Tensor.double, case.delta._replace(D=D))
+    delta = map_state(Tensor.double, case.delta)
     weight, hidden, is_learned = case.weight.double(), case.hidden.double(), case.targets != NOT_LEARNED
-    rates = RATES._replace(rate=0.0) if case.delta.D is None else RATES
     targets, scored = case.targets.clamp_min(0), case.scored.clamp_min(0)
-    _, after = naive_read(weight, delta, hidden, targets, is_learned, rates)
+    _, after = naive_read(weight, delta, hidden, targets, is_learned, RATES)
     nll = []
     for begin in range(0, len(hidden), BLOCK):  # tokens that are scored may be others than those that are learned
         block = slice(begin, begin + BLOCK)
-        nll.append(naive_read(weight, delta, hidden[block], scored[block], is_learned[block], rates)[0])
+        nll.append(naive_read(weight, delta, hidden[block], scored[block], is_learned[block], RATES)[0])
         _, delta = naive_read(
-            weight, delta, *(x[begin : begin + BLOCK + 1] for x in (hidden, targets, is_learned)), rates
+            weight, delta, *(x[begin : begin + BLOCK + 1] for x in (hidden, targets, is_learned)), RATES
         )
-    return torch.cat(nll) * (case.scored != IGNORED), after._replace(D=None if case.delta.D is None else after.D)
+    return torch.cat(nll) * (case.scored != IGNORED), after
 
 
 def read(case: Case, threads: int = 1) -> Results:
@@ -103,13 +101,6 @@ def test_fewer_keys_than_hidden_states(vocabulary: int, width: int, rank: int, t
     results = read(case, threads)
     assert_close(results, definition(case))
     assert all(x.equal(y) for x, y in zip(state_tensors(results), state_tensors(read(case, threads)), strict=True))
-
-
-@pytest.mark.parametrize("positions", [16, 40])
-def test_only_the_bias_is_learned(positions: int) -> None:
-    case = draw(100, 30, positions)
-    case = case._replace(delta=case.delta._replace(D=None))
-    assert_close(read(case), definition(case))
 
 
 @pytest.mark.parametrize("positions", [5, 32, 40])

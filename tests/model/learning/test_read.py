@@ -13,7 +13,6 @@ from lmlong.model.base import LMHead
 from lmlong.model.fast_step import make_fast_step
 from lmlong.model.language_model import LanguageModel, ModelState, will_learn
 from lmlong.model.learning import keys
-from lmlong.model.learning.levels import Level
 from lmlong.model.learning.naive import naive_read
 from lmlong.model.learning.read import Learner, Text
 from lmlong.model.learning.state import BLOCK, DEFAULT_RATES, NOT_LEARNED, Delta, Rates, init_learned
@@ -23,7 +22,6 @@ from lmlong.native.state import map_state, state_tensors
 
 VOCABULARY, TIME = 40, 75
 RATES = Rates(rate=20.0, bias_rate=0.2, prior=3.0)
-LEVELS = pytest.mark.parametrize("level", ["output", "bias"])
 
 
 @pytest.fixture(scope="module")
@@ -40,21 +38,20 @@ def tokens() -> Tensor:
     return torch.randint(VOCABULARY, (2, TIME), generator=torch.Generator().manual_seed(0))
 
 
-def define(model: LanguageModel, document: Tensor, level: Level, learned: int = TIME) -> tuple[Tensor, Delta]:
+def define(model: LanguageModel, document: Tensor, learned: int = TIME) -> tuple[Tensor, Delta]:
     """Return the losses, and what is learned from the first `learned` tokens, by the definition."""
     hidden = model.hidden_states(document[None])[0][0].detach()
     weight = model.lm_head.weight.detach()
-    delta = init_learned("output", torch.zeros(1), weight).delta
-    rates = RATES.for_hidden(model.norm.weight)
+    delta = init_learned(torch.zeros(1), weight).delta
     nll, after = naive_read(
         weight,
         map_state(lambda x: x[0], delta),
         hidden,
         document.roll(-1),
         torch.arange(len(document)) < learned - 1,
-        rates if level == "output" else rates._replace(rate=0.0),
+        RATES.for_hidden(model.norm.weight),
     )
-    return nll[:-1], after._replace(D=after.D if level == "output" else None)
+    return nll[:-1], after
 
 
 def read(
@@ -73,27 +70,23 @@ def read(
 
 
 def assert_learned(state: ModelState, row: int, expected: Delta, **tolerance: float) -> None:
-    assert state.learned is not None and (expected.D is None or expected.D.abs().max() > 1e-3)
+    assert state.learned is not None and expected.D.abs().max() > 1e-3
     for x, y in zip(state.learned.delta, expected, strict=True):
-        assert (x is None) == (y is None)
-        if x is not None and y is not None:
-            torch.testing.assert_close(x[row], y, **tolerance)
+        torch.testing.assert_close(x[row], y, **tolerance)
 
 
-@LEVELS
 @pytest.mark.parametrize("cuts", [[], [1], [16], [17], [33, 34, 49], [15, 16, 17, 31, 32, 33, 70]])
-def test_any_cuts_give_the_definition(model: LanguageModel, tokens: Tensor, level: Level, cuts: list[int]) -> None:
-    nll, state = read(model, tokens, model.init_state(2, level), cuts)
+def test_any_cuts_give_the_definition(model: LanguageModel, tokens: Tensor, cuts: list[int]) -> None:
+    nll, state = read(model, tokens, model.init_state(2, True), cuts)
     for row, document in enumerate(tokens):
-        expected, delta = define(model, document, level)
+        expected, delta = define(model, document)
         torch.testing.assert_close(nll[row], expected)
         assert_learned(state, row, delta)
 
 
-@LEVELS
 @pytest.mark.parametrize("prompt", [0, 1, 15, 16, 17, 40])
-def test_decode_steps_give_the_definition(model: LanguageModel, tokens: Tensor, level: Level, prompt: int) -> None:
-    state, losses = model.init_state(2, level), []
+def test_decode_steps_give_the_definition(model: LanguageModel, tokens: Tensor, prompt: int) -> None:
+    state, losses = model.init_state(2, True), []
     if prompt:
         _, state = model.hidden_states(tokens[:, :prompt], state)
     for token, following in zip(tokens.mT[prompt:-1], tokens.mT[prompt + 1 :], strict=True):
@@ -101,7 +94,7 @@ def test_decode_steps_give_the_definition(model: LanguageModel, tokens: Tensor, 
         losses.append(torch.nn.functional.cross_entropy(logits, following, reduction="none"))
     _, state = model.step(tokens[:, -1], state)
     for row, document in enumerate(tokens):
-        expected, delta = define(model, document, level)
+        expected, delta = define(model, document)
         torch.testing.assert_close(torch.stack(losses, dim=1)[row], expected[prompt:])
         assert_learned(state, row, delta)
 
@@ -111,24 +104,23 @@ def test_a_large_vocabulary_has_fewer_keys(
 ) -> None:
     """Read in pieces, then by decode steps."""
     monkeypatch.setattr(keys, "MOST_NUMBERS", VOCABULARY * 20)
-    nll, state = read(model, tokens[:, :40], model.init_state(2, "output"), [7])
+    nll, state = read(model, tokens[:, :40], model.init_state(2, True), [7])
     for token in tokens.mT[40:]:
         _, state = model.step(token, state)
     for row, document in enumerate(tokens):
-        expected, delta = define(model, document, "output")
-        assert delta.D is not None and delta.D.shape == (VOCABULARY, 16)
+        expected, delta = define(model, document)
+        assert delta.D.shape == (VOCABULARY, 16)
         torch.testing.assert_close(nll[row], expected[:39])
         assert_learned(state, row, delta)
 
 
 @needs_native
-@LEVELS
 @torch.no_grad()
-def test_native_decode_steps_learn_the_same(model: LanguageModel, tokens: Tensor, level: Level) -> None:
+def test_native_decode_steps_learn_the_same(model: LanguageModel, tokens: Tensor) -> None:
     by_torch = copy.deepcopy(model).float()
     native = copy.copy(by_torch)
     native.fast_step = make_fast_step(native)
-    state = expected_state = by_torch.init_state(2, level)
+    state = expected_state = by_torch.init_state(2, True)
     for token in tokens.mT:
         expected, expected_state = by_torch.step(token, expected_state)
         logits, state = native.step(token, state)
@@ -138,10 +130,9 @@ def test_native_decode_steps_learn_the_same(model: LanguageModel, tokens: Tensor
         torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-4)
 
 
-@LEVELS
-def test_logits_are_those_that_score_the_targets(model: LanguageModel, tokens: Tensor, level: Level) -> None:
-    nll, _ = read(model, tokens, model.init_state(2, level), [21])
-    logits, _ = model(tokens[:, :21], model.init_state(2, level))
+def test_logits_are_those_that_score_the_targets(model: LanguageModel, tokens: Tensor) -> None:
+    nll, _ = read(model, tokens, model.init_state(2, True), [21])
+    logits, _ = model(tokens[:, :21], model.init_state(2, True))
     first = torch.nn.functional.cross_entropy(logits.mT, tokens[:, 1:22], reduction="none")
     torch.testing.assert_close(nll[:, :21], first)
 
@@ -151,10 +142,10 @@ def test_nothing_learned_passes_a_document_start(model: LanguageModel, tokens: T
     starts = torch.zeros_like(tokens, dtype=torch.bool)
     starts[0, [20, 21, 53]] = True
     starts[1, 0] = True
-    nll, state = read(model, tokens, model.init_state(2, "output"), cuts, starts)
+    nll, state = read(model, tokens, model.init_state(2, True), cuts, starts)
     for row, begins in ((0, [0, 20, 21, 53]), (1, [0])):
         for begin, end in zip(begins, [*begins[1:], TIME], strict=True):
-            expected, delta = define(model, tokens[row, begin:end], "output")
+            expected, delta = define(model, tokens[row, begin:end])
             torch.testing.assert_close(nll[row, begin : end - 1], expected)
         assert_learned(state, row, delta)
 
@@ -162,7 +153,7 @@ def test_nothing_learned_passes_a_document_start(model: LanguageModel, tokens: T
 def test_rows_at_different_positions_are_independent(model: LanguageModel, tokens: Tensor) -> None:
     states = []
     for row, read_before in ((0, 37), (1, 16)):
-        _, state = model.hidden_states(tokens[row : row + 1, :read_before], model.init_state(1, "output"))
+        _, state = model.hidden_states(tokens[row : row + 1, :read_before], model.init_state(1, True))
         states.append(state)
     more = tokens[:, 40:70]
     nll, together = read(model, more, concat_states(states), [9])
@@ -175,7 +166,7 @@ def test_rows_at_different_positions_are_independent(model: LanguageModel, token
 
 def test_a_state_is_a_value(model: LanguageModel, tokens: Tensor) -> None:
     """Reading on from a state twice gives the same, so forks and rewinding are possible."""
-    _, state = model.hidden_states(tokens[:, :20], model.init_state(2, "output"))
+    _, state = model.hidden_states(tokens[:, :20], model.init_state(2, True))
     kept = [x.clone() for x in state_tensors(state)]
     for more in (tokens[:, 20:], tokens[:, 20:21]):
         model.hidden_states(more, state)
@@ -185,17 +176,17 @@ def test_a_state_is_a_value(model: LanguageModel, tokens: Tensor) -> None:
 
 
 def test_text_of_the_model_itself_is_predicted_but_not_learned_from(model: LanguageModel, tokens: Tensor) -> None:
-    _, state = model.hidden_states(tokens[:, :20], model.init_state(2, "output"))
+    _, state = model.hidden_states(tokens[:, :20], model.init_state(2, True))
     for token in tokens.mT[20:]:
         _, state = model.step(token, will_learn(state, False))
-    _, delta = define(model, tokens[0], "output", learned=20)
+    _, delta = define(model, tokens[0], learned=20)
     assert_learned(state, 0, delta)
 
 
 def test_an_old_state_begins_to_learn_from_the_text_after_it(model: LanguageModel, tokens: Tensor) -> None:
     """Its last token was predicted before, so the first token that is learned from is the second after it."""
     _, state = model.hidden_states(tokens[:, :20])
-    learned = init_learned("output", state.position, model.lm_head.weight)
+    learned = init_learned(state.position, model.lm_head.weight)
     assert bool(learned.skip.all()) and bool((learned.targets == NOT_LEARNED).all())
     nll, _ = read(model, tokens[:, 20:], state._replace(learned=learned), [7])
     plain, _ = read(model, tokens[:, 20:], state, [7])
@@ -209,10 +200,10 @@ def test_noise_leaves_everything_finite(model: LanguageModel) -> None:
     noise = torch.randint(VOCABULARY, (1, 20_000), generator=torch.Generator().manual_seed(1))
     model.learning_rates = RATES._replace(rate=200.0)  # far beyond a useful rate
     try:
-        nll, state = read(model, noise, model.init_state(1, "output"), [])
+        nll, state = read(model, noise, model.init_state(1, True), [])
     finally:
         model.learning_rates = RATES
-    assert state.learned is not None and state.learned.delta.D is not None
+    assert state.learned is not None
     rates, blocks = RATES._replace(rate=200.0).for_hidden(model.norm.weight), noise.shape[1] / BLOCK
     largest = float(model.hidden_states(noise[:, :1000])[0].detach().norm(dim=-1).max())
     squares = state.learned.delta.squares[0] / rates.prior
@@ -228,7 +219,7 @@ def test_ten_million_tokens_of_noise() -> None:
     """All numbers stay finite, and the text costs no more than without learning."""
     draw = torch.Generator().manual_seed(2)
     weight = torch.randn(VOCABULARY, 32, generator=draw) / 8
-    learned = init_learned("output", torch.zeros(1, dtype=torch.long), weight)
+    learned = init_learned(torch.zeros(1, dtype=torch.long), weight)
     learner = Learner(LMHead(torch.nn.Embedding.from_pretrained(weight)), DEFAULT_RATES, torch.ones(32))
     nats, plain, count = 0.0, 0.0, 0
     while count < 10_000_000:

@@ -96,7 +96,7 @@ def read_blocks(
 def change_of_logits(delta: Delta, hidden: Tensor) -> Tensor:
     """Return scale (D k + bias) for the key of one hidden state (1, width)."""
     functions, (D, bias, _, scale, _) = library(), delta
-    assert functions is not None and D is not None and len(hidden) == 1
+    assert functions is not None and len(hidden) == 1
     key, logits = keys_of(hidden, D).contiguous(), torch.zeros_like(bias)
     tensors = (D, bias, scale, key, logits)
     assert all(x.is_contiguous() and x.dtype == torch.float32 for x in tensors)

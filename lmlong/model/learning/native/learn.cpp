@@ -16,7 +16,7 @@ namespace {
 struct ReadJob {
     Int vocabulary, width, rank, positions;
     const float* weight;  // W (V, w)
-    float *D, *bias;      // (V, r) and (V), updated in place; D null if only the bias is learned
+    float *D, *bias;      // (V, r) and (V), updated in place
     const float *hidden, *keys;  // (L, w) and (L, r), which may be the same
     const Int* targets;   // (L) the tokens to learn, or NOT_LEARNED
     const Int* scored;    // (L) the tokens to score, or IGNORED; null if none is scored
@@ -64,7 +64,7 @@ struct Inputs {  // hidden states or keys, of this block and of the one before
 struct Reader {
     const ReadJob& job;
     const ThreadTeam team;
-    const bool projects = job.D && job.keys != job.hidden;
+    const bool projects = job.keys != job.hidden;
     Inputs hidden{job.hidden, job.width}, keys{job.keys, projects ? job.rank : 0};
     Range rows;  // of this thread
     Scratch scratch;
@@ -156,7 +156,7 @@ struct Reader {
         Int row, Int count, const float* errors, const float* shares, float scale, bool predicts) const {
         float* out = predicts ? logits + row * BLOCK : nullptr;
         const float* W = job.weight + row * job.width;
-        if (!projects) return pass(W, job.D ? job.D + row * job.width : nullptr, hidden, count, errors, shares, scale, out);
+        if (!projects) return pass(W, job.D + row * job.width, hidden, count, errors, shares, scale, out);
         pass(W, nullptr, hidden, count, errors, shares, scale, out);
         return pass(nullptr, job.D + row * job.rank, keys, count, errors, shares, scale, out);
     }
