@@ -33,7 +33,7 @@ class Rates(NamedTuple):
         return self._replace(rate=self.rate / float(norm_gain.detach().square().sum()))
 
 
-DEFAULT_RATES = Rates(rate=3.0, bias_rate=0.05, prior=30.0)
+DEFAULT_RATES = Rates(rate=1.5, bias_rate=0.05, prior=30.0)
 """The rate is that for hidden states of norm 1."""
 
 
