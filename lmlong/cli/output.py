@@ -21,7 +21,7 @@ def check_writable(file: Path) -> None:
     """Raise a UsageError for a file that cannot be written."""
     if file == STDOUT:
         return
-    if not os.access(file.parent, os.W_OK):
+    if not os.access(file if file.exists() else file.parent, os.W_OK):
         raise UsageError(f"{file}: its folder is missing or cannot be written to. Create it, or name another file.")
     if not file.exists():
         with explain_errors(file):  # not every file system reports it in advance

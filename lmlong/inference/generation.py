@@ -130,8 +130,10 @@ def check_end(max_tokens: int | None, stop: Sequence[str]) -> None:
     """Refuse an invalid number of tokens or invalid stop strings."""
     if max_tokens is not None and max_tokens < 0:
         raise UsageError(f"max_tokens: {max_tokens} is negative. Give a number of tokens, or None for no end.")
-    if "" in stop or isinstance(stop, str):
-        raise UsageError("stop: is empty, or not a list of strings. Name the strings to stop at.")
+    if isinstance(stop, str):
+        raise UsageError(f"stop: {stop!r} is one string. Give a list of strings.")
+    if "" in stop:
+        raise UsageError("stop: an empty string is everywhere. Name the strings to stop at.")
 
 
 @torch.inference_mode()

@@ -19,8 +19,7 @@ ROWS = 128
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
     """Return the products (..., N) of vectors (..., K) with a matrix (N, K)."""
-    dtype = _dtype_of_product(x)
-    if x.device.type != "cpu" or dtype.itemsize > 2 or torch.is_grad_enabled():
+    if x.device.type != "cpu" or torch.is_grad_enabled() or (dtype := _dtype_of_product(x)).itemsize > 2:
         return functional.linear(x, weight)
     vectors = x.reshape(-1, x.shape[-1])
     rows = len(vectors)

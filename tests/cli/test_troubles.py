@@ -96,7 +96,7 @@ def test_tokens_on_a_full_disk(lmlong: Command, place: Path) -> None:
 def test_checkpoints_and_states_on_a_full_disk(lmlong: Command, place: Path) -> None:
     with largest_file(4000):
         code, _, told = lmlong("train", "mine.yaml", "--out", "full")
-    assert code == 1 and "error: full/checkpoints/step-00000002: File too large. Fix that, and resume" in told
+    assert code == 1 and "error: full/checkpoints/step-00000001: File too large." in told
     with largest_file(4000):
         code, _, told = lmlong("generate", "run", "--prompt", "a", "--max-tokens", "1", "--save-state", "a.state")
     assert (code, told) == (

@@ -134,7 +134,7 @@ def test_a_mistake_is_one_message(run: Path, tmp_path: Path, monkeypatch: pytest
         for options, told in [
             (["--port", port], rf"--port: {port} of 127.0.0.1 cannot be had \(Address already in use\)"),
             (["--host", "no.such.host.invalid"], r"--host: no.such.host.invalid is no address here"),
-            (["--host", "203.0.113.7"], r"--port: 8000 of 203.0.113.7 cannot be had"),
+            (["--host", "203.0.113.7"], r"--host: 203.0.113.7 is not an address of this machine"),
             (["--api-key-file", str(tmp_path / "empty")], r"empty: a key consists of printable"),
             (["--api-key", "a b"], r"--api-key: a key consists of printable"),
             (["--api-key", "a", "--api-key-file", str(tmp_path / "empty")], r"mutually exclusive"),
