@@ -48,6 +48,8 @@ def after_training(result: TrainingResult, sample: str = "", commands: Sequence[
             f"validation   {validation.bits_per_byte:.3f} bits per byte on {_part(result)} of held-out text",
             *_baselines(result.baselines, validation.bits_per_byte),
         ]
+        if not beats_unigram(result):
+            lines += ["", "no sample: the model predicts no better than the frequency of each token. Train it longer."]
     lines += _got_worse(result)
     return "\n".join([*lines, *_sample(sample), *(["", under_next(commands)] if commands else [])])
 
@@ -62,6 +64,12 @@ def _got_worse(result: TrainingResult) -> list[str]:
         f"             commands load step {best.step:,}, or step {last.step:,} with --checkpoint latest;",
         "             train for fewer steps, on more text, or with a lower training.learning_rate",
     ]
+
+
+def beats_unigram(result: TrainingResult) -> bool:
+    """Return whether a causal model predicts better than the frequency of each token; otherwise its text is noise."""
+    validation, baselines = result.validation, result.baselines
+    return validation is not None and baselines is not None and validation.bits_per_byte < baselines.unigram
 
 
 def _sample(text: str) -> list[str]:

@@ -64,15 +64,20 @@ def test_a_mistake_is_one_message(
 
 
 def test_a_run_ends_with_its_result_a_sample_and_the_commands_to_try_next(trained: Finished) -> None:
-    result, _, rest = trained.stdout.partition("\nsample:\n")
+    ended = lmlong("train", "mine.yaml", *TINY, "training.steps=100", "--out", "runs/long")
+    result, _, rest = ended.stdout.partition("\nsample:\n")
     sample, _, commands = rest.partition("\n\nnext:\n")
-    assert re.search(r", (float32|bf16) on ", trained.stderr)  # by what the processor computes in
-    assert trained.returncode == 0 and "gzip -9" in result and "bits per byte" in result
+    assert re.search(r", (float32|bf16) on ", ended.stderr)  # by what the processor computes in
+    assert ended.returncode == 0 and "gzip -9" in result and "bits per byte" in result
     assert len(sample) > 20 and all(line.startswith("  ") for line in sample.splitlines() if line)
     assert all(character.isprintable() or character in "\n\t" for character in sample)
-    assert commands.splitlines() == ["  lmlong generate runs/mine", "  lmlong eval runs/mine"]
+    assert commands.splitlines() == ["  lmlong generate runs/long", "  lmlong eval runs/long"]
     again = lmlong("train", "mine.yaml", *TINY, "--resume", "auto")  # nothing was trained
     assert again.returncode == 0 and "sample:" not in again.stdout
+
+
+def test_a_model_worse_than_the_frequency_of_each_token_shows_no_sample(trained: Finished) -> None:
+    assert "\nsample:\n" not in trained.stdout and "\nno sample: the model predicts no better" in trained.stdout
 
 
 def test_a_stopped_run_is_resumed_by_the_command_that_is_printed(
