@@ -1,4 +1,4 @@
-"""lmlong eval: perplexity against length."""
+"""lmlong eval: bits per byte against length."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -29,7 +29,7 @@ COMMANDS = {
     "serve": ("lmlong.cli.serve:serve", "Serve a trained model over HTTP."),
     "state": ("lmlong.cli.state:state", "Save the state after a text, and inspect state files."),
     "check": ("lmlong.cli.check:check", "Check the causal-attention invariants of a model or plug-in."),
-    "eval": ("lmlong.cli.evaluate:eval_", "Measure a trained model: perplexity by context length."),
+    "eval": ("lmlong.cli.evaluate:eval_", "Measure a trained model: bits per byte by context length."),
     "lm-eval": ("lmlong.cli.lm_eval:lm_eval", "Run tasks of EleutherAI's lm-evaluation-harness."),
     "report": ("lmlong.cli.report:report", "Write an HTML page about runs, to send to others."),
     "probe": ("lmlong.cli.probe:probe", "Measure how far back a model recalls what it read."),

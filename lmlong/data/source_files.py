@@ -107,14 +107,14 @@ def _no_match(pattern: str, skipped: list[Skipped]) -> str:
     """Return what is wrong with a pattern that matches no file to read."""
     path = Path(pattern).expanduser()
     if not path.exists() and not has_magic(pattern) and not is_on_hub(pattern):
-        return f"{pattern}: no such file or folder (relative to {Path.cwd()}). Correct text.sources."
+        return f"{pattern}: no such file or folder (relative to {Path.cwd()}). Correct text.sources or --data."
     if path.is_file():
-        return f"{pattern}: {skipped[0].reason}. Correct text.sources."
+        return f"{pattern}: {skipped[0].reason}. Correct text.sources or --data."
     left_out = f" (skipped: {', '.join(f'{entry.name}, {entry.reason}' for entry in skipped[:3])})" if skipped else ""
     suffixes = ", ".join(suffix for suffix in FORMATS if not format_of(Path(f"x{suffix}")).skip_reason(Path(), ""))
     return (
         f"{pattern}: contains no supported file{left_out}. Supported in a folder: {suffixes}; text and records may be "
-        f"compressed ({', '.join(COMPRESSED)}). Name other files one by one. Correct the paths of text.sources."
+        f"compressed ({', '.join(COMPRESSED)}). Name other files one by one. Correct text.sources or --data."
     )
 
 

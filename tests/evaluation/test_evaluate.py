@@ -100,7 +100,7 @@ def test_options_reach_the_measure(run: Path) -> None:
         (["--plot", "plot.txt"], r"^plot\.txt: cannot be drawn"),
         (["--json", "nowhere/numbers.json"], r"^nowhere/numbers\.json: its folder is missing"),
         (["--plot", "nowhere/plot.png"], r"^nowhere/plot\.png: its folder is missing"),
-        (["--data", "nowhere.txt"], r"^nowhere\.txt: no such file"),
+        (["--data", "nowhere.txt"], r"^nowhere\.txt: no such file .*Correct text\.sources or --data"),
         (
             ["--by", "remembrance", "--lengths", "16", "--min-documents", "1"],
             "^--by remembrance: compares lengths, and only 16 is reached",
