@@ -1,28 +1,48 @@
 """Files written before must be read for ever, or be refused by a new version of their format."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import lmlong
-from lmlong.checkpoint import manifest
+from lmlong.checkpoint import manifest, write
+from lmlong.checkpoint.location import LATEST
 from lmlong.data import token_dataset
 from lmlong.data.token_file import read_tokens
 from lmlong.data.tokenizers.factory import load_tokenizer
-from lmlong.errors import CheckpointError
+from lmlong.errors import CheckpointError, UsageError
 from lmlong.io import folder_manifest
+from lmlong.recipe import file as recipe_file
+from lmlong.training.resume import resume_point
+from lmlong.training.run import train
 
 GOLDEN = Path(__file__).parent / "golden"
 EXPECTED = json.loads((GOLDEN / "expected.json").read_text())
 
 
 def test_a_checkpoint_and_a_state_go_on_with_the_same_text() -> None:
-    manifest.verify(GOLDEN / "checkpoint")
+    manifest.verify(GOLDEN / "checkpoint", manifest.START)
     model = lmlong.load(GOLDEN / "checkpoint", "cpu")
     session = model.load_state(GOLDEN / "text.state")
     assert "".join(model.stream("", state=session, max_tokens=20, temperature=1.0)) == EXPECTED["continuation"]
+
+
+def test_a_run_of_an_earlier_version_is_a_start_and_is_replaced_but_is_not_resumed(tmp_path: Path) -> None:
+    """Its training state would have to be unpickled."""
+    run, book = tmp_path / "run", tmp_path / "book.txt"
+    checkpoint = shutil.copytree(GOLDEN / "checkpoint", run / "checkpoints" / "step-00000004")
+    write.point(checkpoint.with_name(LATEST), checkpoint)
+    for resume in ("auto", str(run)):
+        with pytest.raises(UsageError, match=r"^.*by an earlier version\. Start .* training\.init_from=.*$"):
+            resume_point(run, resume)
+    book.write_text("to be or not to be " * 50)
+    new = [f"text.sources=[{{kind: files, paths: [{book}]}}]", "training.steps=1"]
+    recipe = str(checkpoint / manifest.RECIPE)
+    assert train(recipe_file.load(recipe, [*new, f"training.init_from={run}"]), tmp_path / "new").step == 1
+    assert train(recipe_file.load(recipe, new), run, overwrite=True).step == 1
 
 
 def test_a_token_folder_holds_the_same_tokens() -> None:

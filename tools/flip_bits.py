@@ -3,8 +3,8 @@
 
     tools/flip_bits.py --flips 2000 [--seed 0]
 
-Flips random bits of all kinds of files, and every bit of every header: manifests, and the headers of safetensors and
-zip files. Prints a table, and exits 1 if a flip that matters is not detected.
+Flips random bits of all kinds of files, and every bit of every header: manifests, and the headers of safetensors
+files. Prints a table, and exits 1 if a flip that matters is not detected.
 """
 
 import argparse
@@ -122,18 +122,7 @@ def header(path: Path) -> list[int]:
         return list(range(len(data)))
     if path.suffix in (".safetensors", ".state"):
         return list(range(8 + int.from_bytes(data[:8], "little")))
-    if path.suffix == ".pt":  # a zip file: its local headers and its directory
-        return [n for at in _places(data, b"PK\x03\x04") for n in range(at, at + 30)] + list(
-            range(data.index(b"PK\x01\x02"), len(data))
-        )
     return list(range(min(64, len(data))))
-
-
-def _places(data: bytes, word: bytes) -> Iterator[int]:
-    at = data.find(word)
-    while at >= 0:
-        yield at
-        at = data.find(word, at + 1)
 
 
 @contextmanager

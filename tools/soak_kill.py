@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from lmlong.checkpoint import manifest
+from lmlong.checkpoint import manifest, read
 from lmlong.errors import LmlongError
 from lmlong.io.files import sha256
 
@@ -224,9 +224,9 @@ def outcome(run: Run) -> Iterator[tuple[str, Any]]:
         manifest.verify(folder)
         yield f"{folder.name}, validation", manifest.read(folder).validation
         yield f"{folder.name}, weights", sha256(folder / manifest.WEIGHTS)
-        state = torch.load(folder / manifest.TRAINING, weights_only=True)
+        state = read.read_training(folder)
         del state["seconds"]  # trained so far, by the clock
-        unseeded.append([state["random"].pop(kind) for kind in ("python", "numpy")])
+        unseeded.append([state.pop(f"random.{kind}") for kind in ("python", "numpy")])
         yield from flat(folder.name, state)
     # a run seeds only torch, the source of all its draws: the states of Python and numpy are arbitrary, but constant
     yield "random states of Python and numpy are constant", all(states == unseeded[0] for states in unseeded)

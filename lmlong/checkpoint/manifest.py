@@ -13,8 +13,13 @@ from lmlong.recipe import parsed
 
 NAME = folder_manifest.NAME
 FORMAT = Format("checkpoint", 3, "Train again")
-WEIGHTS, TRAINING, RECIPE, TOKENIZER = "model.safetensors", "training.pt", parsed.RECIPE, "tokenizer.model"
-FILES = (WEIGHTS, TRAINING, RECIPE, TOKENIZER)
+WEIGHTS, RECIPE, TOKENIZER = "model.safetensors", parsed.RECIPE, "tokenizer.model"
+TRAINING_TENSORS, TRAINING_VALUES = "training.safetensors", "training.json"
+START = (WEIGHTS, RECIPE, TOKENIZER)
+FILES = (*START, TRAINING_TENSORS, TRAINING_VALUES)
+
+EARLIER_TRAINING = "training.pt"
+"""The training state of earlier versions, which is never read."""
 
 
 class Manifest(NamedTuple):

@@ -8,11 +8,9 @@ import ctypes
 import re
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
-from copy import deepcopy
 from mmap import PAGESIZE
 from pathlib import Path
 from typing import Any, TypeVar
-from zipfile import ZipFile
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -21,10 +19,13 @@ from torch import Tensor, nn
 
 from lmlong.checkpoint import manifest
 from lmlong.checkpoint.location import BEST, find
-from lmlong.checkpoint.manifest import RECIPE, TOKENIZER, TRAINING, WEIGHTS
+from lmlong.checkpoint.manifest import RECIPE, TOKENIZER, TRAINING_TENSORS, TRAINING_VALUES, WEIGHTS
+from lmlong.checkpoint.write import NAMES
 from lmlong.data.tokenizers.base import Tokenizer
 from lmlong.data.tokenizers.factory import load_tokenizer
 from lmlong.errors import CheckpointError, RecipeError, UsageError
+from lmlong.io.files import parse_json
+from lmlong.io.folder_manifest import MAX_SIZE
 from lmlong.model.block import SHARED_PARTS
 from lmlong.model.build import without_memory
 from lmlong.model.short_conv import ShortConvolution
@@ -129,24 +130,31 @@ def _opening(weights: Path) -> Iterator[None]:
         raise CheckpointError(f"{weights}: removed while it was read. Use another checkpoint.") from error
 
 
-def read_training(checkpoint: Path, verify: bool = True, mapped: bool = False) -> dict[str, Any]:
-    """Return the training state, verified; only tensors and plain values are built from it. With `mapped`, the
-    optimizer's moments stay in the file, and take memory only from when they are read until `unload`."""
+def read_training(checkpoint: Path, verify: bool = True, mapped: Container[str] = ()) -> dict[str, Any]:
+    """Return the training state, verified: the values by their names, and the tensors by theirs.
+
+    The tensors named in `mapped` stay in the file, and take memory only from when they are read until `unload`.
+    """
     if verify:
-        manifest.verify(checkpoint, [TRAINING])
-    path = checkpoint / TRAINING
+        manifest.verify(checkpoint, [TRAINING_TENSORS, TRAINING_VALUES])
+    values, tensors = checkpoint / TRAINING_VALUES, checkpoint / TRAINING_TENSORS
     try:
-        with ZipFile(path) as archive:  # torch writes it uncompressed; a small file must not expand to a large one
-            if sum(entry.file_size for entry in archive.infolist()) > path.stat().st_size:
-                raise CheckpointError(f"{path}: compressed, but lmlong never compresses it. Use another checkpoint.")
-        state = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-        if mapped and isinstance(state, dict):  # the rest outlives the moments
-            state = {name: value if name == "optimizer" else deepcopy(value) for name, value in state.items()}
-        return state
-    except CheckpointError:
-        raise
-    except Exception as error:  # torch raises many types here, with the same meaning
-        raise CheckpointError(f"{path}: cannot be read safely. Use another checkpoint.") from error
+        if values.stat().st_size > MAX_SIZE:
+            raise ValueError("too large")
+        state = parse_json(values.read_bytes())
+        if not isinstance(state, dict):
+            raise ValueError("not a JSON object")
+    except ValueError as error:
+        raise CheckpointError(f"{values}: {error}. Use another checkpoint.") from error
+    with _opening(tensors), safe_open(tensors, "pt") as file:
+        for name in file.keys():  # noqa: SIM118
+            if name in state or file.get_slice(name).get_dtype() not in NAMES.values():
+                raise CheckpointError(f"{tensors}: {name[:50]!r} is not of a training state. Use another checkpoint.")
+            state[name] = file.get_tensor(name)
+            if name not in mapped:
+                state[name], in_file = state[name].clone(), state[name]
+                unload(in_file)
+    return state
 
 
 def unload(mapped: Tensor) -> None:

@@ -4,7 +4,6 @@ renamed."""
 import errno
 import json
 import os
-import pickle
 import re
 import shutil
 import sys
@@ -17,10 +16,10 @@ from typing import Any, NamedTuple
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from torch import Tensor, serialization
+from torch import Tensor
 
 from lmlong.checkpoint.location import LEFT_FOLDER, LEFT_LINK
-from lmlong.checkpoint.manifest import FORMAT, NAME, RECIPE, TOKENIZER, TRAINING, WEIGHTS, read
+from lmlong.checkpoint.manifest import FORMAT, NAME, RECIPE, TOKENIZER, TRAINING_TENSORS, TRAINING_VALUES, WEIGHTS, read
 from lmlong.errors import CheckpointError, LmlongError
 from lmlong.io import links
 from lmlong.io.files import fsync
@@ -28,7 +27,16 @@ from lmlong.io.folder_manifest import seal
 from lmlong.io.links import is_link
 from lmlong.io.system_errors import explain_errors
 
-NAMES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+NAMES = {
+    torch.int64: "I64",
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.int32: "I32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
 """The names of dtypes in safetensors, in the order in which it writes them."""
 
 
@@ -44,7 +52,7 @@ class Contents(NamedTuple):
     """The contents of a checkpoint."""
 
     weights: Mapping[str, Tensor | Deferred]
-    training: dict[str, Any]  # tensors and plain values only: it is read back with weights_only
+    training: Mapping[str, Any]  # tensors, and plain values that JSON can hold
     recipe: str
     tokenizer: bytes
     step: int = 0  # optimizer steps taken
@@ -55,7 +63,7 @@ class Contents(NamedTuple):
     def tensors(self) -> Iterator[Tensor | Deferred]:
         """Iterate over all tensors in the order in which they are written."""
         yield from _in_file_order(self.weights).values()
-        yield from _tensors(self.training)
+        yield from _in_file_order(_tensors(self.training)).values()
 
     def gather(self) -> None:
         """Compute what is deferred without writing it, where that takes all ranks and another one writes."""
@@ -146,52 +154,33 @@ def save_in_turn(forms: Forms, tensors: Iterable[Tensor], path: Path, separators
             del tensor  # before the next one is computed
 
 
-def save_weights(weights: Mapping[str, Tensor | Deferred], path: Path) -> None:
+def save_one_at_a_time(tensors: Mapping[str, Tensor | Deferred], path: Path) -> None:
     """Write the file that safetensors writes, but compute deferred tensors one at a time."""
-    ordered = _in_file_order(weights)
+    ordered = _in_file_order(tensors)
     forms = {name: (tensor.shape, tensor.dtype) for name, tensor in ordered.items()}
     save_in_turn(forms, map(_computed, ordered.values()), path, separators=(",", ":"))
 
 
-def _in_file_order(weights: Mapping[str, Tensor | Deferred]) -> dict[str, Tensor | Deferred]:
-    """Return weights in the order in which safetensors writes them: by dtype, then by name."""
+def _in_file_order(tensors: Mapping[str, Tensor | Deferred]) -> dict[str, Tensor | Deferred]:
+    """Return tensors in the order in which safetensors writes them: by dtype, then by name."""
     dtypes = list(NAMES)
-    return dict(sorted(weights.items(), key=lambda item: (dtypes.index(item[1].dtype), item[0])))
+    return dict(sorted(tensors.items(), key=lambda item: (dtypes.index(item[1].dtype), item[0])))
 
 
 def _computed(tensor: Tensor | Deferred) -> Tensor:
     return tensor.compute() if isinstance(tensor, Deferred) else tensor
 
 
-def save_state(state: Any, path: Path) -> None:
-    """Write the file that torch.save writes, but compute deferred tensors one at a time."""
-    deferred: dict[int, Deferred] = {}
+def save_training(state: Mapping[str, Any], folder: Path) -> None:
+    """Write a training state: tensors as safetensors, computed one at a time, and all other values as JSON."""
+    tensors = _tensors(state)
+    save_one_at_a_time(tensors, folder / TRAINING_TENSORS)
+    values = {name: value for name, value in state.items() if name not in tensors}
+    (folder / TRAINING_VALUES).write_bytes(json.dumps(values).encode())
 
-    def stand_in(value: Any) -> Any:
-        """Replace deferred tensors by empty ones, which take no memory until something is written into them."""
-        if isinstance(value, Deferred):
-            tensor = torch.empty(value.shape, dtype=value.dtype)
-            deferred[tensor.untyped_storage()._cdata] = value
-            return tensor
-        if type(value) is dict:
-            return {key: stand_in(part) for key, part in value.items()}
-        return [stand_in(part) for part in value] if type(value) is list else value
 
-    class Archive(NamedTuple):
-        archive: Any
-
-        def write_record(self, name: str, data: Any, size: int) -> None:
-            if isinstance(data, torch.UntypedStorage) and data._cdata in deferred:
-                data = deferred[data._cdata].compute().contiguous().untyped_storage()
-            self.archive.write_record(name, data, size)
-
-    outline = stand_in(state)
-    with path.open("wb") as file:  # given a path, torch would not report why it cannot be written
-        if not deferred:
-            torch.save(state, file)
-            return
-        with serialization._open_zipfile_writer(file) as archive:
-            serialization._save(outline, Archive(archive), pickle, serialization.DEFAULT_PROTOCOL, False)
+def _tensors(state: Mapping[str, Any]) -> dict[str, Tensor | Deferred]:
+    return {name: value for name, value in state.items() if isinstance(value, Tensor | Deferred)}
 
 
 def _move_aside(folder: Path, step: int) -> None:
@@ -211,8 +200,8 @@ def _move_aside(folder: Path, step: int) -> None:
 
 def _fill(staged: Path, contents: Contents) -> None:
     """Write all files of a checkpoint, the manifest last."""
-    save_weights(contents.weights, staged / WEIGHTS)
-    save_state(contents.training, staged / TRAINING)
+    save_one_at_a_time(contents.weights, staged / WEIGHTS)
+    save_training(contents.training, staged)
     (staged / RECIPE).write_bytes(contents.recipe.encode())
     (staged / TOKENIZER).write_bytes(contents.tokenizer)
     about = {name: getattr(contents, name) for name in ("step", "validation", "trained_tokens", "kernels")}
@@ -245,16 +234,6 @@ def size(contents: Contents) -> int:
     """Return the size of a checkpoint in bytes, with an allowance for names and lists."""
     data = sum(tensor.shape.numel() * tensor.dtype.itemsize + 512 for tensor in contents.tensors())
     return data + len(contents.recipe) + len(contents.tokenizer) + (1 << 16)
-
-
-def _tensors(value: Any) -> Iterator[Tensor | Deferred]:
-    """Iterate over the tensors in nested plain values."""
-    if isinstance(value, Tensor | Deferred):
-        yield value
-    elif isinstance(value, dict):
-        yield from (tensor for part in value.values() for tensor in _tensors(part))
-    elif isinstance(value, list | tuple):
-        yield from (tensor for part in value for tensor in _tensors(part))
 
 
 def remove(folder: Path) -> None:

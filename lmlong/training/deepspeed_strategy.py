@@ -1,8 +1,7 @@
 """Training with DeepSpeed: each rank holds a part of the training state, a checkpoint holds all of it.
 
 Checkpoints are the same with and without DeepSpeed: whole weights and moments, under the optimizer's own names and
-numbers. Any number of ranks, any stage, and training without DeepSpeed can resume from them, and no file in DeepSpeed's
-pickle format is ever read.
+numbers. Any number of ranks, any stage, and training without DeepSpeed can resume from them.
 """
 
 import ctypes

@@ -64,16 +64,12 @@ def resume_point(folder: Path, resume: str) -> Path | None:
     """
     if resume != "auto":
         checkpoint = read.find(resume)
-        manifest.verify(checkpoint, digests=is_main_process())
+        _verify(checkpoint)
         return checkpoint
     checkpoints = checkpoints_in(folder)
-    if checkpoints and manifest.TRAINING not in manifest.read(checkpoints[-1]).files:
-        raise UsageError(
-            f"{folder}: holds imported weights, not a run to resume. Start a run: training.init_from={folder}."
-        )
     for path in reversed(checkpoints):
         try:
-            manifest.verify(path, digests=is_main_process())
+            _verify(path)
             return path.resolve()
         except (CheckpointError, OSError) as error:
             print_once(f"skipped: {error}")
@@ -84,6 +80,16 @@ def resume_point(folder: Path, resume: str) -> Path | None:
             f"{folder}: all checkpoints have been moved aside. Name one in abandoned-*/checkpoints by --resume."
         )
     return None
+
+
+def _verify(checkpoint: Path) -> None:
+    """Refuse a checkpoint that cannot be resumed from."""
+    if manifest.read(checkpoint).files.keys() & {*manifest.FILES} == {*manifest.START}:
+        raise UsageError(
+            f"{checkpoint}: has weights, but no training state that this version reads: they were imported, or trained "
+            f"by an earlier version. Start a run from them: training.init_from={checkpoint}, with another --out."
+        )
+    manifest.verify(checkpoint, digests=is_main_process())
 
 
 def prepare_resumed_run(recipe: Recipe, checkpoint: Path) -> PreparedRun:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lmlong.checkpoint.location import BEST, LATEST, LEFT_FOLDER, LEFT_LINK, NAME, checkpoints_in, find
-from lmlong.checkpoint.manifest import FILES, RECIPE, TOKENIZER
+from lmlong.checkpoint.manifest import EARLIER_TRAINING, FILES, RECIPE, TOKENIZER
 from lmlong.checkpoint.manifest import NAME as MANIFEST
 from lmlong.data.sources import check_quickly
 from lmlong.errors import LmlongError, UsageError
@@ -26,11 +26,13 @@ RECORDS = (ENVIRONMENT, RECIPE, TOKENIZER, METRICS_FILE)
 ABANDONED = re.compile(r"abandoned-(\d+)")
 """Folders of checkpoints that were moved aside; each is itself a run folder."""
 
+IN_CHECKPOINTS = (*FILES, EARLIER_TRAINING, MANIFEST)
+
 OWN = re.compile(
     rf"({ABANDONED.pattern}/)*"
     rf"({'|'.join(map(re.escape, (LOCK, *RECORDS)))}|{re.escape(METRICS_FILE)}\.partial"
     rf"|\.({'|'.join(map(re.escape, RECORDS))})\.(lmlong-)?partial"
-    rf"|checkpoints/(({NAME.pattern}|{LEFT_FOLDER.pattern})/({'|'.join(map(re.escape, (*FILES, MANIFEST)))})?)?"
+    rf"|checkpoints/(({NAME.pattern}|{LEFT_FOLDER.pattern})/({'|'.join(map(re.escape, IN_CHECKPOINTS))})?)?"
     r"|tensorboard/(events\.out\.tfevents\..*|hparams\.yaml)?"
     r"|csv/(from-\d{8,}/(metrics\.csv|hparams\.yaml)?)?"
     r"|wandb/(((offline-)?run-\d{8}_\d{6}-.*|latest-run|debug(-internal)?\.log|settings)(/.*)?)?)?"

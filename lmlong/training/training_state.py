@@ -1,13 +1,16 @@
 """The training state of a run: the contents of a checkpoint beside the weights.
 
-It holds only what cannot be derived: the step, the optimizer's moments, random states, and values carried from step to
-step. Learning rate, weight decay and the position in the text follow from the recipe and the step, so a changed option
-takes effect on resume.
+It is a dict of tensors and plain values, by names such as `optimizer.0.exp_avg`, `carried.3` and `step`. It holds only
+what cannot be derived: the step, the optimizer's moments, random states, and values carried from step to step. Learning
+rate, weight decay and the position in the text follow from the recipe and the step, so a changed option takes effect on
+resume.
 """
 
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
+from functools import partial
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -35,29 +38,46 @@ LARGEST_GPU_RANDOM_STATE = 1 << 12
 INTEGER_DTYPES = {torch.int64, torch.int32, torch.uint8, torch.bool}
 """Dtypes of positions, counts and masks, which a carried state may also have."""
 
-ADDED = {"seconds": 0.0, "teacher": "", "row_squares": None}
-"""Parts missing from older checkpoints, with the values to assume for them."""
-
 LARGEST_COUNT = 1 << 40
 
-NEVER_NEGATIVE = {"step", "exp_avg_sq"}
+GPUS = "random.cuda"
+"""The part with the random states of GPUs."""
+
+NEVER_NEGATIVE = ("row_squares", ".step", ".exp_avg_sq")
+"""The ends of the names of tensors that have no negative numbers."""
 
 
 def training_state(module: TrainingModule) -> dict[str, Any]:
     """Return the training state after a step; all ranks call this, since each may hold a part of it."""
     trainer = module.trainer
+    moments: Any = trainer.strategy.optimizer_state(trainer.optimizers[0])["state"]
+    carried = [of_batches(module, all_gather(trainer, tensor)) for tensor in state_tensors(module.carried)]
     return {
         "step": module.step,
-        "optimizer": trainer.strategy.optimizer_state(trainer.optimizers[0])["state"],
+        **{_moment(n, name): tensor for n, of_weight in moments.items() for name, tensor in of_weight.items()},
         "row_squares": module.row_optimizer and module.row_optimizer.squares,
         "scaler": trainer.precision_plugin.state_dict() or None,  # of float16
         "skipped": int(module.skipped),
-        "carried": [of_batches(module, all_gather(trainer, tensor)) for tensor in state_tensors(module.carried)],
+        **_numbered("carried", carried),
         "seconds": module.clock.seconds,
         "recent": list(module.recent),
         **module.prepared.source_hashes,
-        "random": random_states(),
+        **random_states(),
     }
+
+
+def _moment(number: int, name: str) -> str:
+    return f"optimizer.{number}.{name}"
+
+
+def _numbered(part: str, tensors: Iterable[Tensor]) -> dict[str, Tensor]:
+    """Return tensors by names: PART.0, PART.1 and so on."""
+    return {f"{part}.{number}": tensor for number, tensor in enumerate(tensors)}
+
+
+def _names(state: Mapping[str, Any], part: str) -> list[str]:
+    """Return the names PART.0, PART.1 and so on, up to the last that is present."""
+    return list(takewhile(state.__contains__, (f"{part}.{number}" for number in count())))
 
 
 def restore(module: TrainingModule, state: dict[str, Any]) -> None:
@@ -69,16 +89,21 @@ def restore(module: TrainingModule, state: dict[str, Any]) -> None:
     _check_same_checkpoint(module)
     # checkpoints store only moments; a second optimizer provides the group options of the current recipe
     options = module.configure_optimizers().state_dict()["param_groups"]
-    moments = {"state": state.pop("optimizer"), "param_groups": options}
-    trainer.strategy.load_optimizer_state_dict({"optimizer_states": [moments]})
+    moments: dict[int, dict[str, Tensor]] = {}
+    for name in [name for name in state if name.startswith("optimizer.")]:
+        _, number, kind = name.split(".")
+        moments.setdefault(int(number), {})[kind] = state.pop(name)
+    optimizer = {"state": moments, "param_groups": options}
+    trainer.strategy.load_optimizer_state_dict({"optimizer_states": [optimizer]})
     if module.row_optimizer and state["row_squares"] is not None:
         module.row_optimizer.squares = state["row_squares"].to(module.device)
     if state["scaler"] is not None:
         trainer.precision_plugin.load_state_dict(state["scaler"])
     module.skipped.fill_(min(state["skipped"], module.skips_allowed))
-    module.carried = _carried_state(module, [of_own_batch(module, tensor) for tensor in state["carried"]])
+    carried = [of_own_batch(module, state[name]) for name in _names(state, "carried")]
+    module.carried = _carried_state(module, carried)
     module.recent.extend(state["recent"])
-    restore_random_states(state["random"])
+    restore_random_states(state)
 
 
 def of_batches(module: TrainingModule, tensor: Tensor) -> Tensor:
@@ -128,18 +153,19 @@ def read_state(
 
     Every rank validates it, though only the main process has verified the digest.
     """
-    mapped = options.strategy == "deepspeed"  # each rank takes its part
+    groups = parameter_groups(model, options)
+    weights = [(weight, moments_of(group)) for group in groups for weight in group["params"]]
+    moments = {
+        _moment(number, name): torch.Size() if name == "step" else weight.shape
+        for number, (weight, names) in enumerate(weights)
+        for name in names
+    }
+    # each rank of DeepSpeed takes its part
+    mapped = moments if options.strategy == "deepspeed" else {}
     state = read_training(checkpoint, verify=False, mapped=mapped)
-    if isinstance(state, dict):
-        state = {**ADDED, **state}
-    moments = [
-        {name: torch.Size() if name == "step" else weight.shape for name in moments_of(group)}
-        for group in parameter_groups(model, options)
-        for weight in group["params"]
-    ]
     tables = tables_of(model)
     rows = None if tables is None else torch.Size([len(tables.table)])
-    if wrong := _first_mistake(state, moments, mapped, rows):
+    if wrong := _first_mistake(state, moments, rows, mapped):
         raise CheckpointError(f"{checkpoint}: the training state's {wrong} is not of this run. Use another checkpoint.")
     if state["step"] != manifest.read(checkpoint).step:
         raise CheckpointError(f"{checkpoint}: its manifest has another step. Use another checkpoint.")
@@ -151,72 +177,53 @@ def read_state(
     return state
 
 
-Moments = list[dict[str, torch.Size]]
-"""The names and shapes of the optimizer's moments of each weight, in the optimizer's order."""
+def _first_mistake(
+    state: dict[str, Any], moments: dict[str, torch.Size], rows: torch.Size | None, mapped: Container[str]
+) -> str:
+    """Return the name of the first invalid part of a training state, or an empty string.
+
+    `moments`: the shapes of the optimizer's moments, which has all or none of them, as before the first step. `rows`:
+    the shape of the squares of rows; None without tables. Tensors that are `mapped` take memory one at a time.
+    """
+    shapes = dict(moments) if state.keys() & moments.keys() else {}
+    if rows is not None and state.get("row_squares") is not None:
+        shapes["row_squares"] = rows
+    own_random = {name: own for name, own in random_states().items() if not name.startswith(GPUS)}
+    checks: dict[str, Callable[[Any], bool]] = {
+        **VALUES,
+        **{name: partial(_is_finite, shape=shape, name=name) for name, shape in shapes.items()},
+        **dict.fromkeys(_names(state, "carried"), _is_finite),  # shapes: `_carried_state`
+        **{name: partial(_has_form_of, own) for name, own in own_random.items()},
+        **dict.fromkeys(_names(state, GPUS), _is_gpu_random_state),
+    }
+    if differing := state.keys() ^ checks.keys():
+        return repr(min(differing)[:50])
+    for name, is_valid in checks.items():
+        if not is_valid(state[name]):
+            return name
+        if name in mapped:
+            unload(state[name])
+    return ""
 
 
-def _first_mistake(state: Any, moments: Moments, mapped: bool, rows: torch.Size | None) -> str:
-    """Return the name of the first invalid part of a training state, or an empty string. Moments that are `mapped`
-    from a file take memory one at a time. `rows`: the shape of the squares of rows; None without tables."""
-    if not isinstance(state, dict):
-        return "form"
-    if "optimizer" not in state or not _are_moments(state["optimizer"], moments, mapped):
-        return "optimizer"
-    if state["row_squares"] is not None and (rows is None or not _are_squares(state["row_squares"], rows)):
-        return "row_squares"
-    return next((name for name, is_valid in PARTS.items() if name not in state or not is_valid(state[name])), "")
-
-
-def _are_moments(value: Any, moments: Moments, mapped: bool) -> bool:
-    """Return whether these are the optimizer's moments of all weights, or empty as before the first step."""
-    if not isinstance(value, dict) or (value and list(value) != list(range(len(moments)))):
-        return False
-    return all(_are_moments_of(value[number], shapes, mapped) for number, shapes in enumerate(moments if value else []))
-
-
-def _are_moments_of(value: Any, shapes: dict[str, torch.Size], mapped: bool) -> bool:
-    if not isinstance(value, dict) or value.keys() != shapes.keys():
-        return False
-    for name, tensor in value.items():
-        if not _is_finite(tensor, shapes[name]) or (name in NEVER_NEGATIVE and not bool((tensor >= 0).all())):
-            return False
-        if mapped:
-            unload(tensor)
-    return True
-
-
-def _are_squares(value: Any, shape: torch.Size) -> bool:
-    return _is_finite(value, shape) and bool((value >= 0).all())
-
-
-def _is_finite(value: Any, shape: torch.Size | None = None) -> bool:
-    """Return whether this is a tensor of a shape, with finite numbers that float32 can hold."""
-    if not isinstance(value, Tensor) or value.is_nested or value.layout != torch.strided or value.is_meta:
-        return False
-    size = value.numel() * value.element_size()  # checked before any computation on the tensor
-    if value.untyped_storage().nbytes() < size or (shape is not None and value.shape != shape):
+def _is_finite(value: Any, shape: torch.Size | None = None, name: str = "") -> bool:
+    """Return whether this is a tensor of a shape, with finite numbers that float32 can hold, and none below 0 if those
+    of its name never are."""
+    if not isinstance(value, Tensor) or (shape is not None and value.shape != shape):
         return False
     if not value.is_floating_point():
         return shape is None and value.dtype in INTEGER_DTYPES
-    return value.dtype in REAL and bool(value.float().isfinite().all())
+    if value.dtype not in REAL or not value.float().isfinite().all():
+        return False
+    return not name.endswith(NEVER_NEGATIVE) or bool((value >= 0).all())
 
 
 def _is_scaler(value: Any) -> bool:
     return value is None or (
         isinstance(value, dict)
         and value.keys() == GradScaler("cpu").state_dict().keys()
-        and all(type(number) in (int, float) and math.isfinite(number) for number in value.values())
+        and all(type(number) in (int, float) and abs(number) < 2.0**128 for number in value.values())  # as float32
     )
-
-
-def _are_random_states(value: Any) -> bool:
-    """Return whether these are valid random states, with those of any number of GPUs."""
-    own = random_states()
-    if not isinstance(value, dict) or value.keys() != own.keys():
-        return False
-    if not isinstance(value["cuda"], list) or not all(map(_is_gpu_random_state, value["cuda"])):
-        return False
-    return all(_has_form_of(own[name], value[name]) for name in own if name != "cuda")
 
 
 def _is_gpu_random_state(value: Any) -> bool:
@@ -234,43 +241,42 @@ def _has_form_of(own: Any, value: Any) -> bool:
     return type(value) is type(own)
 
 
-PARTS: dict[str, Callable[[Any], bool]] = {
+VALUES: dict[str, Callable[[Any], bool]] = {
     "step": lambda value: type(value) is int and 0 < value < LARGEST_COUNT,
+    "row_squares": lambda value: value is None,
     "scaler": _is_scaler,
     "skipped": lambda value: type(value) is int and 0 <= value < LARGEST_COUNT,
-    "carried": lambda value: isinstance(value, list) and all(map(_is_finite, value)),  # shapes: `_carried_state`
-    "seconds": lambda value: type(value) is float and 0 <= value < math.inf,
+    "seconds": lambda value: type(value) is float and 0 <= value < LARGEST_COUNT,
     "recent": lambda value: (
         isinstance(value, list) and all(type(loss) is float and math.isfinite(loss) for loss in value)
     ),
     "text": lambda value: isinstance(value, str),
     "teacher": lambda value: isinstance(value, str),
-    "random": _are_random_states,
 }
-"""The parts of a training state other than the optimizer's, with their validity checks."""
+"""The plain values of a training state, with their validity checks. `row_squares` is a tensor once tables learned."""
 
 
 def random_states() -> dict[str, Any]:
     """Return the random states of Python, numpy, torch and each GPU."""
     kind, words, position, has_gauss, gauss = np.random.get_state()
     return {
-        "python": list(random.getstate()[1]),
-        "numpy": [kind, np.asarray(words).tolist(), position, has_gauss, gauss],
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all(),
+        "random.python": list(random.getstate()[1]),
+        "random.numpy": [kind, np.asarray(words).tolist(), position, has_gauss, gauss],
+        "random.torch": torch.get_rng_state(),
+        **_numbered(GPUS, torch.cuda.get_rng_state_all()),
     }
 
 
-def restore_random_states(states: dict[str, Any], gpus: int | None = None) -> None:
+def restore_random_states(states: Mapping[str, Any], gpus: int | None = None) -> None:
     """Restore random states, for up to `gpus` GPUs, by default all visible ones."""
     gpus = torch.cuda.device_count() if gpus is None else gpus
-    saved = states["cuda"]
+    saved = [states[name] for name in _names(states, GPUS)]
     try:
-        if not 0 <= states["numpy"][2] <= 624:  # otherwise numpy reads out of bounds
+        if not 0 <= states["random.numpy"][2] <= 624:  # otherwise numpy reads out of bounds
             raise ValueError("numpy's position is out of range")
-        random.setstate((random.getstate()[0], tuple(states["python"]), None))
-        np.random.set_state(tuple(states["numpy"]))
-        torch.set_rng_state(states["torch"])
+        random.setstate((random.getstate()[0], tuple(states["random.python"]), None))
+        np.random.set_state(tuple(states["random.numpy"]))
+        torch.set_rng_state(states["random.torch"])
         for number, state in enumerate(saved[:gpus]):
             torch.cuda.set_rng_state(state, number)
     except (ValueError, TypeError, OverflowError, RuntimeError) as error:

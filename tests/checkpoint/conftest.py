@@ -27,7 +27,7 @@ def checkpoint(tmp_path: Path) -> Path:
     tokenizer = tmp_path / "tokenizer"
     ByteTokenizer().save(tokenizer)
     folder = tmp_path / "run" / "checkpoints" / "step-00000007"
-    training = {"step": 7, "optimizer": {0: torch.arange(5.0)}}
+    training = {"step": 7, "optimizer.0.momentum": torch.arange(5.0)}
     contents = write.Contents(model().state_dict(), training, recipe_file.dump(RECIPE), tokenizer.read_bytes(), 7)
     write.write(folder, contents)
     write.point(folder.parent / LATEST, folder)

@@ -58,25 +58,25 @@ def test_weights_are_the_file_of_safetensors(tmp_path: Path, computed: Computed)
         name: computed.defer(name, tensor) if number % 2 else tensor
         for number, (name, tensor) in enumerate(weights.items())
     }
-    write.save_weights(mixed, tmp_path / "deferred")
+    write.save_one_at_a_time(mixed, tmp_path / "deferred")
     assert (tmp_path / "deferred").read_bytes() == (tmp_path / "whole").read_bytes()
     assert computed.most == 1 and computed.alive == 0
 
 
-def test_a_training_state_is_the_file_of_torch(tmp_path: Path, computed: Computed) -> None:
-    moments = {
-        n: {"step": torch.tensor(3.0), "exp_avg": torch.randn(n, 3), "exp_avg_sq": torch.rand(n, 3)} for n in range(9)
-    }
-    state = {"step": 3, "scaler": None, "carried": [torch.randn(2)], "recent": [1.0], "random": random_states()}
-    with (tmp_path / "whole").open("wb") as file:
-        torch.save({**state, "optimizer": moments, "text": "x"}, file)
-    deferred = {
-        n: {name: tensor if name == "step" else computed.defer(f"{n}.{name}", tensor) for name, tensor in each.items()}
-        for n, each in moments.items()
-    }
-    write.save_state({**state, "optimizer": deferred, "text": "x"}, tmp_path / "deferred")
-    assert (tmp_path / "deferred").read_bytes() == (tmp_path / "whole").read_bytes()
+def test_a_training_state_is_written_and_read_one_tensor_at_a_time(tmp_path: Path, computed: Computed) -> None:
+    moments = {f"optimizer.{n}.exp_avg": torch.randn(n, 3) for n in range(9)}
+    state = {"step": 3, "scaler": None, "carried.0": torch.tensor([2]), "recent": [1 / 3], **random_states()}
+    deferred = {name: computed.defer(name, tensor) for name, tensor in moments.items()}
+    write.save_training({**state, **deferred}, tmp_path)
     assert computed.most == 1 and computed.alive == 0
+    expected = {**state, **moments}
+    for mapped in ((), moments):
+        found = read.read_training(tmp_path, verify=False, mapped=mapped)
+        assert found.keys() == expected.keys()
+        assert all(
+            torch.equal(found[name], value) if isinstance(value, Tensor) else found[name] == value
+            for name, value in expected.items()
+        )
 
 
 def test_ranks_that_do_not_write_compute_in_the_order_in_which_they_are_written(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_ranks_that_do_not_write_compute_in_the_order_in_which_they_are_written(
     for is_written in (True, False):
         computed, training = Computed(), {"a": torch.ones(3), "b": torch.ones(2)}
         weights = {name: computed.defer(name, tensor) for name, tensor in draw_weights().items()}
-        state = {"step": 1, "optimizer": [{n: computed.defer(n, tensor) for n, tensor in training.items()}]}
+        state = {"step": 1, **{name: computed.defer(name, tensor) for name, tensor in training.items()}}
         contents = Contents(weights, state, "", b"", 1)
         if is_written:
             write.write(tmp_path / "step-00000001", contents)
@@ -94,16 +94,15 @@ def test_ranks_that_do_not_write_compute_in_the_order_in_which_they_are_written(
             contents.gather()
         orders.append(computed.order)
     assert orders[0] == orders[1] and len(orders[0]) == 102
-    assert read.read_training(tmp_path / "step-00000001")["optimizer"][0]["a"].tolist() == [1, 1, 1]
+    assert read.read_training(tmp_path / "step-00000001")["a"].tolist() == [1, 1, 1]
 
 
 def test_a_mapped_training_state_is_read_again_after_it_was_unloaded(tmp_path: Path) -> None:
-    moments = {0: {"momentum": torch.randn(5000)}}
-    torch.save({"optimizer": moments, "seconds": 1.5, "random": torch.arange(4)}, tmp_path / "training.pt")
-    state = read.read_training(tmp_path, verify=False, mapped=True)
+    momentum = torch.randn(5000)
+    write.save_training({"momentum": momentum, "random": torch.arange(4)}, tmp_path)
+    state = read.read_training(tmp_path, verify=False, mapped={"momentum"})
     for _ in range(2):
-        assert torch.equal(state["optimizer"][0]["momentum"], moments[0]["momentum"])
-        read.unload(state["optimizer"][0]["momentum"])
-    (tmp_path / "training.pt").unlink()  # as training does with checkpoints that it no longer keeps
-    assert torch.equal(state["optimizer"][0]["momentum"], moments[0]["momentum"])
-    assert state["random"].tolist() == [0, 1, 2, 3] and state["seconds"] == 1.5
+        assert torch.equal(state["momentum"], momentum)
+        read.unload(state["momentum"])
+    (tmp_path / manifest.TRAINING_TENSORS).unlink()  # as training does with checkpoints that it no longer keeps
+    assert torch.equal(state["momentum"], momentum) and state["random"].tolist() == [0, 1, 2, 3]

@@ -1,7 +1,6 @@
 """Checkpoints from strangers: damaged ones are found, crafted ones are refused, and nothing in them is ever run."""
 
 import random
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -71,18 +70,24 @@ def test_weights_that_are_no_safetensors_are_refused(checkpoint: Path) -> None:
             load(checkpoint, "cpu")
 
 
-def test_a_small_file_that_unpacks_to_a_large_one_is_refused(checkpoint: Path) -> None:
-    path = checkpoint / write.TRAINING
-    with zipfile.ZipFile(path) as archive:
-        entries = {entry.filename: archive.read(entry) for entry in archive.infolist()}
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, data in entries.items():
-            archive.writestr(name, data)
-        archive.writestr("archive/data/99", bytes(10_000_000))
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"[]", b"[" * 200_000, b'{"step": ' + b"9" * 5000 + b"}", b'{"step": ', b" " * (MAX_SIZE + 1), b"\xff"],
+)
+def test_values_that_are_not_a_small_json_object_are_refused(checkpoint: Path, content: bytes) -> None:
+    (checkpoint / manifest.TRAINING_VALUES).write_bytes(content)
     sign(checkpoint)
-    assert path.stat().st_size < 100_000
-    with pytest.raises(CheckpointError, match="compressed"):
+    with pytest.raises(CheckpointError, match=r"training\.json: .* Use another checkpoint\.$"):
         read.read_training(checkpoint)
+
+
+def test_tensors_of_a_training_state_that_no_state_has_are_refused(checkpoint: Path) -> None:
+    path = checkpoint / manifest.TRAINING_TENSORS
+    for tensors in ({"a": torch.zeros(2, dtype=torch.int16)}, {"step": torch.ones(1)}, None):
+        path.write_bytes((1 << 40).to_bytes(8, "little")) if tensors is None else save_file(tensors, path)
+        sign(checkpoint)
+        with pytest.raises(CheckpointError, match=r"training\.safetensors: .* Use another checkpoint\.$"):
+            read.read_training(checkpoint)
 
 
 def test_a_manifest_as_large_as_a_book_is_not_read(checkpoint: Path) -> None:
@@ -114,10 +119,12 @@ COMMANDS = {
     "eval": ["eval", "CHECKPOINT", "--data", "BOOK"],
     "check": ["check", "CHECKPOINT", "--tokens", "8"],
 }
-BOTH = [write.WEIGHTS, write.TRAINING]
+BOTH = [write.WEIGHTS, write.TRAINING_TENSORS]
 
 
-@pytest.mark.parametrize(("name", "where"), [*((name, BOTH) for name in COMMANDS), ("resume", [write.TRAINING])])
+@pytest.mark.parametrize(
+    ("name", "where"), [*((name, BOTH) for name in COMMANDS), ("resume", [write.TRAINING_TENSORS])]
+)
 def test_no_command_runs_what_a_checkpoint_holds(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, where: list[str]
 ) -> None:

@@ -142,6 +142,11 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     return read.read_weights(read.find(run))
 
 
+def moments(checkpoint: Path) -> dict[str, torch.Tensor]:
+    """The optimizer's moments of all weights."""
+    return {name: x for name, x in read.read_training(checkpoint).items() if name.startswith("optimizer.")}
+
+
 def same_tensors(some: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> bool:
     return some.keys() == others.keys() and all(torch.equal(some[name], others[name]) for name in others)
 
@@ -166,7 +171,7 @@ def train_in_processes(recipe: Path, run: Path, *options: object, **more: object
     child = lmlong("train", recipe, "--out", run, *options, start_new_session=True, **more)
     output, errors = child.communicate(timeout=150)
     assert child.returncode == 0, errors
-    assert output.count("validation ") == 1 and errors.count("parameters,") == 1  # the other processes are silent
+    assert output.count("validation ") == 1 and errors.count("parameters") == 1  # the other processes are silent
     return output, errors
 
 

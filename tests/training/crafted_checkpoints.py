@@ -5,6 +5,7 @@ what loads its model; nothing ends in another exception.
 """
 
 import io
+import json
 import math
 import shutil
 import traceback
@@ -19,7 +20,7 @@ from torch import Tensor
 from training.conftest import write_tiny
 
 from lmlong.checkpoint import manifest, read
-from lmlong.checkpoint.manifest import RECIPE, TOKENIZER, TRAINING, WEIGHTS
+from lmlong.checkpoint.manifest import RECIPE, TOKENIZER, TRAINING_TENSORS, TRAINING_VALUES, WEIGHTS
 from lmlong.errors import LmlongError
 from lmlong.inference.loading import load
 from lmlong.io.folder_manifest import manifest_text
@@ -28,9 +29,10 @@ from lmlong.training.run import train
 
 VALUES = (
     *(None, True, False, -1, 0, 1, 3, 2**31, 2**63 - 1, 2**63, -(2**63), 10**30, 0.5, -1.5, 1e308, math.nan, math.inf),
-    *("", "x", b"x", [], {}, (), [0], torch.zeros(0), torch.zeros(1), torch.tensor(2**40), torch.ones(3, 3)),
+    *("", "x", [], {}, [0]),
 )
-DTYPES = (torch.float64, torch.float16, torch.int64, torch.uint8, torch.bool, torch.complex64)
+TENSORS = (torch.zeros(0), torch.zeros(1), torch.tensor(2**40), torch.ones(3, 3))
+DTYPES = (torch.float64, torch.float16, torch.int64, torch.int16, torch.uint8, torch.bool, torch.complex64)
 OPTIONS = (
     "training.steps=3",
     "training.carry_state=true",
@@ -53,17 +55,15 @@ def prepare(folder: Path) -> Place:
 
 
 def changed(draw: Random, value: Any) -> Any:
-    """Change one value somewhere in nested ones."""
+    """Change one of nested plain values."""
     if isinstance(value, dict) and value and draw.random() < 0.95:
         key = draw.choice(sorted(value, key=str))
         if draw.random() < 0.05:
             return {name: each for name, each in value.items() if name != key}
         return {**value, key: changed(draw, value[key])}
-    if isinstance(value, list | tuple) and value and draw.random() < 0.9:
+    if isinstance(value, list) and value and draw.random() < 0.9:
         at = draw.randrange(len(value))
-        return type(value)([*value[:at], changed(draw, value[at]), *value[at + 1 :]])
-    if isinstance(value, Tensor) and draw.random() < 0.8:
-        return changed_tensor(draw, value)
+        return [*value[:at], changed(draw, value[at]), *value[at + 1 :]]
     return draw.choice(VALUES)
 
 
@@ -85,10 +85,18 @@ def changed_tensor(draw: Random, x: Tensor) -> Tensor:
 
 def craft(draw: Random, checkpoint: Path) -> str:
     """Change one file of a checkpoint, and make its manifest anew."""
-    name = draw.choice((TRAINING, TRAINING, TRAINING, TRAINING, WEIGHTS, RECIPE, TOKENIZER, manifest.NAME))
+    name = draw.choice((*("training state",) * 4, WEIGHTS, RECIPE, TOKENIZER, manifest.NAME))
     file, about = checkpoint / name, {"step": 2, "validation": None}
-    if name == TRAINING:
-        torch.save(changed(draw, read.read_training(checkpoint)), file)
+    if name == "training state":
+        state = read.read_training(checkpoint)
+        tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
+        values = {name: value for name, value in state.items() if name not in tensors}
+        if draw.random() < 0.5:
+            (checkpoint / TRAINING_VALUES).write_text(json.dumps(changed(draw, values)))
+        else:
+            chosen = draw.choice(sorted(state))  # a value becomes a tensor, or a tensor another one
+            tensor = changed_tensor(draw, tensors[chosen]) if chosen in tensors else draw.choice(TENSORS)
+            save_file({**tensors, chosen: tensor}, checkpoint / TRAINING_TENSORS)
     elif name == WEIGHTS:
         weights = load_file(file)
         chosen = draw.choice(sorted(weights))

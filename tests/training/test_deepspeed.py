@@ -82,7 +82,8 @@ def test_two_processes_are_one_run_that_resumes_anywhere(
     assert "Warning" not in errors
     assert_close(whole, alone)
     assert {path.name for path in (whole / "checkpoints" / "step-00000006").iterdir()} == {
-        *("model.safetensors", "training.pt", "manifest.json", "recipe.yaml", "tokenizer.model")
+        *("model.safetensors", "training.safetensors", "training.json"),
+        *("manifest.json", "recipe.yaml", "tokenizer.model"),
     }
     capsys.readouterr()
     fewer = resume_at_six(recipe_of(*TWO, "devices=1"), whole, tmp_path / "fewer")

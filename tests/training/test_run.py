@@ -177,13 +177,17 @@ def test_auto_passes_over_a_damaged_checkpoint(recipe_of: Recipes, tmp_path: Pat
     train(recipe_of("training.keep_last=9"), run)
     newest = (run / "checkpoints" / "latest").resolve()
     assert resume_point(run, "auto") == newest
-    (newest / "training.pt").write_bytes(b"")
+    sealed = (newest / manifest.NAME).read_bytes()
+    (newest / manifest.NAME).write_bytes(b"")
     assert resume_point(run, "auto") == newest.with_name("step-00000008")
-    with pytest.raises(CheckpointError, match=r"step-00000012/training\.pt: not what was saved"):
+    (newest / manifest.NAME).write_bytes(sealed)
+    (newest / "training.safetensors").write_bytes(b"")
+    assert resume_point(run, "auto") == newest.with_name("step-00000008")
+    with pytest.raises(CheckpointError, match=r"step-00000012/training\.safetensors: not what was saved"):
         train(recipe_of("training.steps=14"), run, resume=str(newest))
     train(recipe_of("training.keep_last=9"), run, resume="auto")
     manifest.verify(newest)
-    assert (run / "abandoned-1" / "checkpoints" / newest.name / "training.pt").read_bytes() == b""
+    assert (run / "abandoned-1" / "checkpoints" / newest.name / "training.safetensors").read_bytes() == b""
 
 
 def test_a_sample_is_shown_and_kept_with_each_validation_and_changes_nothing(

@@ -22,7 +22,7 @@ from lmlong.training.run import _fit, run, train
 from lmlong.training.signals import StopOnSignal
 from lmlong.training.start import Start
 
-from .conftest import Poison, Recipes, equal, logged_steps, losses, metrics, same_tensors, weights
+from .conftest import Poison, Recipes, equal, logged_steps, losses, metrics, moments, same_tensors, weights
 from .waits import count_waits
 
 LONG = ("training.schedule=constant", "training.validate_every=100", "training.checkpoint_every=100")
@@ -102,19 +102,19 @@ def test_a_masked_step_changes_no_weight_and_no_moment(
     first, *steps = map(read.read_weights, folders)
     assert same_tensors(first, prepare_new_run(recipe_of()).model.state_dict())
     assert same_tensors(steps[0], steps[1]) and not same_tensors(steps[1], steps[2])
-    nothing, *moments = (read.read_training(folder)["optimizer"] for folder in folders)
-    assert not any(moment.any() for of_weight in nothing.values() for moment in of_weight.values())
-    assert all(same_tensors(moments[0][number], moments[1][number]) for number in moments[0])
-    assert not any(same_tensors(moments[1][number], moments[2][number]) for number in moments[1])
+    nothing, fourth, fifth, sixth = map(moments, folders)
+    assert not any(moment.any() for moment in nothing.values())
+    assert same_tensors(fourth, fifth) and not any((sixth[name] == x).all() for name, x in fifth.items())
 
 
 def test_a_carried_state_begins_anew_after_a_masked_step(recipe_of: Recipes, tmp_path: Path, poison: Poison) -> None:
     poison({3})
     on_gpu(recipe_of(SKIP, *CARRY, "training.steps=4", EVERY_FOUR), tmp_path / "run")
     state = read.read_training(read.find(tmp_path / "run"))
+    *carried, position = (tensor for name, tensor in state.items() if name.startswith("carried."))
     empty = prepare_new_run(recipe_of(*CARRY)).model.init_state(4)
-    assert state["skipped"] == 1 and not any(tensor.any() for tensor in state["carried"])
-    assert empty.position.shape == state["carried"][-1].shape
+    assert state["skipped"] == 1 and not any(tensor.any() for tensor in (*carried, position))
+    assert empty.position.shape == position.shape
     assert math.isfinite(losses(on_gpu(recipe_of(SKIP, *CARRY, "training.steps=5"), tmp_path / "run", "auto"))[-1])
 
 
