@@ -23,7 +23,7 @@ class InputFile(options.TextFile):
 
 @click.command()
 @options.run
-@click.argument("files", nargs=-1, type=InputFile(), metavar="[FILE ...]")
+@click.argument("file", default=STDIN, type=InputFile())
 @click.option(
     "--by",
     "unit",
@@ -50,21 +50,6 @@ class InputFile(options.TextFile):
     "--text", "keep", default=200, metavar="N", type=click.IntRange(0), help="Print the first N bytes of each unit."
 )
 @click.option("--field", metavar="NAME", help="--by record: lines are JSON objects; score the text in this field.")
-@click.option(
-    "--streams",
-    metavar="NAME",
-    help="--by record: lines are JSON objects; those with the same value of this field continue one text.",
-)
-@click.option(
-    "--streams-memory",
-    default="1g",
-    metavar="BYTES",
-    type=options.ByteSize(),
-    help="--streams: keep states of up to BYTES in memory, the rest in files below TMPDIR.",
-)
-@click.option(
-    "--most-streams", default=100_000, type=click.IntRange(1), help="--streams: the largest number of streams to keep."
-)
 @click.option("--follow", is_flag=True, help="Wait for more data at the end of FILE, indefinitely, as tail -F does.")
 @click.option(
     "--quiet",
@@ -81,7 +66,7 @@ class InputFile(options.TextFile):
 @options.loading
 def score(
     run: str,
-    files: tuple[Path, ...],
+    file: Path,
     form: Literal["json", "tsv", "text"],
     above: float | None,
     top: int | None,
@@ -92,10 +77,10 @@ def score(
 ) -> None:
     """Print the surprisal of each line of a text under the model of RUN, as it arrives.
 
-    FILEs are read one after the other, each as a document of its own; without FILE, standard input is read, which may
-    be endless. For each line, or other unit, print its bits, bits per byte, the mean of all units so far, and z: how
-    far it is above the median of the units before it by bits / (bytes + 16), in robust standard deviations; tokens are
-    compared by their bits. Each result is written at once, except with --top; memory does not grow with the text.
+    Without FILE, standard input is read, which may be endless. For each line, or other unit, print its bits, bits per
+    byte, the mean of all units so far, and z: how far it is above the median of the units before it by
+    bits / (bytes + 16), in robust standard deviations; tokens are compared by their bits. Each result is written at
+    once, except with --top; memory does not grow with the text.
 
     A line is scored when no further bytes can change its tokens, which may take the first token of the next line, or
     --quiet. --save-state keeps what is undecided for a run with --load-state; it is written on Ctrl-C and SIGTERM too.
@@ -109,20 +94,17 @@ def score(
     """
     from lmlong.cli.scoring import Job, Show, run_job
 
-    inputs = list(dict.fromkeys(files)) or [STDIN]
-    if given["unit"] != "record" and (given["field"] or given["streams"]):
-        raise UsageError("--field, --streams: apply to records. Give --by record too.")
-    if (given["load_state"] or given["save_state"]) and len(inputs) > 1:
-        raise UsageError("--load-state, --save-state: apply to one input. Give one FILE.")
-    if given["follow"] and (len(inputs) > 1 or inputs == [STDIN]):
-        raise UsageError("--follow: waits at the end of one FILE. Name one.")
+    if given["unit"] != "record" and given["field"]:
+        raise UsageError("--field: applies to records. Give --by record too.")
+    if given["follow"] and file == STDIN:
+        raise UsageError("--follow: waits at the end of a FILE. Name one.")
     if given["quiet"] is None and given["follow"]:
         given["quiet"] = 1.0
 
     trained = loading.load(run)
     chosen = trained.set_up_evaluation(precision)
     show = Show(form, above, top, plot is not None)
-    code = run_job(Job(trained, inputs, chosen, **{**given, "quiet": given["quiet"] or None}), show)
+    code = run_job(Job(trained, file, chosen, **{**given, "quiet": given["quiet"] or None}), show)
     show.finish(plot, run, given["unit"])
     if code:
         raise click.exceptions.Exit(code)

@@ -5,9 +5,8 @@ import io
 import json
 import math
 import sys
-import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -25,9 +24,9 @@ from lmlong.io.system_errors import explain_errors
 from lmlong.model.precision import Precision
 from lmlong.report.progress import Progress
 from lmlong.surprisal.figure import SurpriseAlong
-from lmlong.surprisal.records import Lines, RecordScore, States
+from lmlong.surprisal.records import RecordScore
 from lmlong.surprisal.robust_score import LEAST
-from lmlong.surprisal.saved import SavedRecords, SavedText, save_records
+from lmlong.surprisal.saved import check_saved
 from lmlong.surprisal.stream import TextScore
 from lmlong.surprisal.units import Surprise, Totals, Unit
 
@@ -43,23 +42,24 @@ COLUMNS = ("source", "number", "offset", "bytes", "tokens", "bits", "bits_per_by
 
 
 class Job(NamedTuple):
-    """The inputs and options of the command."""
+    """The input and options of the command."""
 
     trained: TrainedLanguageModel
-    inputs: list[Path]
+    file: Path
     precision: Precision
     unit: Unit
     keep: int  # bytes of a unit that are printed
     quiet: float | None  # seconds
     follow: bool
     field: str | None
-    streams: str | None
-    streams_memory: int  # bytes
-    most_streams: int
     load_state: Path | None
     save_state: Path | None
 
-    def text_score(self, source: str, totals: Totals | None, session: Session | None = None) -> TextScore:
+    def begin(self, session: Session | None = None, totals: Totals | None = None) -> TextScore | RecordScore:
+        """Return a score of the input; of a text, after the session."""
+        source = str(self.file)
+        if self.unit == "record":
+            return RecordScore(self.trained, source, totals, self.keep, self.field, self.precision)
         return TextScore(self.trained, self.unit, source, totals, session, self.keep, self.precision)
 
 
@@ -137,70 +137,27 @@ def _values(unit: Surprise) -> dict[str, Any]:
 
 
 def run_job(job: Job, show: Show) -> int:
-    """Score all inputs and write the units; a signal ends it after all that was read is scored and saved. Return the
+    """Score the input and write the units; a signal ends it after all that was read is scored and saved. Return the
     exit code."""
     stop = Stop()
     with stop:
-        if job.unit == "record":
-            _score_records(job, show, stop)
-        else:
-            _score_texts(job, show, stop)
+        score, position = _restored(job, job.load_state) if job.load_state else (job.begin(), FilePosition())
+        with _opened(job, stop, position) as chunks:
+            for data in stop.until(chunks):
+                show.write(score.settle() if data == QUIET else score.read(data))
+            if job.save_state is None:
+                show.write(score.finish())
+        if job.save_state:
+            _save(job, score, position, job.save_state)
+        _report(job, score.totals, score.notes)
     return 0 if stop.received is None else 128 + stop.received
 
 
-def _score_texts(job: Job, show: Show, stop: Stop) -> None:
-    totals, not_read = Totals(), 0
-    for path in job.inputs:
-        position, text = FilePosition(), job.text_score(str(path), totals)
-        if job.load_state:
-            text, position = _restored(job, job.load_state, str(path))
-        with _opened(path, job, stop, position) as chunks:
-            for data in stop.until(chunks):
-                show.write(text.settle() if data == QUIET else text.read(data))
-            if job.save_state is None:
-                show.write(text.finish())
-        totals, not_read = text.totals, not_read + text.not_read
-        if job.save_state:
-            _save(job, text, position, job.save_state)
-    note = f"{not_read:,} bytes are not UTF-8 or have no token: read as U+FFFD, or left out"
-    _report(job, totals, [note] if not_read else [])
-
-
-def _score_records(job: Job, show: Show, stop: Stop) -> None:
-    totals, position, lines = Totals(), FilePosition(), Lines()
-    with ExitStack() as stack:
-        saved = None
-        if job.load_state:
-            saved = SavedRecords(job.load_state, job.trained.owners, str(job.trained.checkpoint))
-            stack.callback(saved.close)
-            totals, position = _restored_records(saved, job, lines)
-        states = None
-        if job.streams:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lmlong-streams-")))
-            states = States(job.trained, folder, job.streams_memory, job.most_streams, saved)
-        records = RecordScore(job.trained, totals, job.keep, job.field, job.streams, states, job.precision)
-        for path in job.inputs:
-            with _opened(path, job, stop, position) as chunks:
-                for data in stop.until(chunks):
-                    for line in lines.read(data):
-                        show.write(records.read(line, str(path)))
-                for line in () if job.save_state else lines.finish():
-                    show.write(records.read(line, str(path)))
-            if not job.save_state:
-                position, lines = FilePosition(), Lines()
-        if job.save_state:
-            about = _about_records(job, position, lines, totals)
-            save_records(job.save_state, about, states.files() if states else ())
-    notes = [f"skipped {count:,} records: {reason}" for reason, count in records.skipped.items()]
-    if states and states.forgotten:
-        notes.append(f"{states.forgotten:,} streams were dropped, the least recently used: raise --most-streams")
-    _report(job, totals, notes)
-
-
 @contextmanager
-def _opened(path: Path, job: Job, stop: Stop, position: FilePosition) -> Iterator[Iterator[bytes]]:
-    """Open an input, and yield its bytes in UTF-8: of a stream as they arrive, of a file from `position`, which is set
+def _opened(job: Job, stop: Stop, position: FilePosition) -> Iterator[Iterator[bytes]]:
+    """Open the input, and yield its bytes in UTF-8: of a stream as they arrive, of a file from `position`, which is set
     to where reading ended."""
+    path = job.file
     if path == STDIN:
         yield _text_alone(_standard_input(job.quiet, stop.waiting), "standard input")
         return
@@ -272,50 +229,32 @@ def _standard_input(quiet: float | None, waiting: Waiting) -> Iterator[bytes]:
         return iter(lambda: sys.stdin.buffer.read(CHUNK), b"")
 
 
-def _restored(job: Job, path: Path, source: str) -> tuple[TextScore, FilePosition]:
-    """Return the score of a text, resumed from a state file, and how far its file was read."""
+def _restored(job: Job, path: Path) -> tuple[TextScore | RecordScore, FilePosition]:
+    """Return the score in a state file, and how far its input was read."""
     session, saved = job.trained.load_state(path), state_file.describe(path).get(SAVED)
     if saved is None:  # written by `lmlong state build`
-        return job.text_score(source, None, session), FilePosition()
+        if job.unit == "record":
+            raise UsageError(f"{path}: holds no score of records. Leave --load-state out, or give --by line.")
+        return job.begin(session), FilePosition()
     try:
-        SavedText.model_validate(saved)
-        position = FilePosition(**saved["file"])
-        text = job.text_score(source, Totals.from_json(saved["totals"]), session)
-        text.restore(saved)
+        check_saved(saved)
+        score, position = job.begin(session, Totals.from_json(saved["totals"])), FilePosition(**saved["file"])
+        if saved["by"] == job.unit:
+            score.restore(saved)
     except ValueError:
         raise CheckpointError(f"{path}: its saved score is not valid. Score the text again.") from None
     if saved["by"] != job.unit:
         raise UsageError(f"{path}: holds a score by {saved['by']}. Give --by {saved['by']}, or score the text again.")
-    return text, position
+    if (field := saved.get("field")) != job.field:
+        remedy = f"Give --field {field}" if field else "Leave --field out"
+        raise UsageError(f"{path}: holds records scored with --field {field or '(none)'}. {remedy}.")
+    return score, position
 
 
-def _save(job: Job, text: TextScore, position: FilePosition, path: Path) -> None:
-    trained, saved = job.trained, {SAVED: {**text.to_json(), "by": job.unit, "file": asdict(position)}}
+def _save(job: Job, score: TextScore | RecordScore, position: FilePosition, path: Path) -> None:
+    trained, saved = job.trained, {SAVED: {**score.to_json(), "by": job.unit, "file": asdict(position)}}
     owners = (trained.owners, trained.tokenizer, str(trained.checkpoint))
-    state_file.save(path, text.session, trained.model, *owners, saved)
-
-
-def _restored_records(saved: SavedRecords, job: Job, lines: Lines) -> tuple[Totals, FilePosition]:
-    """Resume the score of records: return their totals, and how far their file was read."""
-    for name, given in (("field", job.field), ("streams", job.streams)):
-        if (before := saved.about.get(name)) != given:
-            remedy = f"Give --{name} {before}" if before else f"Leave --{name} out"
-            raise UsageError(f"{saved.path}: holds records scored with --{name} {before or '(none)'}. {remedy}.")
-    lines.restore(saved.about["lines"])
-    return Totals.from_json(saved.about["totals"]), FilePosition(**saved.about["file"])
-
-
-def _about_records(job: Job, position: FilePosition, lines: Lines, totals: Totals) -> dict[str, Any]:
-    """Return all that `_restored_records` needs."""
-    return {
-        **job.trained.owners,
-        "run": str(job.trained.checkpoint),
-        "field": job.field,
-        "streams": job.streams,
-        "file": asdict(position),
-        "lines": lines.to_json(),
-        "totals": totals.to_json(),
-    }
+    state_file.save(path, score.session, trained.model, *owners, saved)
 
 
 def _report(job: Job, totals: Totals, notes: list[str]) -> None:

@@ -94,7 +94,7 @@ def load(path: Path, model: LanguageModel, belongs: dict[str, str], tokenizer: T
     """Return the session in a file, after validating it: a digest only shows that a file is complete, and anybody can
     compute one."""
     about = describe(path)
-    refuse_other(path, about, belongs, run, "or read the text again by lmlong state build.")
+    _refuse_other(path, about, belongs, run)
     tensors = verified(path, about)
     try:
         return restored(sparse.unpack(tensors, empty_tensors(model, tensors)), model, tokenizer)
@@ -193,13 +193,13 @@ def _check_unread(unread: Unread, most: int, tokenizer: Tokenizer) -> None:
         raise StateError("unread.chosen are not the tokens of unread.pending")
 
 
-def refuse_other(path: Path, about: Mapping[str, Any], belongs: dict[str, str], run: str, remedy: str) -> None:
+def _refuse_other(path: Path, about: Mapping[str, Any], belongs: dict[str, str], run: str) -> None:
     """Refuse a file made with another model, naming the difference."""
     for key, meaning in OWNERS.items():
         if about.get(key) != belongs[key]:
             raise CheckpointError(
                 f"{path}: made with another {meaning} ({str(about.get(key))[:12]}) than that of {run} "
-                f"({belongs[key][:12]}). Use it with {about.get('run')}, {remedy}"
+                f"({belongs[key][:12]}). Use it with {about.get('run')}, or read the text again by lmlong state build."
             )
 
 

@@ -1,39 +1,13 @@
-"""Saved scores, which a later run continues: a text's in the metadata of its state file, those of records in a ZIP file
-with a state file for each text and everything else as JSON.
+"""Saved scores, which a later run continues: the metadata of a state file.
 
-The file may come from anybody, so every value is validated. In the ZIP file nothing is compressed, so states are read
-and written at the speed of the disk, and no entry is larger than the file.
+The file may come from anybody, so every value is validated.
 """
 
-import json
-import os
-import shutil
-import struct
-import zipfile
-import zlib
-from collections.abc import Iterable
-from contextlib import suppress
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, model_validator
 
-from lmlong.errors import CheckpointError, other_format
-from lmlong.inference import state_file
-from lmlong.io.files import fsync, parse_json, staged
-from lmlong.io.system_errors import explain_errors
 from lmlong.surprisal.robust_score import CENTERS
-
-FORMAT = 1
-ABOUT = "score.json"
-LARGEST = 1 << 30
-"""Largest size of the JSON in bytes."""
-
-BROKEN = (
-    *(zipfile.BadZipFile, KeyError, ValueError, TypeError, AttributeError, NotImplementedError, EOFError, IndexError),
-    *(OverflowError, RuntimeError, struct.error, zlib.error),
-)
-"""Exceptions of zipfile for a damaged or crafted archive."""
 
 MOST = 1 << 53
 """Largest count: float64 represents every integer up to it exactly."""
@@ -120,7 +94,7 @@ class SavedLines(Saved):
     number: Count
     offset: Count
     size: Count
-    held: Hex
+    held: str  # in base64
 
 
 class SavedText(Saved):
@@ -131,93 +105,25 @@ class SavedText(Saved):
     undecoded: Annotated[Hex, StringConstraints(max_length=6)]
     unit: SavedUnit
     totals: SavedTotals
-    by: Literal["token", "byte", "line", "record", "position"]
+    by: Literal["token", "byte", "line", "position"]
     file: SavedFilePosition
 
 
-class SavedAbout(Saved):
-    """The score of records, in the file of their states. The hashes of model and tokenizer are checked where the file
-    is opened."""
+class SavedRecords(Saved):
+    """The score of records, in the metadata of the state before each of them."""
 
-    model_config = ConfigDict(extra="allow")
-
-    format: int
-    names: list[str]
-    field: str | None
-    streams: Any
-    file: SavedFilePosition
     lines: SavedLines
     totals: SavedTotals
-
-    @model_validator(mode="after")
-    def _names_once(self) -> "SavedAbout":
-        if len(set(self.names)) != len(self.names):
-            raise ValueError("a name occurs twice")
-        return self
+    by: Literal["record"]
+    field: str | None
+    file: SavedFilePosition
 
 
-class SavedRecords:
-    """A file that `save` wrote, opened."""
-
-    def __init__(self, path: Path, belongs: dict[str, str], run: str):
-        self.path = path
-        try:
-            with explain_errors(path):
-                self._archive = zipfile.ZipFile(path)
-            with self._archive.open(self._stored(ABOUT)) as file:
-                self.about: dict[str, Any] = parse_json(file.read(LARGEST))
-            version = self.about["format"]
-            if type(version) is int and version != FORMAT:
-                raise CheckpointError(other_format(path, version, FORMAT, "Score the records again"))
-            self.names = SavedAbout.model_validate(self.about).names
-        except BROKEN:
-            raise self.damaged() from None
-        state_file.refuse_other(path, self.about, belongs, run, "or score the records again.")
-        self._number = {name: number for number, name in enumerate(self.names)}
-
-    def damaged(self) -> CheckpointError:
-        return CheckpointError(f"{self.path}: not a saved score of records, or damaged. Score the records again.")
-
-    def extract(self, name: str, target: Path) -> Path:
-        """Write the state of a text to a file, and return it."""
-        try:
-            entry = self._stored(_entry(self._number[name]))
-            with self._archive.open(entry) as source, target.open("wb") as file:
-                shutil.copyfileobj(source, file)
-        except BROKEN:
-            raise self.damaged() from None
-        return target
-
-    def _stored(self, name: str) -> zipfile.ZipInfo:
-        """Return an entry of the archive; ValueError if it is compressed, and so larger than the file."""
-        entry = self._archive.getinfo(name)
-        if entry.compress_type != zipfile.ZIP_STORED:
-            raise ValueError(name)
-        return entry
-
-    def close(self) -> None:
-        self._archive.close()
+_SAVED: TypeAdapter[SavedText | SavedRecords] = TypeAdapter(
+    Annotated[SavedText | SavedRecords, Field(discriminator="by")]
+)
 
 
-def save_records(path: Path, about: dict[str, Any], states: Iterable[tuple[str, Path]]) -> None:
-    """Write the states of texts, given by name and file; each file is read before the next is requested. The result is
-    complete or absent, and readable only by its owner, because it holds text."""
-    unfinished, names = staged(path), []
-    with explain_errors(path):
-        try:
-            unfinished.touch(state_file.PRIVATE)
-            with zipfile.ZipFile(unfinished, "w") as archive:
-                for number, (name, file) in enumerate(states):
-                    archive.write(file, _entry(number))
-                    names.append(name)
-                archive.writestr(ABOUT, json.dumps({"format": FORMAT, **about, "names": names}))
-            os.chmod(unfinished, state_file.PRIVATE)
-            fsync(unfinished)
-            unfinished.replace(path)
-        finally:
-            with suppress(OSError):
-                unfinished.unlink()
-
-
-def _entry(number: int) -> str:
-    return f"{number}.state"
+def check_saved(saved: Any) -> None:
+    """Raise ValueError unless plain values are a saved score."""
+    _SAVED.validate_python(saved)

@@ -14,10 +14,7 @@ from lmlong.inference.session import Session
 from lmlong.io.incoming_bytes import CHUNK
 from lmlong.model.precision import Precision
 from lmlong.surprisal.token_bits import TextReader
-from lmlong.surprisal.units import Surprise, Totals, Unit, Units
-
-KEPT = 200
-"""Bytes of the beginning of a unit that are kept as its text."""
+from lmlong.surprisal.units import KEPT, Surprise, Totals, Unit, Units
 
 REPLACEMENT = "\ufffd"
 
@@ -53,6 +50,12 @@ class TextScore:
     def session(self) -> Session:
         """The session after all bytes so far, with those that are not tokens yet."""
         return self._reader.session
+
+    @property
+    def notes(self) -> list[str]:
+        """How many bytes were not read, if any."""
+        note = f"{self.not_read:,} bytes are not UTF-8 or have no token: read as U+FFFD, or left out"
+        return [note] if self.not_read else []
 
     def read(self, data: bytes) -> Iterator[Surprise]:
         """Iterate over the units that these bytes complete."""

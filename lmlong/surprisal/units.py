@@ -18,6 +18,9 @@ Unit = Literal["token", "byte", "line", "record", "position"]
 
 NEWLINE = b"\n"
 
+KEPT = 200
+"""Bytes of the beginning of a unit that are kept as its text."""
+
 COUNTS = ("number", "place", "begin", "read", "size", "tokens")
 """The saved counts of an open unit and of the text before it."""
 

@@ -17,6 +17,7 @@ from inference.conftest import run as run
 import lmlong
 from lmlong.cli.score import score
 from lmlong.errors import CheckpointError, UsageError
+from lmlong.surprisal.records import LONGEST
 
 COMMAND = [sys.executable, "-m", "lmlong", "score"]
 
@@ -91,17 +92,6 @@ def test_above_reports_the_highest_z_if_nothing_reaches_it(run: Path, book: Path
     assert out == "" and err.splitlines()[-1] == "no line has z of at least 8: the first 30 have none"
 
 
-def test_files_are_documents_of_their_own(run: Path, book: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other.txt"
-    other.write_text("to be\nor not")
-    both = rows(scored(run, book, other)[0])
-    alone = rows(scored(run, other)[0])
-    mine = [row for row in both if row["source"] == str(other)]
-    assert [(row["bits"], row["offset"], row["number"]) for row in mine] == [
-        (row["bits"], row["offset"], row["number"]) for row in alone
-    ]
-
-
 def test_tomorrow_goes_on_where_today_ended(run: Path, tmp_path: Path) -> None:
     data = prose(500).encode()
     whole = rows(scored(run, piped=data)[0])
@@ -128,77 +118,52 @@ def test_a_state_of_reading_goes_on_too_and_that_of_another_model_is_refused(run
         scored(run, "--load-state", tmp_path / "bad.state", piped=b"or not")
 
 
-def test_records_and_streams(run: Path, tmp_path: Path) -> None:
-    lines = [{"host": number % 3, "message": prose(5, number)} for number in range(9)]
-    data = "".join(json.dumps(line) + "\n" for line in lines).encode() + b"no json\n"
-    out, err = scored(run, "--by", "record", "--field", "message", piped=data)
-    assert [row["text"] for row in rows(out)] == [line["message"] for line in lines]
+RECORDS = ("--by", "record", "--field", "message")
+LINES = [json.dumps({"message": prose(9, number)}) + "\n" for number in range(50)]
+
+
+def test_records_are_lines_of_json_and_others_are_counted(run: Path) -> None:
+    out, err = scored(run, *RECORDS, piped="".join(LINES[:9]).encode() + b"no json\n")
+    assert [row["text"] for row in rows(out)] == [json.loads(line)["message"] for line in LINES[:9]]
     assert "skipped 1 records: not JSON" in err
-    streams = ("--by", "record", "--field", "message", "--streams", "host")
-    one, _ = scored(run, *streams, "--streams-memory", "1", piped=data)
-    many, _ = scored(run, *streams, piped=data)
-    assert one == many != out
-    assert "6 streams were dropped" not in err
-    _, err = scored(run, *streams, "--streams-memory", "1", "--most-streams", "2", piped=data)
-    assert "streams were dropped" in err
-    _, err = scored(run, *streams, "--most-streams", "1", piped=data)  # all of them in memory
-    assert "8 streams were dropped" in err
 
 
-STREAMS = ("--by", "record", "--field", "message", "--streams", "host")
-
-
-@pytest.mark.parametrize("options", [STREAMS, (*STREAMS, "--streams-memory", "1"), STREAMS[:4]])
-def test_streams_of_tomorrow_go_on_where_those_of_today_ended(
-    run: Path, tmp_path: Path, options: tuple[str, ...]
-) -> None:
-    """From the middle of a line, whether a stream came again, slept, or was only in the saved file."""
-    lines = [{"host": number % 7 if number < 30 else number % 3, "message": prose(9, number)} for number in range(50)]
-    data = "".join(json.dumps(line) + "\n" for line in lines).encode()
-    whole = rows(scored(run, *options, piped=data)[0])
-    found, state, begin = [], tmp_path / "hosts.state", 0
-    for end in (len(data) // 3, len(data) // 3 + 40, len(data) // 2, len(data)):
-        more = ("--load-state", state) if begin else ()
-        found += rows(scored(run, *options, *more, "--save-state", state, piped=data[begin:end])[0])
-        begin = end
-    assert found == whole
+def test_a_saved_score_of_records_continues_from_the_middle_of_a_line(run: Path, tmp_path: Path) -> None:
+    data = "".join(LINES).encode()
+    log, state = tmp_path / "app.jsonl", tmp_path / "log.state"
+    log.write_bytes(data[:-100])
+    found = rows(scored(run, *RECORDS, log, "--save-state", state)[0])
+    log.write_bytes(data)  # it has grown
+    found += rows(scored(run, *RECORDS, log, "--load-state", state)[0])
+    assert found == rows(scored(run, *RECORDS, log)[0])
     assert state.stat().st_mode & 0o777 == 0o600 and not list(tmp_path.glob(".*"))
 
 
-def test_a_log_of_records_is_read_on_where_it_has_grown(run: Path, tmp_path: Path) -> None:
-    log, state = tmp_path / "app.jsonl", tmp_path / "hosts.state"
-    data = "".join(
-        json.dumps({"host": number % 3, "message": prose(9, number)}) + "\n" for number in range(20)
-    ).encode()
-    log.write_bytes(data[:-100])
-    today = rows(scored(run, *STREAMS, log, "--save-state", state)[0])
-    log.write_bytes(data)
-    tomorrow = rows(scored(run, *STREAMS, log, "--load-state", state)[0])
-    assert today + tomorrow == rows(scored(run, *STREAMS, log)[0])
+@pytest.mark.slow
+def test_a_saved_score_holds_the_beginning_of_the_longest_record(run: Path, tmp_path: Path) -> None:
+    state, by = tmp_path / "log.state", ("--by", "record")
+    scored(run, *by, "--save-state", state, piped=b" " * (LONGEST + 1))
+    _, err = scored(run, *by, "--load-state", state, piped=b"\n")
+    assert f"skipped 1 records: longer than {LONGEST:,} bytes" in err
 
 
-def test_what_was_saved_of_other_records_is_refused(run: Path, tmp_path: Path) -> None:
-    state = tmp_path / "hosts.state"
-    scored(run, *STREAMS, "--save-state", state, piped=b'{"host": 1, "message": "to be"}\n' * 3)
-    with pytest.raises(UsageError, match=r"holds records scored with --streams host\. Give --streams host"):
-        scored(run, *STREAMS[:4], "--load-state", state)
-    with pytest.raises(CheckpointError, match="not a state file"):
+def test_a_saved_score_of_other_records_is_refused(run: Path, tmp_path: Path) -> None:
+    state = tmp_path / "log.state"
+    scored(run, *RECORDS, "--save-state", state, piped=b'{"message": "to be"}\n')
+    with pytest.raises(UsageError, match=r"scored with --field message\. Give --field message"):
+        scored(run, *RECORDS[:2], "--load-state", state)
+    with pytest.raises(UsageError, match=r"holds a score by record\. Give --by record"):
         scored(run, "--load-state", state)
-    whole = state.read_bytes()
-    for damaged in (whole[:-30], whole[:100], b"", whole.replace(b'"held"', b'"hold"')):
-        state.write_bytes(damaged)
-        with pytest.raises(CheckpointError, match="not a saved score of records, or damaged"):
-            scored(run, *STREAMS, "--load-state", state)
-    state.write_bytes(whole.replace(b"to be", b"to me"))  # a byte of the state of a stream
-    with pytest.raises(CheckpointError):
-        scored(run, *STREAMS, "--load-state", state, piped=b'{"host": 1, "message": "or not"}\n')
+    model = lmlong.load(run, "cpu")
+    model.save_state(model.read("to be "), state)
+    with pytest.raises(UsageError, match="holds no score of records"):
+        scored(run, *RECORDS, "--load-state", state)
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (("--field", "x"), "--by record"),
-        (("/dev/null", "/dev/zero", "--save-state", "s"), "to one input"),
         (("--save-state", "missing/s"), "folder is missing"),
         (("--follow",), "Name one"),
         (("nothing.txt",), "cannot be read"),
