@@ -83,8 +83,10 @@ class TextFile(InFile):
     """A text to read: a file on disk or, by an hf:// path, on the Hugging Face Hub."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        from lmlong.recipe.paths import is_on_hub
+        from lmlong.recipe.paths import is_on_hub, is_url
 
+        if is_url(str(value)):
+            raise UsageError(f"{value}: addresses are not read. Download the file, and name it.")
         if is_on_hub(str(value)):
             from lmlong.data.hub import local_file
 

@@ -1,11 +1,15 @@
 """`lmlong state`: save and describe the state of a model after a text."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from lmlong.cli import options
 from lmlong.cli.output import show
+
+if TYPE_CHECKING:
+    from lmlong.model.precision import Precision
 
 
 @click.group()
@@ -21,8 +25,16 @@ def state() -> None:
     "--load-state", type=options.SeekableFile(), help="Continue from this state instead of starting a document."
 )
 @options.learn
+@options.precision
 @options.loading
-def build(run: str, text: Path, out: Path, load_state: Path | None, loading: options.Loading) -> None:
+def build(
+    run: str,
+    text: Path,
+    out: Path,
+    load_state: Path | None,
+    precision: "Precision | None",
+    loading: options.Loading,
+) -> None:
     """Read TEXT with the model of RUN and save the state after it.
 
     TEXT may end anywhere, even within a word: its last tokens, which depend on the following text, are saved as text
@@ -38,7 +50,8 @@ def build(run: str, text: Path, out: Path, load_state: Path | None, loading: opt
     from lmlong.cli.reading import pieces
 
     loaded = loading.load(run)
-    session = loaded.read(pieces(text), loaded.load_state(load_state) if load_state else None)
+    before = loaded.load_state(load_state) if load_state else None
+    session = loaded.read(pieces(text), before, precision=loaded.set_up_evaluation(precision))
     loaded.save_state(session, out)
     click.echo(f"{out}: {int(session.total):,} tokens saved in {out.stat().st_size:,} bytes")
 

@@ -22,6 +22,11 @@ def detach_state(state: State) -> State:
     return map_state(Tensor.detach, state)
 
 
+def at_least_float32(state: State) -> State:
+    """Return a state with its half-precision tensors widened, so that it can be saved and continued in any format."""
+    return map_state(lambda x: x.float() if x.dtype in (torch.bfloat16, torch.float16) else x, state)
+
+
 def state_row(state: State, row: int) -> State:
     """Return the state of one row."""
     return map_state(lambda x: x[row : row + 1], state)

@@ -6,16 +6,13 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from lmlong.attention.base import state_tensors
 from lmlong.inference import session as sessions
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.session import Session, even_pieces, with_unread
 from lmlong.inference.unread import Encoding, UnreadText
-from lmlong.model.language_model import ModelState
 from lmlong.model.precision import Precision, autocast
-from lmlong.model.state import rebuild_state
+from lmlong.model.state import at_least_float32
 
 PIECE, REST = 1024, 256
 """Tokens read at a time, and of the remainder at the end. More are no faster, and pieces of any length would fragment
@@ -69,15 +66,6 @@ def _score(
 ) -> tuple[Session, TokenBits]:
     with autocast(trained.device, precision):
         session, nll = sessions.score_tokens(trained.model, tokens, session)
-    session = session._replace(state=_at_least_float32(session.state))
+    session = session._replace(state=at_least_float32(session.state))
     bits = nll[0].cpu().double().numpy() / math.log(2)
     return session, TokenBits(np.array(tokens, dtype=np.int64), bits)
-
-
-def _at_least_float32(state: ModelState) -> ModelState:
-    """Return the state with its half-precision tensors widened, so that it can be saved and continued in any format."""
-
-    def widened(x: Tensor) -> Tensor:
-        return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
-
-    return rebuild_state(state, map(widened, state_tensors(state)))

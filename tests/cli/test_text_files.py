@@ -9,7 +9,9 @@ from click.testing import CliRunner
 from data.made_documents import docx, epub, html, tarred, zipped
 from inference.conftest import run as run
 
+import lmlong
 from lmlong import recipe
+from lmlong.attention.base import state_tensors
 from lmlong.cli.generate import generate
 from lmlong.cli.score import score
 from lmlong.cli.state import state
@@ -81,6 +83,26 @@ def test_a_file_without_a_text_is_refused(run: Path, tmp_path: Path, name: str, 
             CliRunner().invoke(
                 state, ["build", str(run), str(tmp_path / name), "-o", str(tmp_path / "s")], catch_exceptions=False
             )
+
+
+def test_an_address_is_not_read(run: Path) -> None:
+    for words in ([str(run), "https://a.org/b.txt"], [str(run), "--prompt-file", "https://a.org/b.txt"]):
+        with pytest.raises(UsageError, match=r"https://a.org/b.txt: addresses are not read. Download the file"):
+            CliRunner().invoke(generate if "--prompt-file" in words else score, words, catch_exceptions=False)
+
+
+def test_a_state_is_built_in_half_precision(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(PROSE * 9)
+    states = {}
+    for precision in ("32", "bf16"):
+        file = tmp_path / precision
+        words = ["build", str(run), str(tmp_path / "a.txt"), "-o", str(file), "--precision", precision]
+        assert CliRunner().invoke(state, words, catch_exceptions=False).exit_code == 0
+        states[precision] = list(state_tensors(lmlong.load(run).load_state(file).state))
+    pairs = [pair for pair in zip(states["32"], states["bf16"], strict=True) if pair[0].is_floating_point()]
+    assert all(half.dtype == full.dtype for full, half in pairs)
+    errors = [float((full - half).norm() / full.norm().clamp(min=1)) for full, half in pairs]
+    assert 0 < max(errors) < 0.05
 
 
 def test_a_stream_is_text_from_its_beginning(run: Path, tmp_path: Path) -> None:
