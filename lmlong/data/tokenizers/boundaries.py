@@ -42,7 +42,9 @@ class TokenBoundaries:
 
     def covers(self, part: str) -> list[Cover]:
         """Return every possible tokenization across the end of a part, by the start of the piece that crosses it."""
-        whole = [self._encode_part(part), *(self._before(part, follower) for follower in self._followers)]
+        whole = [self._encode_part(part)]
+        for follower in self._followers:
+            whole += self._before(part, follower)
         covers = [Cover(list(tokens), b"") for tokens in dict.fromkeys(map(tuple, whole))]
         head = b""
         for start in range(len(part) - 1, -1, -1):
@@ -51,18 +53,22 @@ class TokenBoundaries:
                 break
             if len(self.tokens_beginning_with(head)):
                 following = part[start] if self._followers else ""
-                covers.append(Cover(self._before(part[:start], following), head))
+                covers += [Cover(tokens, head) for tokens in self._before(part[:start], following)]
         return covers
 
-    def _before(self, part: str, following: str) -> list[int]:
-        """Return the tokens of a part that is followed by `following`, or of only the part if a token crosses its
-        end."""
+    def _before(self, part: str, following: str) -> list[list[int]]:
+        """Return the possible tokens of a part that is followed by `following`, if none of them crosses its end."""
         tokens, left = self._encode_part(part + following), len(part.encode("utf-8", "surrogatepass"))
         for number, token in enumerate(tokens):
-            if left <= 0:
-                return tokens[:number] if left == 0 else self._encode_part(part)
+            if left == 0:
+                return [tokens[:number]]
+            if left < self._sizes[token]:  # crosses the end, where a longer token with the same beginning could start
+                possible = [self._encode_part(part)]
+                if (rest := part.encode("utf-8", "surrogatepass")[-left:]).isspace():  # cut from the spaces before it
+                    possible.append(tokens[:number] + self._encode_part(rest.decode()))
+                return possible
             left -= self._sizes[token]
-        return tokens if left == 0 else self._encode_part(part)
+        return [tokens if left == 0 else self._encode_part(part)]
 
 
 def settled(covers: Sequence[Cover]) -> int:
