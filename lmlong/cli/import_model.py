@@ -12,9 +12,9 @@ def import_(path: Path, out: Path) -> None:
     """Import the pretrained model at PATH as a run for all commands.
 
     Nothing is downloaded: get the model first, for example with `hf download`. PATH is a folder in the format of
-    transformers (config.json, safetensors, tokenizer.json), a GGUF file, whose quantized weights become float32, or a
-    .bin of llama2.c next to its tokenizer.bin. LlamaForCausalLM is supported: Llama, SmolLM2, TinyLlama. A chat
-    template is imported for `lmlong generate RUN --chat`; training on conversations is not supported.
+    transformers (config.json, safetensors, tokenizer.json), or a GGUF file, whose quantized weights become float32.
+    LlamaForCausalLM is supported: Llama, SmolLM2, TinyLlama. A chat template is imported for
+    `lmlong generate RUN --chat`; training on conversations is not supported.
 
     \b
     lmlong import SmolLM2-135M --out runs/smollm2

@@ -17,7 +17,6 @@ from lmlong.errors import CheckpointError, UsageError, install_command
 from lmlong.interop.gguf_file import open_gguf
 from lmlong.interop.hf_folder import open_folder
 from lmlong.interop.llama import LlamaSource, check_layers, check_weights, llama_names, model_options
-from lmlong.interop.llama2c_file import is_llama2c, open_llama2c
 from lmlong.interop.staging import staged_folder
 from lmlong.io.files import check_ordinary
 from lmlong.model.build import build, without_memory
@@ -25,7 +24,7 @@ from lmlong.recipe import file as recipe_file
 from lmlong.report.progress import each
 
 GGUF = b"GGUF"
-SUPPORTED = "Name a folder that transformers wrote, a GGUF file, or a .bin of llama2.c."
+SUPPORTED = "Name a folder that transformers wrote, or a GGUF file."
 
 
 class Imported(NamedTuple):
@@ -38,7 +37,7 @@ class Imported(NamedTuple):
 
 
 def import_model(path: Path, run: Path) -> Imported:
-    """Write the run folder of a pretrained model: a folder of transformers, a GGUF file or a file of llama2.c."""
+    """Write the run folder of a pretrained model: a folder of transformers or a GGUF file."""
     source = open_source(path)
     options = model_options(source)
     check_layers(source)
@@ -100,8 +99,6 @@ def open_source(path: Path) -> LlamaSource:
             begin = file.read(4)
         if begin == GGUF:
             return open_gguf(path)
-        if is_llama2c(path):
-            return open_llama2c(path)
     except OSError as error:
         raise UsageError(f"{path}: cannot be read ({error.strerror}). {SUPPORTED}") from None
     pickled = begin[:2] == b"PK" or begin[:1] == b"\x80"

@@ -3,7 +3,6 @@
 import json
 import os
 import pickle
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import tokenizers
 import torch
 from commands import lmlong as command
 from interop import tiny_llama
-from interop.tiny_llama import CONFIG, LLAMA3, write_folder, write_gguf, write_llama2c
+from interop.tiny_llama import CONFIG, LLAMA3, write_folder, write_gguf
 
 import lmlong
 from lmlong.data.tokenizers.huggingface_file import errors_named
@@ -65,19 +64,15 @@ def test_so_has_one_in_several_files_of_bfloat16_in_the_format_of_transformers_5
 
 
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("write", [write_gguf, write_llama2c])
-def test_so_has_a_gguf_file_and_one_of_llama2c(
-    tmp_path: Path, write: Callable[[Path, dict[str, Any], dict[str, torch.Tensor]], Path], tied: bool
-) -> None:
+def test_so_has_a_gguf_file(tmp_path: Path, tied: bool) -> None:
     config = {**CONFIG, "tie_word_embeddings": tied}
-    config |= {"rms_norm_eps": 1e-5, "rope_theta": 10_000.0} if write is write_llama2c else {}
     given = tiny_llama.weights(config)
-    import_model(write(tmp_path / "source.file", config, given), tmp_path / "run")
+    import_model(write_gguf(tmp_path / "source.file", config, given), tmp_path / "run")
     agrees(tmp_path / "run", config, given)
     tokenizer = lmlong.load(tmp_path / "run").tokenizer
     assert tokenizer.decode(tokenizer.encode("the quick <s> \u2581 fox")) == "the quick <s> \u2581 fox"
     assert tokenizer.encode(" the") == [3 + 256 + 9 + 2]
-    assert (tokenizer.bos, tokenizer.eos) == ((1, 1) if write is write_llama2c else (1, 2))
+    assert (tokenizer.bos, tokenizer.eos) == (1, 2)
 
 
 def test_an_imported_run_is_a_run(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,38 +282,6 @@ def test_a_truncated_gguf_file_is_told(tmp_path: Path) -> None:
         (tmp_path / "cut.gguf").write_bytes(whole[:size])
         with pytest.raises(CheckpointError, match=r"cut\.gguf"):
             import_model(tmp_path / "cut.gguf", tmp_path / "run")
-
-
-def test_a_file_of_llama2c_that_is_not_whole_is_told(tmp_path: Path) -> None:
-    whole = write_llama2c(tmp_path / "source.bin", CONFIG, tiny_llama.weights(CONFIG)).read_bytes()
-    for changed, message in (
-        (whole[:-4], "bytes, not"),
-        (whole + b"more", "bytes, not"),
-        (whole[:28], "bytes, not"),
-        ((10_000).to_bytes(4, "little") * 7, "bytes, not"),
-    ):
-        (tmp_path / "source.bin").write_bytes(changed)
-        with pytest.raises(CheckpointError, match=rf"source\.bin.*{message}"):
-            import_model(tmp_path / "source.bin", tmp_path / "run")
-    for changed in (
-        whole[:20],
-        (2**24).to_bytes(4, "little") * 7,
-        b"\xff" * 7 + whole[7:],
-        b"Call me Ishmael. Some years ago, never mind how long",
-    ):
-        (tmp_path / "source.bin").write_bytes(changed)
-        with pytest.raises(UsageError, match=r"source\.bin.*not a known model format"):
-            import_model(tmp_path / "source.bin", tmp_path / "run")
-    (tmp_path / "source.bin").write_bytes(whole)
-    pieces = (tmp_path / "tokenizer.bin").read_bytes()
-    for changed in (b"", pieces[:100], pieces[:-1], pieces[:8] + b"\xff" * 4 + pieces[12:]):
-        (tmp_path / "tokenizer.bin").write_bytes(changed)
-        with pytest.raises(CheckpointError, match=r"tokenizer\.bin: not a tokenizer of 300 tokens"):
-            import_model(tmp_path / "source.bin", tmp_path / "run")
-    (tmp_path / "tokenizer.bin").unlink()
-    with pytest.raises(CheckpointError, match=r"tokenizer\.bin: missing"):
-        import_model(tmp_path / "source.bin", tmp_path / "run")
-    assert [path.name for path in tmp_path.iterdir()] == ["source.bin"]
 
 
 def test_pickles_are_not_read(tmp_path: Path, source: Path) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import math
-import struct
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -174,35 +173,11 @@ PIECES += ["\u2581the", "qu"]
 
 
 def neighbours(config: dict[str, Any], name: str, weight: Tensor) -> Tensor:
-    """Return a weight with queries and keys in the order where neighbours are rotated, as llama.cpp and llama2.c do."""
+    """Return a weight with queries and keys in the order where neighbours are rotated, as llama.cpp does."""
     heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(name.split(".")[-2])
     if not heads:
         return weight
     return weight.unflatten(0, (config[heads], 2, -1)).transpose(1, 2).reshape(weight.shape)
-
-
-def write_llama2c(path: Path, config: dict[str, Any], given: dict[str, Tensor]) -> Path:
-    """Write a file as llama2.c's exporter does, each kind of weight for all layers before the next, and tokenizer.bin
-    beside it."""
-    layers, length = config["num_hidden_layers"], config["max_position_embeddings"]
-    vocabulary = config["vocab_size"] * (1 if config["tie_word_embeddings"] else -1)
-    sizes = [config[f"{name}_size"] for name in ("hidden", "intermediate")]
-    sizes += [layers, config["num_attention_heads"], config["num_key_value_heads"], vocabulary, length]
-    inside = ["input_layernorm", *(f"self_attn.{name}_proj" for name in "qkvo"), "post_attention_layernorm"]
-    inside += ["mlp.gate_proj", "mlp.down_proj", "mlp.up_proj"]
-    names = ["model.embed_tokens", *(f"model.layers.{layer}.{name}" for name in inside for layer in range(layers))]
-    table = torch.zeros(length * config["hidden_size"] // config["num_attention_heads"])
-    parts = [neighbours(config, f"{name}.weight", given[f"{name}.weight"]) for name in [*names, "model.norm"]]
-    parts += [table, *([] if config["tie_word_embeddings"] else [given["lm_head.weight"]])]
-    path.write_bytes(struct.pack("<7i", *sizes) + b"".join(part.float().numpy().tobytes() for part in parts))
-    with path.with_name("tokenizer.bin").open("wb") as file:
-        file.write(struct.pack("<i", 16))
-        for number in range(config["vocab_size"]):
-            piece = PIECES[number] if number < len(PIECES) else f"[{number}]"
-            piece = f"\n{piece}\n" if number in (1, 2) else chr(number - 3) if 3 <= number < 259 else piece
-            read = piece.replace("\u2581", " ").encode()
-            file.write(struct.pack("<fi", -float(number), len(read)) + read)
-    return path
 
 
 NAMES = {
