@@ -16,7 +16,7 @@ from lmlong.attention.device_policy import FollowsPolicy
 from lmlong.model.block import ResidualBlock
 from lmlong.model.layers import BFloat16Linear, GroupedLinear, RMSNorm, quantized_linear, rounded_weight
 from lmlong.model.learning.loss import Learning, learning_loss
-from lmlong.model.loss import SoftTargets, chunked_cross_entropy, in_float32, logits_in_float32, token_nll
+from lmlong.model.loss import TeacherOutput, chunked_cross_entropy, in_float32, logits_in_float32, token_nll
 from lmlong.model.ngram_embedding import tables_of
 from lmlong.model.quantization import GroupFormat, WeightFormat
 from lmlong.model.short_conv import ShortConvolution
@@ -51,7 +51,7 @@ class LMHead(FollowsPolicy):
         hidden: Tensor,
         targets: Tensor | None = None,
         reduction: Literal["sum", "none"] = "sum",
-        teacher: SoftTargets | None = None,
+        teacher: TeacherOutput | None = None,
         learning: Learning | None = None,
     ) -> Tensor:
         """Return logits (..., V) of hidden states (..., width), in at least float32. With targets, return their summed

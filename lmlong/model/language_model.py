@@ -25,7 +25,7 @@ from lmlong.model.layers import RMSNorm
 from lmlong.model.learning.loss import Learning
 from lmlong.model.learning.read import Learner, Text
 from lmlong.model.learning.state import DEFAULT_RATES, Learned, init_learned, will_learn_token
-from lmlong.model.loss import IGNORED, SoftTargets
+from lmlong.model.loss import IGNORED, TeacherOutput
 from lmlong.model.ngram_embedding import NgramEmbedding
 from lmlong.model.quantized_model import QuantizableModel
 from lmlong.model.rope import document_positions
@@ -154,7 +154,7 @@ class LanguageModel(AttentionLayers, QuantizableModel):
         mask: Tensor | None = None,
         state: ModelState | None = None,
         segment: int | None = None,
-        teacher: SoftTargets | None = None,
+        teacher: TeacherOutput | None = None,
     ) -> tuple[Tensor, ModelState]:
         """Return the summed -log p of the targets (B, T), starting from `state`, and the state after.
 

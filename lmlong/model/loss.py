@@ -5,7 +5,7 @@ N tokens, V vocabulary.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,26 +26,6 @@ class Softening(NamedTuple):
     temperature: float
 
 
-class SoftTargets(Protocol):
-    """A teacher's predictions for a batch, from which a student learns."""
-
-    @property
-    def softening(self) -> Softening: ...
-
-    def flattened(self) -> "SoftTargets":
-        """Return the predictions with all tokens of the batch in one dimension."""
-        ...
-
-    def between(self, times: slice) -> "SoftTargets":
-        """Return the predictions of some tokens of every row."""
-        ...
-
-    def soft_loss(self, logits: Tensor, scored: Tensor, span: slice) -> tuple[Tensor, Tensor]:
-        """Return the weighted KL(teacher | student) over the scored tokens of a span, and its gradient for the logits
-        (N, V)."""
-        ...
-
-
 class TeacherOutput(NamedTuple):
     """The predictions of a teacher that has just read the batch."""
 
@@ -54,12 +34,16 @@ class TeacherOutput(NamedTuple):
     softening: Softening
 
     def flattened(self) -> "TeacherOutput":
+        """Return the predictions with all tokens of the batch in one dimension."""
         return self._replace(hidden=self.hidden.flatten(0, -2))
 
     def between(self, times: slice) -> "TeacherOutput":
+        """Return the predictions of some tokens of every row."""
         return self._replace(hidden=self.hidden[:, times])
 
     def soft_loss(self, logits: Tensor, scored: Tensor, span: slice) -> tuple[Tensor, Tensor]:
+        """Return the weighted KL(teacher | student) over the scored tokens of a span, and its gradient for the logits
+        (N, V)."""
         share, temperature = self.softening
         log_q = _log_softmax(logits_in_float32(self.hidden[span], self.weight).div_(temperature))
         log_p = _log_softmax(logits / temperature)
@@ -73,7 +57,7 @@ def chunked_cross_entropy(
     hidden: Tensor,
     weight: Tensor,
     targets: Tensor,
-    teacher: SoftTargets | None = None,
+    teacher: TeacherOutput | None = None,
     policy: DevicePolicy = CPU_POLICY,
     compiles: bool = False,
 ) -> Tensor:
@@ -197,7 +181,7 @@ def _plain_loss(logits: Tensor, targets: Tensor, span: slice, graded: bool) -> t
 
 
 def _taught_loss(
-    teacher: SoftTargets, logits: Tensor, targets: Tensor, span: slice, graded: bool
+    teacher: TeacherOutput, logits: Tensor, targets: Tensor, span: slice, graded: bool
 ) -> tuple[Tensor, Tensor | None]:
     x, share = in_float32(logits), teacher.softening.share
     nll, log_total = _nll(x, targets)

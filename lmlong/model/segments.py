@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from lmlong.attention.base import state_tensors
-from lmlong.model.loss import SoftTargets
+from lmlong.model.loss import TeacherOutput
 from lmlong.model.ngram_embedding import NgramEmbedding, RowGradients
 from lmlong.model.state import rebuild_state
 
@@ -27,7 +27,7 @@ class Segment(NamedTuple):
     tokens: Tensor  # (B, T)
     targets: Tensor  # (B, T)
     document_starts: Tensor | None = None  # (B, T)
-    teacher: SoftTargets | None = None
+    teacher: TeacherOutput | None = None
 
     def split(self, length: int) -> "list[Segment]":
         """Split into segments of up to `length` tokens."""

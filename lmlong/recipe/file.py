@@ -20,10 +20,11 @@ from lmlong.recipe.model import Model
 from lmlong.recipe.objective import CAUSAL_ONLY, ENCODER_DEFAULTS, Sections, disagreements
 from lmlong.recipe.parsed import ATTENTION, FORMAT, parse_recipe
 from lmlong.recipe.paths import with_absolute, without_folders
+from lmlong.recipe.removed import drop_removed
 from lmlong.recipe.section import Options, completed, mistake
 from lmlong.recipe.text import Text
 from lmlong.recipe.training import Conversion, Training
-from lmlong.recipe.yaml import KeyPath, at
+from lmlong.recipe.yaml import at
 
 
 class Recipe(Options):
@@ -113,8 +114,6 @@ class Recipe(Options):
                 f"{parts} devices cannot read a row together with devices: {self.devices} on nodes: {self.nodes}. "
                 "Use a divisor of devices, or all devices of several machines.",
             )
-        if self.training.keep_predictions and self.processes > 1:
-            yield mistake("training.keep_predictions", "not supported with several processes. Leave it out.")
         for key, length in (self.conversion.lengths() if self.conversion else {}).items():
             if length and self.text.sequence_length % length:
                 yield mistake(
@@ -143,11 +142,11 @@ def load(
         parsed.load_plugins(load_plugin)
     else:
         parsed.check_plugins()
-    wrong: dict[KeyPath, str] = {}
+    wrong = drop_removed(parsed.values, as_trained)
     try:
         recipe = recipe_class(plugins_needed(at(parsed.values, ATTENTION))).model_validate(parsed.values)
     except ValidationError as error:
-        wrong = mistakes(error, parsed.values, recipe_class(), suggest_paths=True)
+        wrong = mistakes(error, parsed.values, recipe_class(), suggest_paths=True) | wrong
     if messages := parsed.messages(wrong):
         raise RecipeError(messages)
     return with_absolute_paths(recipe)

@@ -177,11 +177,6 @@ class Training(Budget):
     """teacher_of: predictions: softmax temperature of both models; above 1, tokens that the teacher finds unlikely
     count for more."""
 
-    keep_predictions: int | None = Field(default=None, gt=0, le=bounds.COUNT)
-    """teacher_of: predictions: number of the teacher's most probable tokens at each position that are kept in the
-    cache; all others count as one token. The teacher reads each row once, and later steps and runs that read the same
-    rows do without it. Left out, the teacher predicts in each step."""
-
     @field_validator("precision", mode="before")
     @classmethod
     def name_of_width(cls, precision: object) -> object:
@@ -228,8 +223,6 @@ class Training(Budget):
             )
         if self.teacher_of == "layers" and self.state_passing:
             yield mistake("state_passing", "teacher_of: layers reads each row from an empty state. Leave it out.")
-        if self.keep_predictions and (self.teacher is None or self.teacher_of == "layers"):
-            yield mistake("keep_predictions", "only for the predictions of a teacher. Leave it out.")
         if self.only_ngram and self.teacher_of == "layers":
             yield mistake("only_ngram", "teacher_of: layers trains the attention of each layer. Leave out one of them.")
         if self.only_ngram and self.strategy == "deepspeed":
@@ -293,8 +286,6 @@ class Conversion(Options):
     trained. null leaves it out."""
     predictions: PredictionStage | None = PredictionStage()
     """Second stage: the whole model learns the predictions of the old model. null leaves it out."""
-    keep_predictions: int | None = Field(default=None, gt=0, le=bounds.COUNT)
-    """training.keep_predictions of the stage `predictions`."""
     sequence_length: Annotated[int | None, Field(gt=0, le=bounds.TOKENS), LENGTH] = None
     """Sequence length in both stages, which must divide text.sequence_length; left out, text.sequence_length. A step
     has the same number of tokens in all stages."""

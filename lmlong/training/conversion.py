@@ -62,8 +62,7 @@ def stages(recipe: Recipe, teacher: str, folder: Path) -> list[StageRun]:
     if conversion.layers:
         add("layers", conversion.layers, {"teacher_of": "layers"})
     if stage := conversion.predictions:
-        kept = {"state_passing": stage.state_passing, "keep_predictions": conversion.keep_predictions}
-        add("predictions", stage, {"teacher_share": 1.0, **kept})
+        add("predictions", stage, {"teacher_share": 1.0, "state_passing": stage.state_passing})
     start = str(planned[-1].folder) if planned else teacher
     return [*planned, StageRun("text", _changed(recipe, {"init_from": start}, {}), folder)]
 

@@ -4,7 +4,7 @@ B batch, T time.
 """
 
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from lmlong.model.base import TextModel
 from lmlong.model.block import with_states
 from lmlong.model.build import build
 from lmlong.model.language_model import LanguageModel
-from lmlong.model.loss import IGNORED, Softening, SoftTargets, TeacherOutput
+from lmlong.model.loss import IGNORED, Softening, TeacherOutput
 
 ERROR_EPSILON = 1e-4
 """Added to the mean square of the teacher's output, so that tokens to which a layer adds nothing do not dominate the
@@ -51,16 +51,6 @@ class Teacher(NamedTuple):
             hidden, state = self.model.hidden_states(tokens[:, piece], state, starts)
             pieces.append(hidden)
         return torch.cat(pieces, dim=1)
-
-
-class AnyTeacher(Protocol):
-    """A teacher, or its kept predictions."""
-
-    @property
-    def tokenizer(self) -> Tokenizer: ...
-    @property
-    def weights_hash(self) -> str: ...
-    def output(self, tokens: Tensor, document_starts: Tensor) -> SoftTargets: ...
 
 
 def load_teacher(options: recipe.Training) -> Teacher | None:
@@ -113,7 +103,7 @@ def train_ngram_alone(model: LanguageModel) -> None:
 
 def taught_loss(
     model: TextModel,
-    teacher: "AnyTeacher | None",
+    teacher: Teacher | None,
     tokens: Tensor,
     targets: Tensor,
     mask: Tensor,
@@ -129,7 +119,7 @@ def taught_loss(
         losses, state = model.loss(tokens, targets, mask, state, segment)
         return losses, losses.detach(), state
     assert isinstance(model, LanguageModel)
-    if isinstance(teacher, Teacher) and teacher.soft is None:
+    if teacher.soft is None:
         error = layer_errors(model, teacher.model, tokens, mask).mean()
         return error * targets.numel(), error.detach() * (targets != IGNORED).sum(), None
     losses, state = model.loss(tokens, targets, mask, state, segment, teacher.output(tokens, mask))

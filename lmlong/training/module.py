@@ -12,7 +12,6 @@ is finite in each step by themselves: DeepSpeed, and the gradient scaler of floa
 
 import math
 from collections import deque
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -29,7 +28,6 @@ from lmlong.model.state import detach_state, where_state
 from lmlong.training.distillation import Teacher, taught_loss
 from lmlong.training.distributed import print_once
 from lmlong.training.figures import BatchFigures, FetchedFigures, StepFigures
-from lmlong.training.kept_predictions import KeptTeacher
 from lmlong.training.loader import Loader, TrainingBatch
 from lmlong.training.optimizer import learning_rate_factor, make_optimizer, masks_updates, set_learning_rate
 from lmlong.training.prepare import PreparedRun, divides_weights, trial_model
@@ -140,8 +138,6 @@ class TrainingModule(LightningModule):
         self._seed(number)
         state, mask = self._initial_state(batch)
         with self.trainer.precision_plugin.forward_context():
-            if isinstance(self.teacher, KeptTeacher):
-                self.teacher.prepare(batch.tokens, mask, self._rows_from(number))
             learned, nll, state = self._loss(batch, mask, state)
         if self.recipe.training.passes_states:
             self.carried = detach_state(state if self.group is None else self.group.state_after(state))
@@ -241,12 +237,6 @@ class TrainingModule(LightningModule):
         assert isinstance(self.model, LanguageModel)
         loss, state = self.model.loss_of_part(*rows, self.group)
         return loss, loss.detach(), state
-
-    def _rows_from(self, number: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Iterate over the tokens and masks of the batches of the run from this one on."""
-        end = self.first_batch + self.remaining_steps * self.recipe.training.accumulate
-        for batch in Loader(self.prepared, range(number, end), self.trainer.global_rank):
-            yield batch.tokens, batch.mask
 
     def _learns(self) -> bool:
         """Return whether the output layer learns while it reads at this step."""

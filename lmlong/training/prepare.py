@@ -26,8 +26,7 @@ from lmlong.model.precision import Precision, computes_in_bf16
 from lmlong.model.sequence_group import longest_part
 from lmlong.model.sinks import make_sinks
 from lmlong.recipe import Recipe
-from lmlong.training.distillation import AnyTeacher, Teacher, load_teacher, train_mixers_alone, train_ngram_alone
-from lmlong.training.kept_predictions import open_kept
+from lmlong.training.distillation import Teacher, load_teacher, train_mixers_alone, train_ngram_alone
 from lmlong.training.optimizer import count_steps
 from lmlong.training.sequence_processes import check_divides
 
@@ -40,7 +39,7 @@ class PreparedRun(NamedTuple):
     model: TextModel  # on the meta device if `divides_weights`
     device: torch.device
     build: Callable[[], TextModel]  # the model again, with memory
-    teacher: AnyTeacher | None = None
+    teacher: Teacher | None = None
     start: Path | str | None = None  # the checkpoint or run that its weights come from
     state: dict[str, Any] | None = None  # the training state to resume from
     weights_hash: str = ""  # of the weights to resume from
@@ -102,7 +101,7 @@ def prepare_run(
     """
     recipe, device = _resolve(recipe)
     training = recipe.training
-    teacher = open_kept(training) if training.teacher and training.keep_predictions else load_teacher(training)
+    teacher = load_teacher(training)
     tokenizer = read.read_tokenizer(start, verify) if start else teacher.tokenizer if teacher else None
     tokens = prepare(recipe.text, tokenizer)
     if teacher and teacher.tokenizer.hash != tokens.tokenizer.hash:
@@ -120,7 +119,7 @@ def prepare_run(
 
 
 def _build(
-    recipe: Recipe, vocabulary: int, start: Path | None, new_attention: bool, teacher: AnyTeacher | None
+    recipe: Recipe, vocabulary: int, start: Path | None, new_attention: bool, teacher: Teacher | None
 ) -> TextModel:
     """Return the model of a run before its first step, with the weights of a verified checkpoint, if any."""
     training = recipe.training

@@ -22,7 +22,6 @@ from lmlong.model.language_model import LanguageModel
 from lmlong.recipe import Recipe
 from lmlong.recipe.file import recipe_class
 from lmlong.training.distillation import Teacher, taught_loss
-from lmlong.training.kept_predictions import DrawnTeacher, KeptTeacher
 from lmlong.training.optimizer import LoopOptimizer
 from lmlong.training.prepare import PreparedRun, prepare_run
 from lmlong.training.progress import CLOCKS, TICK
@@ -123,10 +122,7 @@ def _backward(model: TextModel, prepared: PreparedRun, shape: BatchShape) -> Non
             assert isinstance(model, LanguageModel)
             loss, _ = model.learning_loss(tokens, tokens, mask)
         else:
-            teacher = prepared.teacher
-            if isinstance(teacher, KeptTeacher):
-                teacher = DrawnTeacher(teacher)
-            loss, _, _ = taught_loss(model, teacher, tokens, tokens, mask, segment=shape.segment)
+            loss, _, _ = taught_loss(model, prepared.teacher, tokens, tokens, mask, segment=shape.segment)
     (loss / tokens.numel()).backward()
 
 

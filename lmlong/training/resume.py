@@ -42,7 +42,6 @@ FIXED = (
     "training.init_from",
     "training.only_ngram",
     "training.teacher",
-    "training.keep_predictions",
     "training.optimizer",
 )
 """Options that determine weights, data order and random draws; all others may change during a run."""

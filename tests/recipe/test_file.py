@@ -265,3 +265,12 @@ def test_a_recipe_that_is_shown_to_others_names_no_folders() -> None:
     assert values["text"]["validation"]["sources"][0]["dataset"] == "set"
     assert values["text"]["tokenizer"]["path"] == "t.model"
     assert (values["training"]["init_from"], values["training"]["teacher"]) == ("run", "teacher")
+
+
+def test_an_option_of_earlier_versions_is_dropped_at_its_default_and_named_at_another_value(here: Path) -> None:
+    saved = dump(load("quickstart")).replace("training:\n", "training:\n  keep_predictions: null\n")
+    assert load(write(here / "a.yaml", saved)) == load("quickstart")
+    other = write(here / "b.yaml", saved.replace("keep_predictions: null", "keep_predictions: 32"))
+    assert load(other, as_trained=True) == load("quickstart")
+    with pytest.raises(RecipeError, match=r"b.yaml:\d+: training.keep_predictions: no longer an option. The teacher"):
+        load(other)

@@ -135,15 +135,13 @@ def test_each_stage_has_its_length_and_later_ones_pass_states(folder: Path) -> N
         str(folder / "tiny.yaml"),
         [
             *("training.batch_size=2", "training.carry_state=true", "text.sequence_length=64"),
-            "conversion={sequence_length: 16, keep_predictions: 8, "
-            "predictions: {sequence_length: 64, state_passing: 0.5, steps: 3}}",
+            "conversion={sequence_length: 16, predictions: {sequence_length: 64, state_passing: 0.5, steps: 3}}",
         ],
     )
     layers, predictions, text = (stage.recipe for stage in conversion.stages(recipe, "teacher", folder / "none"))
     assert [each.text.sequence_length for each in (layers, predictions, text)] == [16, 64, 64]
     assert [each.training.batch_size for each in (layers, predictions, text)] == [8, 2, 2]
     assert [each.training.state_passing for each in (layers, predictions, text)] == [0, 0.5, 0]
-    assert [each.training.keep_predictions for each in (layers, predictions, text)] == [None, 8, None]
     assert [each.training.carry_state for each in (layers, predictions, text)] == [False, False, True]
 
 
@@ -164,7 +162,7 @@ def test_windows_that_hold_a_whole_sequence_do_what_the_old_attention_did(folder
 @pytest.mark.usefixtures("stages_here")
 def test_heads_are_added_by_a_conversion_and_trained_from_the_predictions_on(folder: Path) -> None:
     words = [*HYBRID, "model.add_ngram=[2]", "model.attention.ngram.buckets=64", "training.steps=2", "--out", "headed"]
-    words += ["conversion={layers: {steps: 2}, predictions: {steps: 4}, keep_predictions: 8}"]
+    words += ["conversion={layers: {steps: 2}, predictions: {steps: 4}}"]
     done = convert(folder, *words)
     assert done.returncode == 0, done.stderr
     after = [

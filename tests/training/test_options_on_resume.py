@@ -67,7 +67,6 @@ OF_A_TEACHER = {
     "teacher_of": "layers",
     "teacher_share": "0.25",
     "teacher_temperature": "2.0",
-    "keep_predictions": "8",
 }
 """What is refused beside a teacher."""
 
