@@ -27,6 +27,7 @@ from lmlong.checkpoint.read import unload
 from lmlong.checkpoint.write import Deferred
 from lmlong.model.base import TextModel
 from lmlong.training.deepspeed_config import set_sizes, settings
+from lmlong.training.distributed import time_limit
 from lmlong.training.module import TrainingModule
 from lmlong.training.muon import Muon
 from lmlong.training.optimizer import moments_of, parameter_groups
@@ -53,6 +54,7 @@ class DeepSpeedTraining(DeepSpeedStrategy):
             precision_plugin=DeepSpeedAutocast(device, options.precision),
             process_group_backend="gloo" if self.on_cpu else None,
             logging_level=logging.ERROR,
+            **time_limit(),
         )
 
     @property

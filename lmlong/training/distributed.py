@@ -1,21 +1,37 @@
 """The processes of a run, started by lmlong itself on one machine, or by torchrun or SLURM on several."""
 
 import os
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
 from torch import Tensor
 
 from lmlong.data.token_encoding import cores
-from lmlong.errors import UsageError
+from lmlong.errors import LmlongError, UsageError
 from lmlong.model.device import pick_device
 from lmlong.model.metrics import LossTotals
 from lmlong.recipe import Recipe
 
 BY_HAND = ("bash", "interactive")
 """Names of SLURM jobs in which a person starts commands without srun."""
+
+LIMIT = "LMLONG_COLLECTIVE_SECONDS"
+"""The environment variable that sets how long a process waits for the others, by default 30 minutes."""
+
+LAUNCHER = "lightning.fabric.strategies.launchers.subprocess_script"
+"""The logger that names a process that has ended, before the launcher ends the others."""
+
+LOST = (
+    *("Connection closed by peer", "Connection reset by peer", "remote process exited"),
+    *("Timed out waiting", "timed out", "Application timeout"),
+)
+"""Parts of the errors that gloo and NCCL raise when another process has ended or does not respond."""
 
 PROCESSES_PER_CORE = 2
 """Maximum number of processes on a CPU: a run for more cores can be tried on fewer, but hardly trained."""
@@ -39,6 +55,35 @@ def launcher() -> str | None:
     if "TORCHELASTIC_RUN_ID" in os.environ:
         return "torchrun"
     return "srun" if "SLURM_NTASKS" in os.environ and os.environ.get("SLURM_JOB_NAME") not in BY_HAND else None
+
+
+def time_limit() -> dict[str, Any]:
+    """Return the strategy's argument `timeout`, how long a process waits for the others, if LMLONG_COLLECTIVE_SECONDS
+    sets it."""
+    text = os.environ.get(LIMIT)
+    if text is None:
+        return {}
+    try:
+        return {"timeout": timedelta(seconds=float(text))}
+    except (ValueError, OverflowError):
+        raise UsageError(f"{LIMIT} is {text!r}, not a number of seconds. Give one, as 120.") from None
+
+
+@contextmanager
+def ending_together(trainer: Trainer) -> Iterator[None]:
+    """A block in which the error of a lost process is reported in one line, and the processes that this one has started
+    end with it."""
+    try:
+        yield
+    except RuntimeError as error:
+        if trainer.world_size == 1 or not any(words in str(error) for words in LOST):
+            raise
+        if trainer.strategy.launcher:
+            trainer.strategy.launcher.kill(signal.SIGKILL)
+        raise LmlongError(
+            f"rank {trainer.global_rank} of {trainer.world_size}: another process of the run has ended or does not "
+            "respond, see its messages. Resume from the last checkpoint with --resume auto."
+        ) from error
 
 
 def check_launch(recipe: Recipe) -> None:

@@ -24,7 +24,14 @@ from lmlong.recipe import file as recipe_file
 from lmlong.report.progress import waiting
 from lmlong.training.callbacks import ResampleFeatures, TrainingCallback
 from lmlong.training.deepspeed_config import check_deepspeed
-from lmlong.training.distributed import check_launch, is_main_process, launcher
+from lmlong.training.distributed import (
+    LAUNCHER,
+    check_launch,
+    ending_together,
+    is_main_process,
+    launcher,
+    time_limit,
+)
 from lmlong.training.loggers import check_loggers, finish_loggers, log_end
 from lmlong.training.metrics_log import METRICS_FILE, read_entries
 from lmlong.training.module import TrainingModule
@@ -33,7 +40,6 @@ from lmlong.training.resume import prepare_resumed_run, resume_point
 from lmlong.training.run_folder import check_folder, default_folder, locked
 from lmlong.training.signals import StopAtOnce, StopOnSignal
 from lmlong.training.start import Start, print_start
-from lmlong.training.watch import Watch
 
 PRECISIONS = {"32": "32-true", "bf16": "bf16-mixed", "16": "16-mixed"}
 """The number formats of recipes, by Lightning's names."""
@@ -130,7 +136,7 @@ def _fit(module: TrainingModule, callback: TrainingCallback, signals: StopOnSign
     """Take the remaining steps of a run."""
     trainer = _make_trainer(module, [signals, start, callback])
     try:
-        with signals, closing(callback), Watch(trainer, module.recipe.processes):
+        with signals, closing(callback), ending_together(trainer):
             trainer.fit(module)
     except StopAtOnce as stop:
         if stop.signal_number == signal.SIGINT:
@@ -159,6 +165,7 @@ def _make_trainer(module: TrainingModule, callbacks: list[Callback]) -> Trainer:
     summaries."""
     for name in ("lightning.pytorch", "lightning.fabric", "lightning.fabric.utilities.distributed"):
         logging.getLogger(name).setLevel(logging.ERROR)
+    logging.getLogger(LAUNCHER).setLevel(logging.INFO)
     warnings.filterwarnings("ignore", module="lightning.*")
     prepared, recipe, training = module.prepared, module.recipe, module.recipe.training
     if every := recipe.model.attention.favor.resample_every:
@@ -167,7 +174,7 @@ def _make_trainer(module: TrainingModule, callbacks: list[Callback]) -> Trainer:
     plugins: list[Any] = [SLURMEnvironment(auto_requeue=False)] if launcher() == "srun" else []
     strategy: Strategy | str = "auto"
     if training.strategy == "ddp" or recipe.processes > 1:
-        strategy = DDPStrategy(broadcast_buffers=False)  # which are the same in all ranks
+        strategy = DDPStrategy(broadcast_buffers=False, **time_limit())  # buffers are the same in all ranks
     precision: Any = PRECISIONS[training.precision]
     if training.strategy == "deepspeed":
         from lmlong.training.deepspeed_strategy import DeepSpeedTraining
