@@ -24,7 +24,6 @@ from lmlong.checkpoint import read
 from lmlong.data import token_dataset as tokens
 from lmlong.data.tokenizers import training as trained_tokenizer
 from lmlong.errors import CheckpointError
-from lmlong.experiments.kept_results import KeptResult
 from lmlong.inference.loading import load
 from lmlong.io import folder_manifest
 from lmlong.io.folder_manifest import DamagedFolder, Format
@@ -75,8 +74,6 @@ def make_all(place: Path) -> dict[str, Kind]:
     train(recipe_file.load(str(place / "recipe.yaml")), run)
     checkpoint, loaded = read.find(run), load(run, "cpu")
     loaded.save_state(loaded.read(TEXT), place / "book.state")
-    kept = KeptResult(place / "bench", "result", {"steps": 3})
-    kept.get(lambda: {"bits_per_byte": 1.234})
 
     def read_all() -> None:
         checkpoints.verify(checkpoint)
@@ -88,7 +85,6 @@ def make_all(place: Path) -> dict[str, Kind]:
         "state file": Kind([place / "book.state"], seen_by(lambda: loaded.load_state(place / "book.state"))),
         "tokens": folder_kind(text, tokens.FORMAT),
         "tokenizer": folder_kind(tokenizer, trained_tokenizer.FORMAT),
-        "kept result": Kind([kept.file], lambda: kept._read() is not None),
         "metrics": Kind(
             [run / "metrics.jsonl"], lambda: resumes(run), "a log: invalid lines are dropped when a run is resumed"
         ),
