@@ -31,9 +31,7 @@ def test_help(tool: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 @pytest.mark.parametrize(
     "command",
     [
-        "flip_bits.py --flips 20",
         "fuzz.py all --cases 2 --seed 1",
-        "long_sequence.py --lengths 4k --plain-up-to 4k",
         "show_linformer_leak.py",
         "soak_kill.py --only plain --kills 1",
     ],
