@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from lmlong.evaluation.results import PerplexityReport
     from lmlong.inference.hidden_states import HiddenStates
     from lmlong.inference.loading import TrainedLanguageModel, load
+    from lmlong.model.encoder import Encoder
     from lmlong.model.language_model import LanguageModel
-    from lmlong.model.state import detach_state
+    from lmlong.model.state import detach_state, state_bytes
     from lmlong.recipe import Recipe
     from lmlong.surprisal.stream import score
     from lmlong.surprisal.units import Surprise
@@ -39,6 +40,7 @@ if sys.platform == "darwin":  # read when torch is imported: what Metal lacks is
 __version__ = "0.1.0"
 __all__ = [
     "CausalAttention",
+    "Encoder",
     "FeatureMap",
     "HiddenStates",
     "LanguageModel",
@@ -58,11 +60,13 @@ __all__ = [
     "load_plugin",
     "recipe",
     "score",
+    "state_bytes",
     "train",
 ]
 
 _HOMES = {
     "CausalAttention": "lmlong.attention.base",
+    "Encoder": "lmlong.model.encoder",
     "FeatureMap": "lmlong.attention.feature_maps",
     "HiddenStates": "lmlong.inference.hidden_states",
     "LanguageModel": "lmlong.model.language_model",
@@ -79,6 +83,7 @@ _HOMES = {
     "load": "lmlong.inference.loading",
     "load_plugin": "lmlong.attention.plugins",
     "score": "lmlong.surprisal.stream",
+    "state_bytes": "lmlong.model.state",
     "train": "lmlong.training.run",
 }
 """The module of each public name that is imported when it is first used: importing lmlong alone costs nothing."""

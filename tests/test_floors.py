@@ -22,7 +22,7 @@ FLOORS = [
     {"checkpoint"},
     {"interop"},
     {"training", "inference"},
-    {"evaluation", "experiments", "bench", "surprisal"},
+    {"evaluation", "bench", "surprisal"},
     {"serving"},
     {"cli"},
     {"lmlong"},  # the package itself and `python -m lmlong` stand on top of everything

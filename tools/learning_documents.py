@@ -51,7 +51,8 @@ def main() -> None:
             print(f"{'ok     ' if same else 'differs'}  {use}/{entry['name']}  {len(text)} bytes")
             (options.out / use / f"{entry['name']}.txt").write_bytes(text)
     if options.write:
-        LIST.write_text(json.dumps(documents, indent=1) + "\n")
+        uses = [(use, ",\n  ".join(map(json.dumps, entries))) for use, entries in documents.items()]
+        LIST.write_text("{\n" + ",\n".join(f' "{use}": [\n  {lines}\n ]' for use, lines in uses) + "\n}\n")
     sys.exit(f"{wrong} documents differ" if wrong else 0)
 
 

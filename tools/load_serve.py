@@ -5,11 +5,9 @@
     tools/load_serve.py vanish runs/quickstart --clients 100
     tools/load_serve.py malformed runs/quickstart --requests 10000
     tools/load_serve.py kill runs/quickstart --kills 50
-    tools/load_serve.py soak runs/quickstart --minutes 20
 
 Each command starts its own servers on free ports. The machine should be quiet, because the client runs beside the
-server. Texts are cut from the standard library of Python. Exits 1 if there is a fault; a figure beyond its bound is
-only reported, because the machine may be the cause. Needs Linux, because it reads /proc.
+server. Exits 1 if there is a fault. Needs Linux, because it reads /proc.
 """
 
 import argparse
@@ -19,10 +17,10 @@ import sys
 import time
 from pathlib import Path
 
-from load import kill, malformed, soak, streams, vanish
+from load import kill, malformed, streams, vanish
 from load.findings import Findings
 
-COMMANDS = {"streams": streams, "vanish": vanish, "malformed": malformed, "kill": kill, "soak": soak}
+COMMANDS = {"streams": streams, "vanish": vanish, "malformed": malformed, "kill": kill}
 
 
 def main() -> int:
@@ -33,7 +31,7 @@ def main() -> int:
         meaning = str(module.__doc__)
         command = commands.add_parser(name, description=meaning, help=meaning.partition("\n\n")[0])
         command.add_argument("run", metavar="RUN", help="a run folder")
-        command.add_argument("--threads", type=int, default=1, help="of the server, and of lmlong generate")
+        command.add_argument("--threads", type=int, default=1, help="of the server")
         command.add_argument("--seed", type=int, default=0, help="of the random requests")
         command.add_argument("--json", type=Path, metavar="FILE", help="write the findings to a file too")
         module.add_options(command)

@@ -20,16 +20,12 @@ Norms = Literal["chi", "fixed", "quantile"]
 Form = Literal["positive", "hyperbolic"]
 
 
-def draw_projection(rows: int, width: int, norms: Norms, draw: torch.Generator, orthogonal: bool = True) -> Tensor:
+def draw_projection(rows: int, width: int, norms: Norms, draw: torch.Generator) -> Tensor:
     """Draw random rows (M, D) in float64: directions orthogonal within each block of D, lengths by `norms`."""
     directions = []
     for begin in range(0, rows, width):
-        block = torch.randn(width, width, generator=draw, dtype=torch.float64, device="cpu")
-        if orthogonal:
-            block, triangle = torch.linalg.qr(block)
-            block = block * triangle.diagonal().sign()  # otherwise the signs depend on the QR algorithm
-        else:
-            block = block / block.norm(dim=1, keepdim=True)
+        block, triangle = torch.linalg.qr(torch.randn(width, width, generator=draw, dtype=torch.float64, device="cpu"))
+        block = block * triangle.diagonal().sign()  # otherwise the signs depend on the QR algorithm
         directions.append(block[: rows - begin])
     return torch.cat(directions) * _lengths(rows, width, norms, draw)[:, None]
 

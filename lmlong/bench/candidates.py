@@ -26,7 +26,7 @@ from lmlong.model.language_model import LanguageModel
 from lmlong.model.precision import autocast
 from lmlong.model.quantization import WeightFormat
 from lmlong.model.state import state_bytes
-from lmlong.recipe.candidates import single_kinds
+from lmlong.recipe.candidates import candidates
 from lmlong.training.optimizer import LoopOptimizer
 from lmlong.training.prepare import check_kernel, set_kernel
 
@@ -74,7 +74,7 @@ def attention_candidate(
 
 
 def build_attention(name: str, shape: AttentionShape) -> CausalAttention:
-    options = recipe.Attention(**single_kinds()[name])  # type: ignore[arg-type]
+    options = recipe.Attention(**candidates()[name])  # type: ignore[arg-type]
     kind = options.kind
     assert isinstance(kind, str)
     return CAUSAL[kind](shape.heads, shape.width, shape.width, options)
@@ -86,7 +86,7 @@ GENERATED = 16
 
 def build_model(name: str, options: recipe.Recipe, device: torch.device) -> LanguageModel:
     """Return the recipe's model with another attention in all layers and random weights, with the recipe's kernel."""
-    changes: dict[str, object] = dict(single_kinds()[name])
+    changes: dict[str, object] = dict(candidates()[name])
     attention = options.model.attention.model_copy(update=changes)
     torch.manual_seed(options.seed)
     model = LanguageModel(

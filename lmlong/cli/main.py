@@ -34,7 +34,7 @@ COMMANDS = {
     "report": ("lmlong.cli.report:report", "Write an HTML page about runs, to send to others."),
     "probe": ("lmlong.cli.probe:probe", "Measure how far back a model recalls what it read."),
     "spectrum": ("lmlong.cli.spectrum:spectrum", "Measure the singular values of a model's attention."),
-    "bench": ("lmlong.cli.bench:bench", "Compare kinds of attention by experiment."),
+    "bench": ("lmlong.cli.bench:bench", "Measure the speed of each attention."),
 }
 
 INTERRUPTED = 130

@@ -292,7 +292,7 @@ def plot(what: str) -> Decorator:
     return click.option("--plot", type=PlotFile(writable=True), help=f"Plot {what} to a .png, .pdf or .svg file.")
 
 
-def out(default: str, what: str = "Folder for the results.") -> Decorator:
+def out(default: str, what: str) -> Decorator:
     """Return the option --out, a folder."""
     folder = click.Path(file_okay=False, path_type=Path)
     return click.option("--out", type=folder, help=f"{what}  [default: {default}]")

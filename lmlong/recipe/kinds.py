@@ -141,7 +141,7 @@ def plugins_needed(attention: Any) -> tuple[str, ...]:
 
 
 def plugin_candidates() -> dict[str, dict[str, str]]:
-    """Return the attentions and feature maps of plug-ins as candidates of an experiment, as `CANDIDATES` has them."""
+    """Return the attentions and feature maps of plug-ins as candidates of a benchmark, as `CANDIDATES` has them."""
     attentions = {kind: {"kind": kind} for kind, about in ATTENTION_KINDS.items() if about.plugin}
     maps = [name for name, about in FEATURE_MAP_KINDS.items() if about.plugin]
     return attentions | {name: {"kind": "linear", "feature_map": name, "decay": "none"} for name in maps}

@@ -73,7 +73,6 @@ def lines_of(
     *,
     band: Value | None = None,
     error: Value | None = None,
-    label: Callable[[Any], str] = str,
     marker_size: float = 7,
 ) -> list[Line]:
     """Return a line for each name through its rows, in the order of the names, the n-th in the n-th style.
@@ -86,7 +85,7 @@ def lines_of(
         look = style(number)._replace(marker_size=marker_size)
         low, high = zip(*map(getter(band), rows), strict=True) if band and rows else (None, None)
         bars = None if error is None else [2 * getter(error)(row) for row in rows]
-        lines.append(Line(label(name), xs, ys, look, low, high, bars))
+        lines.append(Line(str(name), xs, ys, look, low, high, bars))
     return lines
 
 
@@ -139,8 +138,6 @@ class Panel(NamedTuple):
     """Minimum span of the vertical axis, so that small changes look small."""
     y_scale: Literal["linear", "log", "log 1-2-5"] = "linear"
     """With 1-2-5, the ticks 1, 2 and 5 of each decade are named in full."""
-    y_names: Sequence[str] = ()
-    """The labels of 0, 1, 2 and so on of the y axis, from the top down; with none, the axis has numbers."""
     legend: bool = False
     """Whether the panel has a legend of its own, above it."""
     note: str = ""

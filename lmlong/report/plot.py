@@ -193,12 +193,9 @@ def _set_scales(axes: Axes, panel: Panel) -> None:
         names = [panel.tick_name(tick) for tick in shown]
         axes.set_xticks(shown, names, **SMALL if panel.small else {})
         axes.xaxis.set_minor_locator(NullLocator())
-    if panel.y_names:
-        axes.set_yticks(range(len(panel.y_names)), panel.y_names)
-        axes.set_ylim(len(panel.y_names) - 0.5, -0.5)
     if panel.y_scale != "linear":
         axes.set_yscale("log")
-    elif not panel.y_names:
+    else:
         axes.ticklabel_format(axis="y", useOffset=False)
     if panel.y_scale == "log 1-2-5":
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))

@@ -38,12 +38,8 @@ def getter(value: Value) -> Callable[[Any], Any]:
 
 def format_table(columns: Sequence[Column], rows: Iterable[Any]) -> list[str]:
     """Return the line of titles and a line for each row; a row of cells may be shorter than the columns."""
-    return [_line(columns, [column.title for column in columns]), *format_rows(columns, rows)]
-
-
-def format_rows(columns: Sequence[Column], rows: Iterable[Any]) -> list[str]:
-    """Return a line for each row, without titles."""
-    return [_line(columns, cell_texts(columns, row)) for row in rows]
+    titles = [column.title for column in columns]
+    return [_line(columns, texts) for texts in (titles, *(cell_texts(columns, row) for row in rows))]
 
 
 def pivot_rows(

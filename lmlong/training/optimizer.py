@@ -77,22 +77,20 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 
 class LoopOptimizer:
-    """The optimizers of a model and of its tables in the loop of an experiment or a benchmark; a run has its own."""
+    """The optimizers of a model and of its tables in the loop of a benchmark; a run has its own."""
 
     def __init__(self, model: TextModel, options: recipe.Training, policy: DevicePolicy = CPU_POLICY):
-        self.model, self.options = model, options
+        self.model, self.clip = model, options.clip
         self.weights = make_optimizer(model, options, policy)
         self.rows = make_row_optimizer(model, policy.reads_values)
 
-    def step(self, factor: float = 1.0) -> Tensor:
-        """Clip the gradient and update the model with this share of the learning rate's peak. Return the gradient's
-        norm."""
-        set_learning_rate(self.weights, self.options.learning_rate * factor)
-        norm: Tensor = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.options.clip)
+    def step(self) -> Tensor:
+        """Clip the gradient and update the model at the peak of the learning rate. Return the gradient's norm."""
+        norm: Tensor = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
         self.weights.step()
         self.weights.zero_grad()
         if self.rows:
-            self.rows.step(factor)
+            self.rows.step()
         return norm
 
 

@@ -67,7 +67,12 @@ class TrainingResult(NamedTuple):
     @property
     def losses(self) -> dict[int, float]:
         """The training loss in nats per token by step, every `training.log_every` steps."""
-        return {entry["step"]: entry["loss"] for entry in read_entries(self.run / METRICS_FILE) if "loss" in entry}
+        return {entry["step"]: entry["loss"] for entry in self.metrics if "loss" in entry}
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """The entries of the run's metrics.jsonl, one for each logged step and validation."""
+        return read_entries(self.run / METRICS_FILE)
 
 
 def train(

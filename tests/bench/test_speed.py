@@ -21,10 +21,10 @@ from lmlong.bench.speed import (
 )
 from lmlong.cli.bench import bench
 from lmlong.recipe import file as recipe_file
-from lmlong.recipe.candidates import single_kinds
+from lmlong.recipe.candidates import candidates
 
 CPU = torch.device("cpu")
-ATTENTIONS = tuple(single_kinds())
+ATTENTIONS = tuple(candidates())
 
 
 def result(name: str, length: int, seconds: list[float]) -> Result:

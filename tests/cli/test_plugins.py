@@ -124,12 +124,7 @@ def test_a_step_is_profiled_in_a_process_that_has_the_plugin(folder: Path) -> No
     unload_plugin(folder / "two_gates.py")
 
 
-def test_experiments_have_it_as_a_candidate(folder: Path) -> None:
-    short = ("--rates", "1e-2", "--seeds", "1", "training.steps=2", "training.warmup_steps=0")
-    compared = done(folder, "bench", "compare", "--recipe", "mine.yaml", "--only", "two_gates,elu", *short)
-    assert {line.split()[0] for line in compared.splitlines()[1:]} == {"two_gates", "elu"}
-    grid = ("--pairs", "2", "--widths", "8", "--vocabulary", "16", "--steps", "1", "--rates", "1e-2")
-    assert "two_gates" in done(folder, "bench", "recall", *PLUGIN, "--only", "two_gates", *grid)
+def test_benchmarks_have_it_as_a_candidate(folder: Path) -> None:
     shape = ("--lengths", "16", "--precisions", "32", "--heads", "1", "--width", "8")
     assert "two_gates" in done(folder, "bench", "attention", *PLUGIN, "--only", "softmax,two_gates", *shape)
 

@@ -14,7 +14,6 @@ from lmlong.attention.base import state_tensors
 from lmlong.attention.laws import Subject, Text
 from lmlong.model.language_model import LanguageModel
 from lmlong.recipe import file as recipe_file
-from lmlong.recipe.candidates import CANDIDATES
 from lmlong.recipe.parsed import shipped_recipes
 
 VOCABULARY, TIME = 50, 131
@@ -96,14 +95,10 @@ CAUSAL_RECIPES = [
 ]
 
 
-@every_nth(3, pytest.mark.parametrize("recipe_name", [*CAUSAL_RECIPES, "compare elu-learned-window"]))
+@every_nth(3, pytest.mark.parametrize("recipe_name", CAUSAL_RECIPES))
 def test_every_recipe_keeps_the_laws(recipe_name: str) -> None:
     """Its own pattern of layers, convolution and positions, at a small width."""
-    shelf_name, _, candidate = recipe_name.partition(" ")
-    options = CANDIDATES[candidate] if candidate else {}
-    chosen = recipe_file.load(
-        shelf_name, [*overrides_of(shelf_name), *(f"model.attention.{key}={value}" for key, value in options.items())]
-    ).model
+    chosen = recipe_file.load(recipe_name, overrides_of(recipe_name)).model
     small = chosen.model_copy(update={"width": 16, "heads": 2})
     check_laws(stirred(LanguageModel(small, VOCABULARY), 0.3).double().eval(), text())
 

@@ -1,12 +1,11 @@
-"""The candidates of experiments and benchmarks are valid options, one kind in all layers or a pattern."""
+"""The candidates of benchmarks are valid options, with one kind in all layers."""
 
 import pytest
 
 from lmlong.recipe import Attention
-from lmlong.recipe.candidates import CANDIDATES, single_kinds
+from lmlong.recipe.candidates import CANDIDATES
 
 
 @pytest.mark.parametrize("name", CANDIDATES)
-def test_each_candidate_is_valid_and_a_pattern_unless_it_is_one_kind(name: str) -> None:
-    kind = Attention.model_validate(CANDIDATES[name]).kind
-    assert isinstance(kind, str) == (name in single_kinds())
+def test_each_candidate_is_valid_and_of_one_kind(name: str) -> None:
+    assert isinstance(Attention.model_validate(CANDIDATES[name]).kind, str)

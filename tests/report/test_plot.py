@@ -83,14 +83,6 @@ def test_of_many_ticks_every_second_is_named() -> None:
     assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "4", "16", "64", "256"]
 
 
-def test_names_stand_beside_the_y_axis_from_the_top_down() -> None:
-    points = Line(None, [1.0, 2.0, 3.0], [0, 1, 2], style(0)._replace(dashes=""))
-    (axes,) = draw(Figure([[Panel([points], y_names=["best", "middle", "worst"])]], (4, 4))).axes
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["best", "middle", "worst"]
-    (low, high), (line,) = axes.get_ylim(), axes.lines
-    assert low > 2 and high < 0 and line.get_linestyle() == "None"
-
-
 def test_a_log_axis_is_named_in_full() -> None:
     line = Line("a", [1, 2], [900.0, 6000.0], style(0))
     drawn = draw(Figure([[Panel([line], ticks=[1, 2], y_scale="log 1-2-5")]], (4, 4)))
@@ -152,8 +144,8 @@ def test_a_shared_axis_is_labelled_at_the_edge_alone() -> None:
 def test_each_name_is_a_line_through_its_rows_in_a_style_of_its_own() -> None:
     groups = {"a": [(1, 4.0, 0.5), (2, 3.0, 0.25)], "b": [], "c": [(1, 2.0, 0.5)]}
     x, y, error = (lambda row, index=index: row[index] for index in range(3))
-    first, empty, last = lines_of(groups, x, y, error=error, band=lambda row: (0, 9), label="run {}".format)
-    assert (first.label, first.x, first.y, first.errors) == ("run a", [1, 2], [4.0, 3.0], [1.0, 0.5])
+    first, empty, last = lines_of(groups, x, y, error=error, band=lambda row: (0, 9))
+    assert (first.label, first.x, first.y, first.errors) == ("a", [1, 2], [4.0, 3.0], [1.0, 0.5])
     assert (first.low, first.high, empty.low, list(empty.x)) == ((0, 0), (9, 9), None, [])
     assert [line.style.color for line in (first, empty, last)] == list(COLORS[:3])
 

@@ -9,7 +9,6 @@ from lmlong.report.table import (
     Column,
     format_number,
     format_range,
-    format_rows,
     format_table,
     pivot_rows,
     plural,
@@ -29,7 +28,11 @@ def test_cells_are_aligned_and_formatted() -> None:
 
 
 def test_a_row_may_be_short_or_have_empty_cells() -> None:
-    assert format_rows(COLUMNS, [["a"], ["b", None, 1], ["c", None, None]]) == ["a", "b                      1", "c"]
+    assert format_table(COLUMNS, [["a"], ["b", None, 1], ["c", None, None]])[1:] == [
+        "a",
+        "b                      1",
+        "c",
+    ]
 
 
 class Loss(NamedTuple):

@@ -40,8 +40,7 @@ def load(run: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> tuple[int,
 def test_streams(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code, figures, wrong = load(run, monkeypatch, "streams --streams 12 --rows 4 --tokens 20")
     assert (code, wrong) == (0, [])
-    assert figures["of lmlong generate"] > 0 and 12 <= figures["events"] <= 12 * 22
-    assert min(figures["memory, at its peak"], figures["memory, idle"]) > 10  # the server gives free memory back
+    assert figures["all streams together"] > 0 and 12 <= figures["events"] <= 12 * 22
 
 
 def test_clients_that_vanish(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,19 +96,6 @@ def test_launches_of_triton_kernels_are_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_memory_of_a_step(counts: ModuleType) -> None:
-    """Twice the rows take twice the memory beyond that of the weights."""
-    from gpu_ready_parts import recipes
-
-    one, two, four = (recipes.step("small", "torch", rows) for rows in (1, 2, 4))
-    assert one.operations <= two.operations <= four.operations < 2 * one.operations
-    assert two.bytes - one.bytes == pytest.approx((four.bytes - two.bytes) / 2, rel=0.3)
-    assert one.bytes > 16 * one.matrices
-    gpu = recipes.GPU("small", 1e9, operations=1e12, bandwidth=1e11)
-    assert one.seconds(gpu)[0] == pytest.approx(6 * one.matrices * 8192 / 1e12) and 0 < one.share(gpu) < 1
-
-
-@pytest.mark.slow
 @needs_triton
 def test_the_program_is_ready_for_a_gpu() -> None:
     done = run()

@@ -10,11 +10,9 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from torch import Tensor
 from torch._library.custom_ops import OPDEFS
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
-from torch.utils._pytree import tree_leaves
 
 from lmlong.model.allocations import Allocations
 
@@ -32,13 +30,9 @@ ALLOCATIONS = (
     "lift_fresh",
 )
 
-PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
-"""Matrix products, whose time is that of their arithmetic, and not of the bytes that they read and write."""
-
 
 class Watch(Allocations):
-    """Counts operations by name, the bytes that those other than matrix products read and write, and the bytes of new
-    tensors, `now` and at the `peak`."""
+    """Counts operations by name, and the bytes of new tensors, `now` and at the `peak`."""
 
     supports_higher_order_operators = True  # launches of Triton kernels, flex attention
 
@@ -46,7 +40,6 @@ class Watch(Allocations):
         super().__init__()
         self.operations: Counter[str] = Counter()
         self._entered = 0
-        self.moved = 0
 
     @property
     def count(self) -> int:
@@ -82,20 +75,14 @@ class Watch(Allocations):
             result = function(*args, **kwargs)
         if self.count == before and launches(function):
             self.operations[str(function)] += 1
-            if name_of(function) not in PRODUCTS:
-                self.moved += sum(x.nbytes for x in tree_leaves((args, kwargs, result)) if isinstance(x, Tensor))
         return result
-
-
-def name_of(function: Any) -> str:
-    return function._schema.name.split("::")[-1] if isinstance(function, OpOverload) else str(function)
 
 
 def launches(function: Any) -> bool:
     """Whether an operation does work on a GPU: no query, no allocation, no view of its input."""
     if not isinstance(function, OpOverload):
         return True
-    name = name_of(function)
+    name = function._schema.name.split("::")[-1]
     if function.namespace == "prim" or name in ALLOCATIONS or "unsafe_view" in name:
         return False
     returned = [value.alias_info for value in function._schema.returns]

@@ -1,17 +1,22 @@
-"""A small HTTP client over asyncio: one connection for each request, and the time of each received piece.
+"""A small HTTP client over asyncio, with one connection for each request, and random prompts.
 
-It runs beside the server that is measured, so it does little: it keeps the received bytes and parses them after the
+It runs beside the server that is tested, so it does little: it keeps the received bytes and parses them after the
 connection has ended.
 """
 
 import asyncio
 import json
-import time
+import random
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 JSON = "application/json"
 COMPLETIONS, SESSIONS = "/v1/completions", "/v1/sessions"
+
+
+def draw_text(draw: random.Random, shortest: int, longest: int) -> str:
+    """Return `shortest` to `longest` random letters, spaces and newlines."""
+    return "".join(draw.choices("etaoinshrdlu \n", k=draw.randint(shortest, longest)))
 
 
 class NoAnswer(Exception):
@@ -23,10 +28,10 @@ class Refused(Exception):
 
 
 class Exchange(asyncio.Protocol):
-    """One connection: the received pieces with their times."""
+    """One connection: the received pieces."""
 
     def __init__(self) -> None:
-        self.pieces: list[tuple[float, bytes]] = []
+        self.pieces: list[bytes] = []
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.transport: asyncio.Transport
 
@@ -35,7 +40,7 @@ class Exchange(asyncio.Protocol):
         self.transport = transport
 
     def data_received(self, data: bytes) -> None:
-        self.pieces.append((time.perf_counter(), data))
+        self.pieces.append(data)
 
     def connection_lost(self, error: Exception | None) -> None:
         if not self.ended.done():
@@ -48,7 +53,7 @@ class Exchange(asyncio.Protocol):
 
     @property
     def received(self) -> bytes:
-        return b"".join(data for _, data in self.pieces)
+        return b"".join(self.pieces)
 
 
 class Answer(NamedTuple):
@@ -56,10 +61,6 @@ class Answer(NamedTuple):
 
     status: int
     body: bytes
-    begun: float
-    """The time of the request."""
-    pieces: list[tuple[float, bytes]]
-    """The received bytes with their times."""
 
     @property
     def json(self) -> Any:
@@ -70,11 +71,6 @@ class Answer(NamedTuple):
         """The data of the events of a stream."""
         lines = self.body.decode().split("\n")
         return [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
-
-    @property
-    def moments(self) -> list[float]:
-        """The times at which events arrived."""
-        return [moment for moment, data in self.pieces if b"data: " in data]
 
 
 class Client:
@@ -89,14 +85,14 @@ class Client:
 
     async def ask(self, method: str, path: str, body: bytes = b"", kind: str = JSON, seconds: float = 600.0) -> Answer:
         """Return the complete answer to a request."""
-        begun, exchange = time.perf_counter(), await self.connect()
+        exchange = await self.connect()
         try:
             exchange.transport.write(self.request(method, path, body, kind))
             if not await exchange.end(seconds):
                 raise NoAnswer(f"{method} {path}: incomplete after {seconds:g} s, {len(exchange.received)} bytes")
         finally:
             exchange.transport.abort()
-        return Answer(*parsed(exchange.received), begun, exchange.pieces)
+        return Answer(*parsed(exchange.received))
 
     async def post(self, path: str, **fields: Any) -> Any:
         """Return the JSON of an answer."""

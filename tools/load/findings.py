@@ -1,4 +1,4 @@
-"""The findings of a load test: figures, some with bounds, and faults."""
+"""The findings of a load test: figures and faults."""
 
 from typing import Any, NamedTuple
 
@@ -9,8 +9,6 @@ class Figure(NamedTuple):
     name: str
     value: float
     unit: str = ""
-    bound: str = ""
-    holds: bool = True
 
 
 class Findings:
@@ -24,11 +22,6 @@ class Findings:
     def add(self, name: str, value: float, unit: str = "") -> None:
         self.figures.append(Figure(name, value, unit))
 
-    def bound(self, name: str, value: float, unit: str = "", *, most: float | None = None, least: float = 0.0) -> None:
-        """Add a figure, and whether it is within its bounds."""
-        bound = f"at least {least:g}" if most is None else f"at most {most:g}"
-        self.figures.append(Figure(name, value, unit, bound, value >= least and (most is None or value <= most)))
-
     def require(self, holds: bool, fault: str) -> None:
         if not holds:
             self.wrong.append(fault)
@@ -39,13 +32,7 @@ class Findings:
 
     def lines(self) -> list[str]:
         """Return the lines of a report."""
-        values = [f"{number(figure.value)} {figure.unit}".rstrip() for figure in self.figures]
-        name_width = max((len(figure.name) for figure in self.figures), default=0)
-        value_width = max(map(len, values), default=0)
-        lines = []
-        for figure, value in zip(self.figures, values, strict=True):
-            verdict = f"   {figure.bound}: {'holds' if figure.holds else 'MISSED'}" if figure.bound else ""
-            lines.append(f"{figure.name:<{name_width}}  {value:>{value_width}}{verdict}")
+        lines = [f"{number(value):>12} {unit:8} {name}" for name, value, unit in self.figures]
         return [*lines, *(f"WRONG: {fault}" for fault in self.wrong[:20]), f"{len(self.wrong):,} faults"]
 
 

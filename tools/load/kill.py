@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from load.client import COMPLETIONS, SESSIONS, Client, NoAnswer, Refused
+from load.client import COMPLETIONS, SESSIONS, Client, NoAnswer, Refused, draw_text
 from load.findings import Findings
 from load.server import Server, serving
-from load.texts import cut
 
 NEXT = 12
 """Tokens by which sessions are compared."""
@@ -117,7 +116,7 @@ class Soak:
             chosen = draw.choice(known) if known else None
             (kind,) = draw.choices([*KINDS], [*KINDS.values()])
             kind = "create" if chosen is None else "delete" if len(known) > MOST else kind
-            asked = Asked(kind, cut(draw, 1, 200), draw.randint(1, 12))
+            asked = Asked(kind, draw_text(draw, 1, 200), draw.randint(1, 12))
             try:
                 answer = await asked.of(client, chosen.name if chosen else "")
             except (NoAnswer, OSError):

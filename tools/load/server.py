@@ -64,30 +64,12 @@ class Server:
         return {name.removeprefix("lmlong_").removesuffix("_total"): float(value) for name, value in pairs}
 
     @property
-    def resident(self) -> int:
-        """Bytes of resident memory."""
-        return 1024 * int(self._status("VmRSS"))
-
-    @property
-    def peak(self) -> int:
-        """Largest resident memory in bytes since the start or `forget_peak`."""
-        return 1024 * int(self._status("VmHWM"))
-
-    def forget_peak(self) -> None:
-        Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
-
-    @property
     def threads(self) -> int:
         return int(self._status("Threads"))
 
     @property
     def descriptors(self) -> int:
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))
-
-    @property
-    def cpu_seconds(self) -> float:
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # utime and stime of proc(5)
 
     def _status(self, name: str) -> str:
         lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
@@ -96,7 +78,7 @@ class Server:
     def resident_at_rest(self) -> int:
         """Return the bytes of resident memory after the server had time to release what it does not need."""
         time.sleep(REST)
-        return self.resident
+        return 1024 * int(self._status("VmRSS"))
 
     @property
     def is_idle(self) -> bool:

@@ -1,1 +1,0 @@
-"""Models trained in order to be compared."""

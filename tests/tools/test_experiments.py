@@ -1,0 +1,82 @@
+"""The scripts of tools/experiments by small budgets: their tables, and that nothing is trained twice."""
+
+import random
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import pytest
+from machine import new_cache
+
+SCRIPTS = Path(__file__).parents[2] / "tools" / "experiments"
+Run = Callable[..., list[list[str]]]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run a script in an empty folder, and return the words of each line that it prints."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LMLONG_CACHE", str(new_cache(tmp_path)))
+    monkeypatch.setenv("MPLBACKEND", "agg")
+
+    def run(command: str) -> list[list[str]]:
+        name, *words = command.split()
+        monkeypatch.setattr(sys, "argv", [name, *words])
+        runpy.run_path(str(SCRIPTS / name), run_name="__main__")
+        plt.close("all")
+        return [line.split() for line in capsys.readouterr().out.splitlines()]
+
+    return run
+
+
+def test_approximation(run: Run, tmp_path: Path) -> None:
+    *_, small, large = run("approximation.py --seeds 10 --widths 16 --deviations 0.25 1 --features 32 64")
+    assert (small[0], small[1], small[5]) == ("16", "0.25", "trig") and float(small[6]) > 1
+    assert float(large[4]) > 5 * float(large[2])  # trigonometric features fail on large inputs
+    assert (tmp_path / "approximation.png").exists()
+
+
+def test_linformer_speed(run: Run, tmp_path: Path) -> None:
+    lines = run("linformer_speed.py --lengths 16 64 --slots 8 32 --width 8 --heads 2")
+    assert [line[1:] == ["-", "-", "-"] for line in lines if line[:1] == ["16"]]
+    part = 64 * 8 * 4  # bytes of queries, keys, values or outputs
+    full = (3 * part + 2 * 4 * 2 * 64 * 64) / (4 * part + 4 * 2 * 64)  # weights before and after their softmax
+    assert float(lines[-1][1]) == pytest.approx(full, rel=0.01)
+    assert (tmp_path / "linformer-speed.png").exists()
+
+
+def test_recall_learns_and_resumes(run: Run, tmp_path: Path) -> None:
+    command = "recall.py --only softmax --pairs 2 --widths 32 --vocabulary 12 --steps 120 --rates 1e-2"
+    *_, line = lines = run(command)
+    assert line[:2] == ["softmax", "32"] and float(line[-1]) > 0.95
+    folder = tmp_path / "runs" / "recall" / "softmax-32-0.01"
+    (folder / "result.json").unlink()
+    assert run(command) == lines  # from the checkpoint after step 100
+    (folder / "checkpoint.pt").unlink()
+    assert run(command) == lines and not (folder / "checkpoint.pt").exists()
+    with pytest.raises(SystemExit):
+        run(f"{command} --queries 64")
+
+
+def test_compare_trains_nothing_twice(run: Run, tmp_path: Path) -> None:
+    draw = random.Random(0)
+    (tmp_path / "a.txt").write_text("\n".join(draw.choices(["the cat", "sat on", "the mat"], k=2000)))
+    tiny = "text.tokenizer.kind=bytes text.sequence_length=32 model.width=16 training.steps=3 training.batch_size=2"
+    source = 'text.sources=[{"kind":"files","paths":["a.txt"]}]'
+    command = f"compare.py --only elu softmax --rates 1e-2 --seeds 2 --set {source} {tiny}"
+    lines = run(command)
+    assert {line[0] for line in lines[1:]} == {"elu", "softmax"}
+    assert all(1 < float(line[1]) < 8.5 and float(line[2]) > 0 for line in lines[1:])
+    logs = sorted(tmp_path.glob("runs/compare/*/*/metrics.jsonl"))
+    before = [log.read_bytes() for log in logs]
+    assert run(command) == lines and len(logs) == 4 and [log.read_bytes() for log in logs] == before
+
+
+@pytest.mark.slow
+def test_linformer_slots(run: Run, tmp_path: Path) -> None:
+    lines = run("linformer_slots.py --slots 4 --lengths 64 --copies 8 --steps 20 --width 32")
+    assert [line[2] for line in lines if line[:2] == ["64", "4"]] == ["headwise", "none", "key-value", "layerwise"]
+    assert lines[-1][0] == "8" and 1 < float(lines[-1][1]) < 3.5  # full attention learns to copy
+    assert (tmp_path / "runs" / "linformer-slots" / "linformer-slots.png").exists()
