@@ -29,7 +29,7 @@ def bits(model: TrainedLanguageModel, tokens: list[int], learn: bool) -> float:
     state, nats = model.model.init_state(1, learn), 0.0
     for begin in range(0, len(tokens) - 1, PIECE):
         end = min(begin + PIECE, len(tokens) - 1)
-        nll, _, state = model.model.score(ids[:, begin:end], ids[:, begin + 1 : end + 1], state)
+        nll, state = model.model.score(ids[:, begin:end], ids[:, begin + 1 : end + 1], state)
         nats += float(nll.double().sum())
     return nats / math.log(2)
 

@@ -28,9 +28,8 @@ DEFAULT_VIEWS = "context,position"
     "views",
     metavar="VIEW,...",
     default=DEFAULT_VIEWS,
-    help="Views to measure: context, recurrence, remembrance, position, protocol, state.",
+    help="Views to measure: context, position, state.",
 )
-@click.option("--cache-baseline", is_flag=True, help="Measure what n-gram counts of the document add to the model.")
 @click.option(
     "--targets",
     default=8192,
@@ -49,11 +48,6 @@ DEFAULT_VIEWS = "context,position"
     default=10,
     type=click.IntRange(1),
     help="Leave out lengths that fewer documents reach; fewer documents are cut into this many parts.",
-)
-@click.option(
-    "--cluster-by",
-    metavar="FIELD",
-    help="Count documents with the same FIELD as one for the errors: author, folder, file, or a field of records.",
 )
 @options.tokens
 @options.json_file
@@ -76,24 +70,17 @@ def eval_(
     """Measure how well each RUN predicts text, and the gain from text further back.
 
     \b
-    context      the same target tokens at each length, with N tokens before them
-    recurrence   the same, by how far back the same token or word last occurred
-    remembrance  how far the text before a point changes the predictions
-    position     each document read once, by the number of tokens before
-    protocol     the state emptied at each window, overlapping windows, or carried
-    state        norm of S, features in use, smallest denominator while it reads
+    context   the same target tokens at each length, with N tokens before them
+    position  each document read once, by the number of tokens before
+    state     norm of S, features in use, smallest denominator while it reads
 
     The first line of the output is the bits per byte at the longest context, and the gain from the shortest.
 
     The text is the held-out text of the run, unless --data names another. Numbers after ± are standard errors over
     documents, or over parts of them if there are few, as for one book. The error of a change between lengths is that of
-    the differences on the same tokens. --cluster-by counts the documents of one author as one, because they are alike.
-    For the files of --data, the author is the part of the file name before the first "-". --cache-baseline mixes the
-    model with counts of the earlier bigrams and trigrams of the document, weighted by a fit on the training text; the
-    gain is information that the model does not use. For several runs, the differences from the first are printed, with
-    their paired errors. With --learn, or if its recipe says so, a run is measured
-    without learning and with it. Compare runs with different
-    tokenizers by bits per byte. For an encoder, the perplexity of masked tokens is measured.
+    the differences on the same tokens. For several runs, the differences from the first are printed, with their paired
+    errors. With --learn, or if its recipe says so, a run is measured without learning and with it. Compare runs with
+    different tokenizers by bits per byte. For an encoder, the perplexity of masked tokens is measured.
 
     \b
     Example: one run on its own held-out text, then two on the same books.
@@ -106,7 +93,7 @@ def eval_(
     from lmlong.evaluation.perplexity_report import table, to_json
 
     chosen = parse_names("--by", views, VIEWS)
-    if plot and chosen == ("state",) and not given["cache_baseline"]:
+    if plot and chosen == ("state",):
         raise UsageError("--plot: the state view has no plot. Name another view in --by.")
     causal_only = {
         "--lengths": lengths is not None,
@@ -115,15 +102,8 @@ def eval_(
         "--weights": loading.weights != "32",
         "--state-dtype": loading.state_dtype != "auto",
         "--learn": loading.learn is not None,
-        "--cache-baseline": given["cache_baseline"],
-        "--cluster-by": given["cluster_by"] is not None,
         "--after": given["after"] is not None,
     }
-    unlearned = {"remembrance", "state"} & set(chosen)
-    if loading.learn and unlearned:
-        raise UsageError(
-            f"--learn: --by {min(unlearned)} measures the layers before the output. Leave one of them out."
-        )
     recipes = [reading(run, read_recipe) for run in runs]
     if _are_encoders(runs, recipes, [option for option, is_given in causal_only.items() if is_given]):
         _eval_encoders(runs, data, tokens, json_file, loading.device, precision)
@@ -132,7 +112,7 @@ def eval_(
     reports = []
     for run in runs:
         loaded = loading.load_as_trained(run)
-        for learn in [False, True] if loaded.learn and not unlearned else [False]:
+        for learn in [False, True] if loaded.learn else [False]:
             report = evaluate(
                 replace(loaded, learn=learn),
                 data or None,
@@ -142,7 +122,6 @@ def eval_(
                 name=run_name(run) + (", learning" if learn else ""),
                 trained_lengths=[recipe.text.sequence_length for recipe in recipes],
                 precision=precision,
-                resume_as=repr(loading),
                 **given,
             )
             reports.append(report)

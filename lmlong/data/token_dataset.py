@@ -5,17 +5,15 @@ source, and for each token file a file of document positions.
 """
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
 from lmlong import recipe
-from lmlong.data.duplicates import divide, split_key
+from lmlong.data.duplicates import split_key
 from lmlong.data.notes import by_reason
 from lmlong.data.sources import open_inputs
-from lmlong.data.split import Part
 from lmlong.data.token_encoding import cores
 from lmlong.data.token_file import Count, TokenFile, check_tokens, read_tokens
 from lmlong.data.token_file_writer import VALIDATION
@@ -122,16 +120,6 @@ def prepare(text: recipe.Text, tokenizer: Tokenizer | None = None, processes: in
         source["left_out"] = by_reason(entry.source.left_out)
     _check(tokens, text)
     return tokens
-
-
-def validation_fields(text: recipe.Text) -> list[Mapping[str, Any]]:
-    """Return the fields of each validation document, in the order of the token file. Reads the sources again, since
-    token files do not depend on file names."""
-    return [
-        part.document.fields
-        for _, part in divide(open_inputs(text), text.duplicates)
-        if isinstance(part, Part) and part.split == "validation" and next(part.pieces(), None)
-    ]
 
 
 def _open(folder: Path, weights: list[float]) -> TokenDataset:

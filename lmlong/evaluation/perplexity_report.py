@@ -6,13 +6,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from lmlong.evaluation.document_sums import Estimate, Sums
-from lmlong.evaluation.recurrence import BUCKETS, KINDS, Kind
-from lmlong.evaluation.results import CACHES, PerplexityReport, gain_by
+from lmlong.evaluation.results import PerplexityReport
 from lmlong.model.state_size import StateSize, binary_size
 from lmlong.recipe.lengths import name_length
 from lmlong.recipe.paths import last_part
 from lmlong.report.json_values import json_keys, json_values
-from lmlong.report.table import Cell, Column, format_number, format_range, format_table, plural, with_error
+from lmlong.report.table import Column, format_range, format_table, plural, with_error
 
 
 def _perplexity(value: float) -> str:
@@ -21,30 +20,18 @@ def _perplexity(value: float) -> str:
 
 CONTEXT = [
     Column("length", 9, value=lambda row: name_length(row.length) + ("*" if row.trained else " ")),
-    *with_error(Column("nats/token", 12, ".4f", value="change.sums.per_token")),
-    Column("perplexity", 13, _perplexity, value="change.sums.totals.perplexity"),
-    *with_error(Column("bits/byte", 11, ".4f", value="change.sums.per_byte")),
-    *with_error(Column("change", 10, "+.4f", value="change.nats")),
+    *with_error(Column("nats/token", 12, ".4f", value="sums.per_token")),
+    Column("perplexity", 13, _perplexity, value="sums.totals.perplexity"),
+    *with_error(Column("bits/byte", 11, ".4f", value="sums.per_byte")),
+    *with_error(Column("change", 10, "+.4f", value="change")),
 ]
 OF_CHANGE = "change is from the row above, in nats/token"
-RECURRENCE = [Column("length", 8), *(Column(name, 12, ".4f") for name in BUCKETS)]
-REMEMBRANCE = [
-    Column("text back to", 14, name_length, value="length"),
-    *with_error(Column("divergence", 13, ".5f", value="sums.per_token"), 9),
-]
-CACHE = [Column("length", 8, name_length, value="length")]
-for _name, _title in zip(CACHES, ("context", "+unigram", "document", "+unigram"), strict=True):
-    CACHE += with_error(Column(_title, 10, "+.4f", value=gain_by(_name)))
 POSITION = [
     Column("tokens before", 17, value=lambda row: format_range(row.first, row.last)),
     *with_error(Column("nats/token", 12, ".4f", value="sums.per_token")),
     *with_error(Column("bits/byte", 11, ".4f", value="sums.per_byte")),
     Column("tokens", 13, ",", value="sums.totals.tokens"),
 ]
-PROTOCOL = [Column("window", 9, name_length, value="length")]
-for _way in ("reset", "sliding"):
-    PROTOCOL.append(Column(_way, 12, ".4f", value=f"{_way}.sums.per_token.value"))
-    PROTOCOL += with_error(Column("more", 10, "+.4f", value=f"{_way}.nats"))
 HEALTH = [
     Column("tokens read", 17, ",", value="position"),
     Column("norm of S", 13, ".4g", value="norm"),
@@ -119,9 +106,6 @@ def _facts(report: PerplexityReport) -> Iterator[str]:
         whole = plural(report.parts_of, "document")
         yield f"  {report.documents:,} parts of {whole}, each read from an empty state: errors are over the"
         yield "  parts, so they are wide, and of this text only; --data names more documents"
-    if report.cluster_by is not None and report.clusters is not None:
-        clusters = plural(report.clusters, "cluster")
-        yield f"  documents in {clusters} by {report.cluster_by}: the errors are over clusters"
     if report.left_out:
         yield f"  left out: {', '.join(map(name_length, report.left_out))}, which too few {report.unit}s reach"
     speed = report.tokens / max(report.seconds, 1e-9)
@@ -137,57 +121,18 @@ def _state(state: StateSize) -> str:
 
 def _views(report: PerplexityReport) -> Iterator[list[str]]:
     """Yield the lines of each view that was measured."""
-    unit, carried = report.unit, report.carried
+    unit = report.unit
     if report.context:
-        title = f"by context: the same {_targets(report, report.context[0].sums)} each time;"
-        yield [title, OF_CHANGE, *format_table(CONTEXT, report.by_context)]
-    if report.recurrence:
-        for kind in KINDS:
-            title = f"by recurrence: nats/token by how many tokens back the same {kind} last occurred"
-            yield [title, *format_table(RECURRENCE, _recurrence(report, kind))]
-    if report.remembrance:
-        yield [
-            "remembrance: how far the text before a point changes the predictions, as KL",
-            f"from those with {name_length(report.longest)} tokens before, in nats/token",
-            *format_table(REMEMBRANCE, report.remembrance),
-        ]
-    if report.cache:
-        yield [
-            "cache baseline: nats/token that counts of bigrams and trigrams (and unigrams)",
-            "add to the model, among the tokens it reads (context), or among all before",
-            *format_table(CACHE, report.cache),
-        ]
+        sums = report.context[0].sums
+        targets = f"{sums.totals.tokens:,} tokens of {plural(sums.documents, unit)}"
+        yield [f"by context: the same {targets} each time;", OF_CHANGE, *format_table(CONTEXT, report.by_context)]
     if report.position:
         columns = [*POSITION, Column(f"{unit}s", 11, ",", value="sums.documents")]
         title = f"by position: each {unit} read once, from its beginning"
         yield [title, *format_table(columns, report.position)]
-    if report.windows and carried:
-        nats = f"{carried.totals.nats_per_token:.4f} ± {format_number(carried.nats_error, '.4f')}"
-        yield [
-            f"by protocol: all {_targets(report, carried)}, in nats/token;",
-            f"carried from the beginning {nats}; in windows, and how much more",
-            *format_table(PROTOCOL, report.window_changes),
-        ]
     if report.health:
         title = "the state, over all layers and heads, while the longest document is read"
         yield [title, *format_table(HEALTH, report.health)]
-
-
-def _targets(report: PerplexityReport, sums: Sums) -> str:
-    """Return how many targets there are, of how many documents, and of how many clusters of these."""
-    documents = f"{sums.totals.tokens:,} tokens of {plural(sums.documents, report.unit)}"
-    return documents if sums.cluster is None else f"{documents} in {plural(sums.clusters, 'cluster')}"
-
-
-def _recurrence(report: PerplexityReport, kind: Kind) -> Iterator[list[Cell]]:
-    """Yield the tokens of each bucket, the loss at each length, and the change from the shortest to the longest."""
-    yield ["tokens", *(f"{sums.totals.tokens:,}" for sums in getattr(report.recurrence[0], kind))]
-    for point in report.recurrence:
-        yield [name_length(point.length), *(sums.totals.nats_per_token for sums in getattr(point, kind))]
-    if len(report.recurrence) > 1:
-        changes = [change.nats for change in report.recurrence[-1].changes(kind, report.recurrence[0]).values()]
-        yield ["change", *(format_number(change.value, "+.4f") for change in changes)]
-        yield ["±", *(change.error for change in changes)]
 
 
 @json_keys("length", "difference=bits.value", "error=bits.error", "documents=sums.documents")

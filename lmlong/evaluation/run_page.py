@@ -10,6 +10,7 @@ from typing import Any
 from lmlong import __version__
 from lmlong.checkpoint.environment import SourceText, text_sources
 from lmlong.evaluation import perplexity_figure, perplexity_report, probe_accuracy, run_report
+from lmlong.evaluation.perplexity import VIEWS
 from lmlong.evaluation.results import PerplexityReport
 from lmlong.evaluation.run_report import ReportedRun
 from lmlong.evaluation.state_health import Health
@@ -323,7 +324,7 @@ def _commands(runs: Sequence[ReportedRun]) -> Parts:
     measured = [run.measured for run in runs if run.measured and run.measured.perplexity]
     if measured:
         data = [word for file in measured[0].files for word in ("--data", last_part(str(file)))]
-        views, probes = (["--by", ",".join(run_report.VIEWS)], ["--probe", ",".join(run_report.PROBES)])
+        views, probes = (["--by", ",".join(VIEWS)], ["--probe", ",".join(run_report.PROBES)])
         distances, trials = ",".join(map(name_length, run_report.DISTANCES)), str(run_report.TRIALS)
         text = [*data, "--tokens", str(measured[0].tokens)]
         commands = [

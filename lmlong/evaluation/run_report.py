@@ -12,7 +12,7 @@ from lmlong.checkpoint.location import run_path
 from lmlong.checkpoint.read import read_recipe, reading
 from lmlong.errors import LmlongError
 from lmlong.evaluation.masked import MaskedReport, measure_masked
-from lmlong.evaluation.perplexity import DEFAULTS, View, evaluate, validation_text
+from lmlong.evaluation.perplexity import DEFAULTS, evaluate, validation_text
 from lmlong.evaluation.perplexity_report import left_out_lengths
 from lmlong.evaluation.probe_accuracy import ProbeResult, measure_probes
 from lmlong.evaluation.results import PerplexityReport
@@ -25,7 +25,6 @@ from lmlong.training.metrics_log import METRICS_FILE, read_entries
 
 T = TypeVar("T")
 
-VIEWS: tuple[View, ...] = ("context", "position", "state")
 TARGETS, TOKENS = 6400, 32_768
 """Targets at each context, and tokens of the held-out text: about a minute for the quickstart model on a laptop."""
 PROBES, DISTANCES, TRIALS = ("copy", "induction", "mqar"), (64, 256, 1024), 8
@@ -132,8 +131,7 @@ def _measure(
     exact = load(run, loaded.device.type, state_dtype="32")  # as `eval` and `probe` measure
 
     def perplexity() -> PerplexityReport:
-        options: dict[str, Any] = {"views": VIEWS, "targets": TARGETS, "tokens": tokens, "trained_lengths": lengths}
-        return evaluate(exact, files or None, name=name, **options)
+        return evaluate(exact, files or None, name=name, targets=TARGETS, tokens=tokens, trained_lengths=lengths)
 
     def recall() -> ProbeResult:
         return measure_probes(name, exact, validation_text(exact, files, tokens), PROBES, DISTANCES, TRIALS, seed=0)

@@ -19,7 +19,6 @@ class Documents(NamedTuple):
 
     begins: np.ndarray  # (documents,) index of each document's bos
     ends: np.ndarray  # (documents,) index after its last token
-    cluster: np.ndarray | None = None  # (documents,) number of its cluster; None if each is its own
 
     @property
     def sizes(self) -> np.ndarray:
@@ -27,15 +26,7 @@ class Documents(NamedTuple):
 
     def sums(self) -> Sums:
         """Return empty sums of these documents."""
-        return Sums(len(self.begins), self.cluster)
-
-
-class Targets(NamedTuple):
-    """Single tokens to score."""
-
-    document: np.ndarray  # (targets,) number of the document
-    position: np.ndarray  # (targets,) index in the text
-    begin: np.ndarray  # (targets,) index of the first token that is read before it
+        return Sums(len(self.begins))
 
 
 class Spans(NamedTuple):
@@ -48,13 +39,6 @@ class Spans(NamedTuple):
 
     def take(self, which: np.ndarray) -> "Spans":
         return Spans(*(values[which] for values in self))
-
-    def targets(self) -> Targets:
-        """Return the targets of all spans, one span after the other."""
-        counts = self.end - self.first
-        within = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
-        index = np.repeat(self.first, counts) + within
-        return Targets(np.repeat(self.document, counts), index, np.repeat(self.begin, counts))
 
 
 class Blocks(NamedTuple):
@@ -73,12 +57,12 @@ class Blocks(NamedTuple):
         return Spans(np.repeat(self.document, firsts.shape[1]), firsts.ravel() - context, firsts.ravel(), ends)
 
 
-def documents_of(text: TokenFile, cluster: np.ndarray | None = None) -> Documents:
-    """Return the documents of two tokens or more, since shorter ones have no target. `cluster` is of all documents."""
+def documents_of(text: TokenFile) -> Documents:
+    """Return the documents of two tokens or more, since shorter ones have no target."""
     begins = np.asarray(text.starts, dtype=np.int64)
     ends = np.append(begins[1:], len(text.tokens))
     kept = ends - begins >= 2
-    return Documents(begins[kept], ends[kept], None if cluster is None else cluster[kept])
+    return Documents(begins[kept], ends[kept])
 
 
 def block_size(context: int) -> int:
@@ -104,8 +88,7 @@ def parts(documents: Documents, shortest: int, least: int) -> Documents | None:
     document = np.repeat(np.arange(len(counts)), counts)
     number = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
     begins, sizes, counts = documents.begins[document], documents.sizes[document], counts[document]
-    cluster = None if documents.cluster is None else documents.cluster[document]
-    return Documents(begins + number * sizes // counts, begins + (number + 1) * sizes // counts, cluster)
+    return Documents(begins + number * sizes // counts, begins + (number + 1) * sizes // counts)
 
 
 def choose_blocks(documents: Documents, longest: int, size: int, targets: int, least: int) -> Blocks:
@@ -129,13 +112,3 @@ def choose_blocks(documents: Documents, longest: int, size: int, targets: int, l
 def whole(documents: Documents) -> Spans:
     """Return each document as one span."""
     return Spans(np.arange(len(documents.begins)), documents.begins, documents.begins + 1, documents.ends)
-
-
-def windows(documents: Documents, length: int, step: int) -> Spans:
-    """Return windows of `length` tokens, each read from an empty state, of which the last `step` tokens are targets."""
-    counts = -(-(documents.sizes - 1) // step)
-    document = np.repeat(np.arange(len(counts)), counts)
-    within = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
-    first = documents.begins[document] + 1 + within * step
-    begin = np.maximum(documents.begins[document], first + step - 1 - length)
-    return Spans(document, begin, first, np.minimum(first + step, documents.ends[document]))

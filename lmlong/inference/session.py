@@ -105,7 +105,7 @@ def read_tokens(model: LanguageModel, tokens: Sequence[int], session: Session) -
 def score_tokens(model: LanguageModel, tokens: Sequence[int], session: Session) -> tuple[Session, Tensor]:
     """Return the session after new tokens, and -log p of each (1, N)."""
     read, new = _to_read(session, tokens)
-    nll, _, state = model.score(read, new, session.state)
+    nll, state = model.score(read, new, session.state)
     return after_tokens(session, new, state), nll
 
 

@@ -228,9 +228,9 @@ class LanguageModel(AttentionLayers, QuantizableModel):
         targets: Tensor,
         state: ModelState | None = None,
         document_starts: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor, ModelState]:
-        """Return -log p of each target (B, T), 0 if ignored; the hidden states (B, T, width) before them; and the state
-        after `tokens` (B, T). Raise NotFinite if a value is not finite."""
+    ) -> tuple[Tensor, ModelState]:
+        """Return -log p of each target (B, T), 0 if ignored, and the state after `tokens` (B, T). Raise NotFinite if a
+        value is not finite."""
         state = self.init_state(len(tokens)) if state is None else state
         hidden, after = self._hidden_states(tokens, state, document_starts)
         if state.learned is None:
@@ -243,7 +243,7 @@ class LanguageModel(AttentionLayers, QuantizableModel):
             after = after._replace(learned=learned)
         if not is_finite(nll):
             raise not_finite(self, tokens, state, document_starts)
-        return nll, hidden, after
+        return nll, after
 
     @property
     def learner(self) -> Learner:

@@ -114,7 +114,7 @@ def score(trained: TrainedLanguageModel, text: str, ended: Ended, learn: bool = 
     documents = documents_of(tokens)
     scorer = Scorer(replace(trained, learn=learn), tokens.tokens, documents)
     sums = documents.sums()
-    for _, first, nats, _ in scorer.scored(whole(documents)):
+    for _, first, nats in scorer.scored(whole(documents)):
         if ended():
             raise Closed("The server is shutting down.")
         sums.add(0, nats.sum(), len(nats), scorer.sizes(slice(first, first + len(nats))).sum())

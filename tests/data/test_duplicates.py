@@ -10,7 +10,7 @@ import pytest
 
 from lmlong import recipe
 from lmlong.data.duplicates import DigestSet
-from lmlong.data.token_dataset import prepare, validation_fields
+from lmlong.data.token_dataset import prepare
 from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.evaluation.perplexity import validation_text
 
@@ -61,7 +61,6 @@ def test_of_training_and_held_out_text_the_training_text_loses(tmp_path: Path, t
     train, validation = (source["skipped"] for source in found.info["sources"])
     assert {reason: count["documents"] for reason, count in train.items()} == {"in the validation text": 2}
     assert {reason: count["documents"] for reason, count in validation.items()} == {"a duplicate": 1}
-    assert [fields["file"] for fields in validation_fields(text)] == ["a.txt", "b.txt"]
 
 
 def test_a_text_of_two_sources_is_of_the_first(tmp_path: Path) -> None:

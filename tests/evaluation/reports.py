@@ -1,15 +1,7 @@
 """Reports with numbers that are easy to follow."""
 
 from lmlong.evaluation.document_sums import Sums
-from lmlong.evaluation.results import (
-    CACHES,
-    AtLength,
-    AtPosition,
-    AtRecurrence,
-    CacheGain,
-    InWindows,
-    PerplexityReport,
-)
+from lmlong.evaluation.results import AtLength, AtPosition, PerplexityReport
 from lmlong.evaluation.state_health import Health
 from lmlong.model.state_size import Size, StateSize
 
@@ -34,35 +26,10 @@ LINEAR = PerplexityReport(
     context=[AtLength(256, sums(2.0, 2.2), 1.25), AtLength(1024, sums(1.9, 2.0), 12.5)],
     position=[AtPosition(1, 1, sums(3.0, 5.0)), AtPosition(1024, 2047, sums(1.0, 2.0))],
     carried=sums(1.5, 2.5),
-    windows=[InWindows(256, sums(1.8, 2.6), sums(1.6, 2.6)), InWindows(1024, sums(1.6, 2.5), sums(1.5, 2.5))],
     health=[Health(1, 12.5, 31.5, 40, 20.375), Health(2048, 6834.0, 38.0, 40, 0.00123)],
     tokens=123_456,
     seconds=12.3,
     peak_bytes=456_700_000,
-)
-NONE = sums(0, 0, tokens=0, size=0)
-VIEWED = PerplexityReport(
-    name="viewed",
-    checkpoint="/runs/viewed/checkpoints/step-00002000",
-    parameters=1_000,
-    state=StateSize(Size(577, 2308), Size(0, 0)),
-    trained_length=512,
-    documents=2,
-    cluster_by="author",
-    clusters=2,
-    lengths=[256, 4096],
-    recurrence=[
-        AtRecurrence(256, *2 * ([sums(6.0, 6.2), sums(2.0, 2.2), sums(3.0, 3.0), sums(4.0, 4.0), NONE, NONE],)),
-        AtRecurrence(4096, *2 * ([sums(6.0, 6.2), sums(2.0, 2.2), sums(2.9, 3.0), sums(3.5, 3.7), NONE, NONE],)),
-    ],
-    remembrance=[AtLength(256, sums(0.02, 0.03), 1.0)],
-    cache=[
-        CacheGain(256, sums(4.0, 4.2), dict.fromkeys(CACHES, sums(3.9, 4.0))),
-        CacheGain(4096, sums(4.0, 4.2), dict.fromkeys(CACHES, sums(3.8, 3.9))),
-    ],
-    tokens=1000,
-    seconds=0.5,
-    peak_bytes=1_000_000,
 )
 SOFTMAX = PerplexityReport(
     name="softmax",

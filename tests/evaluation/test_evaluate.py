@@ -40,32 +40,30 @@ def test_the_table_is_all_of_standard_output(run: Path) -> None:
     options = PerplexityOptions(("context", "position"), lengths=(32, 64, 4096), min_documents=1)
     expected = table([measure_perplexity(str(run), loaded, validation_text(loaded), options)])
     assert without_speed(done.stdout) == without_speed(expected + "\n")
-    assert done.stderr.splitlines() == [
-        f"{run}: reading 4,122 tokens in 3 passes over 2 documents of 722 tokens",
-    ]
     assert "  left out: 4k, which too few documents reach\n" in done.stdout
 
 
 def test_json_on_standard_output_stands_alone(run: Path, tmp_path: Path) -> None:
     train = tmp_path / "train.txt"
-    options = ("--data", train, "--lengths", "50", "--by", "protocol,context", "--json", "-", *FEW)
+    options = ("--data", train, "--lengths", "50", "--by", "context,position", "--json", "-", *FEW)
     done = evaluated(run, run / "checkpoints" / "latest", *options)
     first, second = json.loads(done.stdout)["runs"]
     assert (first["run"], second["run"]) == (str(run), str(run / "checkpoints" / "latest"))
     assert (first["carried"]["bytes"], first["carried"]["tokens"]) == (train.stat().st_size, train.stat().st_size + 1)
     assert first["context"][0]["nats"] == second["context"][0]["nats"]
-    assert first["windows"][0]["reset"]["nats"] > 0
-    assert first["position"] == first["state"] == []
+    assert first["position"] and first["state"] == []
 
 
 def test_learning_is_measured_beside_the_model_alone(run: Path, tmp_path: Path) -> None:
-    options = ("--lengths", "32,64", "--json", "-", "--data", tmp_path / "validation-0.txt", *FEW)
+    views = ("--by", "context,position,state")
+    options = ("--lengths", "32,64", *views, "--json", "-", "--data", tmp_path / "validation-0.txt", *FEW)
     printed = [json.loads(evaluated(*words, *options).stdout)["runs"] for words in ((run, "--learn"), (run,))]
     (plain, learning), (alone,) = map(without_times, printed)
     assert alone == plain
     assert (plain["run"], learning["run"]) == (str(run), f"{run}, learning")
     for view in ("context", "position"):
         assert plain[view][-1]["nats"] > learning[view][-1]["nats"]
+    assert plain["state"] == learning["state"] != []  # only the output layer learns
     assert plain["state_bytes"] < learning["state_bytes"]
 
 
@@ -95,16 +93,11 @@ def test_options_reach_the_measure(run: Path) -> None:
         (["--lengths", "1k,2x"], "^--lengths: '2x' is not a length"),
         (["--by", "contxt"], r"^--by: there is no 'contxt'\. Did you mean 'context'\?$"),
         (["--by", "state", "--plot", "a.png"], "^--plot: the state view has no plot"),
-        (["--by", "context,state", "--learn"], "^--learn: --by state measures the layers before the output"),
         (["--lengths", "64"], "^--lengths: the shortest takes 10 documents of 96 tokens"),
         (["--plot", "plot.txt"], r"^plot\.txt: cannot be drawn"),
         (["--json", "nowhere/numbers.json"], r"^nowhere/numbers\.json: its folder is missing"),
         (["--plot", "nowhere/plot.png"], r"^nowhere/plot\.png: its folder is missing"),
         (["--data", "nowhere.txt"], r"^nowhere\.txt: no such file .*Correct text\.sources or --data"),
-        (
-            ["--by", "remembrance", "--lengths", "16", "--min-documents", "1"],
-            "^--by remembrance: compares lengths, and only 16 is reached",
-        ),
     ],
 )
 def test_a_mistake_is_named(run: Path, words: list[str], message: str) -> None:
@@ -143,45 +136,6 @@ def test_the_difference_of_two_runs_comes_first_with_its_paired_error(run: Path,
     assert "2 documents" not in trained.stdout
 
 
-OF_TARGETS = ("--by", "recurrence,remembrance", "--cache-baseline", "--lengths", "16,32", "--targets", 64, *FEW)
-
-
-def test_views_of_the_same_targets_are_told_drawn_and_written(run: Path, tmp_path: Path) -> None:
-    numbers, plot = tmp_path / "numbers.json", tmp_path / "plot.png"
-    done = evaluated(run, *OF_TARGETS, "--cluster-by", "file", "--json", numbers, "--plot", plot)
-    assert max(map(len, done.stdout.splitlines()[1:])) <= 80
-    for title in ("in 2 clusters by file", "same token last", "same word last", "remembrance:", "cache baseline:"):
-        assert title in done.stdout
-    (found,) = json.loads(numbers.read_text())["runs"]
-    near, far = found["recurrence"]
-    for kind in ("token", "word"):
-        assert sum(bucket["tokens"] for bucket in near[kind].values()) == 64
-        assert near[kind]["< 64"]["tokens"] > 0 and far[kind]["< 64"]["change_error"] is not None
-    (distance,) = found["remembrance"]
-    assert (distance["length"], distance["against"], distance["tokens"]) == (16, 32, 64)
-    assert distance["divergence"] > 0
-    for at in found["cache"]:
-        for mixed in at["mixed"].values():
-            assert mixed["gain"] == pytest.approx((at["model"]["nats"] - mixed["nats"]) / 64)
-    # a text that repeats itself, and a model that has not learned it
-    assert found["cache"][1]["mixed"]["document"]["gain"] > 0.5
-    near = found["cache"][0]["mixed"]
-    assert near["context"]["gain"] < near["document"]["gain"]  # which has more counts
-    assert plot.read_bytes().startswith(b"\x89PNG")
-    assert found["context"] == found["position"] == []
-
-
-def test_a_cache_takes_the_text_that_the_run_was_trained_on(run: Path, tmp_path: Path) -> None:
-    words = [*OF_TARGETS, "--data", tmp_path / "validation-0.txt"]
-    with pytest.raises(UsageError, match=r"^--cache-baseline: .* of which no document has 128 tokens before a target"):
-        evaluated(run, *words[:-6], "--lengths", "128", "--by", "context", *FEW, "--cache-baseline")
-    (tmp_path / "train.txt").unlink()
-    with pytest.raises(
-        UsageError, match=r"^--cache-baseline: .* cannot be read: .*train\.txt: no such file .* leave the option"
-    ):
-        evaluated(run, *words)
-
-
 def without_times(values: Any) -> Any:
     """The numbers of a report but for those that no two measurements share."""
     if isinstance(values, dict):
@@ -191,7 +145,7 @@ def without_times(values: Any) -> Any:
 
 def test_python_gives_the_numbers_of_the_command(run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     train = tmp_path / "train.txt"
-    views = ("context", "position", "protocol", "state")
+    views = ("context", "position", "state")
     words = ["--lengths", "32,16", "--by", ",".join(views), "--targets", 50, "--tokens", 300, "--data", train, *FEW]
     told = json.loads(evaluated(run, *words, "--json", "-").stdout)
     capfd.readouterr()
@@ -228,7 +182,6 @@ def test_texts_in_memory_are_documents_like_files(run: Path, tmp_path: Path) -> 
         ({"files": "a.txt", "texts": ["a"]}, "^files, texts: both are given"),
         ({"texts": ""}, "^files, texts: empty"),
         ({"files": []}, "^files, texts: empty"),
-        ({"texts": "a text", "cluster_by": "author"}, "texts in memory have no fields"),
     ],
 )
 def test_a_mistake_in_python_is_named(run: Path, options: dict[str, Any], message: str) -> None:

@@ -85,7 +85,7 @@ def test_documents_have_the_likelihoods_of_forward_passes_and_of_lmlong_eval(tmp
             tokens = [*text.encode(), *([257] if score_eos else [])] if text else []
             expected = by_forward(model.model, [256], tokens)[0] if tokens else 0.0
             assert log_probability == pytest.approx(expected, rel=1e-5)
-    report = lmlong.evaluate(model, texts=[DOCUMENTS[0]], lengths=[8], views=["protocol"], min_documents=1)
+    report = lmlong.evaluate(model, texts=[DOCUMENTS[0]], lengths=[8], views=["position"], min_documents=1)
     assert report.carried is not None
     assert -found[0] == pytest.approx(report.carried.nats.sum(), rel=1e-6)
 

@@ -100,7 +100,7 @@ def test_eval_shows_it_as_a_line_and_as_json(encoder: Path, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("encoder", ["windows"], indirect=True)
 @pytest.mark.parametrize(
-    "option", ["--lengths 16", "--by state", "--plot x.png", "--state-dtype 64", "--weights bf16", "--cache-baseline"]
+    "option", ["--lengths 16", "--by state", "--plot x.png", "--state-dtype 64", "--weights bf16", "--after 9"]
 )
 def test_eval_refuses_what_takes_a_past(encoder: Path, option: str) -> None:
     _, error = invoke("eval", encoder, *option.split())

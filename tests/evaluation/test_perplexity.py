@@ -15,23 +15,17 @@ from lmlong.errors import UsageError
 from lmlong.evaluation import scorer as scored
 from lmlong.evaluation.perplexity import PerplexityOptions, measure_perplexity, validation_text
 from lmlong.evaluation.perplexity_report import table
-from lmlong.evaluation.recurrence import KINDS, buckets
-from lmlong.evaluation.spans import GOLDEN, Targets, choose_blocks, documents_of
+from lmlong.evaluation.spans import GOLDEN, choose_blocks, documents_of
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.model import language_model
 from lmlong.model.state import state_bytes
 
 
 @torch.no_grad()
-def log_probabilities(loaded: TrainedLanguageModel, text: np.ndarray, begin: int, first: int, end: int) -> np.ndarray:
-    """Return log p (T, V) of the tokens from `first` to `end`, each given those from `begin` on."""
-    logits, _ = loaded.model(torch.from_numpy(text[None, begin : end - 1].astype(np.int64)))
-    return logits[0, first - begin - 1 :].double().log_softmax(-1).numpy()
-
-
 def nats(loaded: TrainedLanguageModel, text: np.ndarray, begin: int, first: int, end: int) -> np.ndarray:
-    """Return the loss of each token from `first` to `end`."""
-    log_p = log_probabilities(loaded, text, begin, first, end)
+    """Return the loss of each token from `first` to `end`, given those from `begin` on."""
+    logits, _ = loaded.model(torch.from_numpy(text[None, begin : end - 1].astype(np.int64)))
+    log_p = logits[0, first - begin - 1 :].double().log_softmax(-1).numpy()
     return -np.take_along_axis(log_p, text[first:end, None].astype(np.int64), axis=1)[:, 0]
 
 
@@ -45,7 +39,7 @@ def in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("in_pieces")
 def test_whole_documents_are_scored_by_the_definition(loaded: TrainedLanguageModel) -> None:
     text = validation_text(loaded)
-    options = PerplexityOptions(("position", "protocol"), (24, 100, 9999), min_documents=2)
+    options = PerplexityOptions(("position",), (24, 100, 9999), min_documents=2)
     report = measure_perplexity("tiny", loaded, text, options)
     assert report.left_out == [9999]
     assert report.carried is not None
@@ -58,19 +52,12 @@ def test_whole_documents_are_scored_by_the_definition(loaded: TrainedLanguageMod
         for exponent, (first, last, sums) in enumerate(report.position):
             assert (first, last) == (2**exponent, 2 ** (exponent + 1) - 1)
             assert sums.nats[number] == pytest.approx(whole[first - 1 : last].sum(), rel=1e-5)
-        for length, *both in report.windows:
-            for step, sums in zip((length, length // 2), both, strict=True):
-                lost = [
-                    nats(loaded, text.tokens, max(begin, first + step - 1 - length), first, min(first + step, end))
-                    for first in range(begin + 1, end, step)
-                ]
-                assert sums.nats[number] == pytest.approx(np.concatenate(lost).sum(), rel=1e-5)
 
 
 @pytest.mark.usefixtures("in_pieces")
 def test_the_same_targets_are_scored_by_the_definition_at_each_length(loaded: TrainedLanguageModel) -> None:
-    text, views = validation_text(loaded), ("context", "recurrence", "remembrance")
-    options = PerplexityOptions(views, (8, 24, 40), targets=80, min_documents=2)
+    text = validation_text(loaded)
+    options = PerplexityOptions(("context",), (8, 24, 40), targets=80, min_documents=2)
     report = measure_perplexity("tiny", loaded, text, options)
     documents = documents_of(text)
     blocks = []  # the first tokens of two blocks of 20 targets in each document
@@ -78,30 +65,15 @@ def test_the_same_targets_are_scored_by_the_definition_at_each_length(loaded: Tr
         room = (end - begin - 40) // 20
         blocks += [begin + 40 + int((place + number * GOLDEN) * room / 2) * 20 for place in range(2)]
     position = np.concatenate([np.arange(first, first + 20) for first in blocks])
-    targets = Targets(np.repeat([0, 1], 40), position, position)
-    log_p = {
-        length: np.concatenate(
-            [
-                log_probabilities(loaded, text.tokens, first - length, first, min(first + step, block + 20))
-                for block in blocks
-                for first in range(block, block + 20, step)
-            ]
-        )
-        for length, step in ((8, 4), (24, 12), (40, 20))
-    }
-    for (length, sums, _), recurrence in zip(report.context, report.recurrence, strict=True):
-        lost = -log_p[length][np.arange(80), text.tokens[position]]
-        assert sums.nats == pytest.approx(np.bincount(targets.document, lost), rel=1e-5)
+    for (length, sums, _), step in zip(report.context, (4, 12, 20), strict=True):
+        lost = [
+            nats(loaded, text.tokens, first - length, first, min(first + step, block + 20)).sum()
+            for block in blocks
+            for first in range(block, block + 20, step)
+        ]
+        assert sums.nats == pytest.approx(np.sum(np.reshape(lost, (2, -1)), axis=1), rel=1e-5)
         assert sums.tokens.tolist() == [40, 40]
         assert sums.bytes.sum() == loaded.tokenizer.token_bytes[text.tokens[position]].sum()
-        for kind in KINDS:
-            bucket = buckets(kind, text.tokens, documents, targets, loaded.tokenizer)
-            for number, of_bucket in enumerate(getattr(recurrence, kind)):
-                assert of_bucket.totals.nats == pytest.approx(lost[bucket == number].sum(), rel=1e-5)
-    assert [point.length for point in report.remembrance] == [8, 24]
-    for length, sums, _ in report.remembrance:
-        divergence = (np.exp(log_p[40]) * (log_p[40] - log_p[length])).sum(-1)
-        assert sums.nats == pytest.approx(np.bincount(targets.document, divergence), rel=1e-4)
 
 
 def test_the_default_text_is_the_one_held_out_of_training(loaded: TrainedLanguageModel) -> None:

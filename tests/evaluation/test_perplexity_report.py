@@ -5,7 +5,7 @@ import json
 import math
 
 import pytest
-from evaluation.reports import LINEAR, SOFTMAX, VIEWED, sums
+from evaluation.reports import LINEAR, SOFTMAX, sums
 
 from lmlong.evaluation.document_sums import Sums
 from lmlong.evaluation.perplexity_figure import figure
@@ -36,12 +36,6 @@ by position: each document read once, from its beginning
     tokens before  nats/token       ±  bits/byte       ±       tokens  documents
                 1      4.0000  1.0000     1.4427  0.3607        2,000          2
    1,024 to 2,047      1.5000  0.5000     0.5410  0.1803        2,000          2
-
-by protocol: all 2,000 tokens of 2 documents, in nats/token;
-carried from the beginning 2.0000 ± 0.5000; in windows, and how much more
-   window       reset      more       ±     sliding      more       ±
-      256      2.2000   +0.2000  0.1000      2.1000   +0.1000  0.0000
-       1k      2.0500   +0.0500  0.0500      2.0000   +0.0000  0.0000
 
 the state, over all layers and heads, while the longest document is read
       tokens read    norm of S    features in use    smallest denominator
@@ -106,7 +100,6 @@ def test_json_holds_sums_counts_and_their_ratios() -> None:
         "tokens": 2000,
         "bytes": 8000,
         "documents": 2,
-        "clusters": 2,
         "nats_per_token": 2.1,
         "nats_error": pytest.approx(0.1),
         "perplexity": math.exp(2.1),
@@ -117,7 +110,6 @@ def test_json_holds_sums_counts_and_their_ratios() -> None:
         "change_error": None,
     }
     assert first["context"][1]["change"] == pytest.approx(-0.15)
-    assert first["windows"][0]["sliding"]["change"] == pytest.approx(0.1)
     assert first["position"][1]["last"] == 2047
     assert first["state"][1] == {"position": 2048, "norm": 6834.0, "features": 38.0, "of": 40, "smallest": 0.00123}
     assert second["context"][0]["bits_per_byte"] is None and second["carried"] is None
@@ -128,25 +120,19 @@ def panels(*reports: PerplexityReport) -> list[Panel]:
 
 
 def test_the_plot_has_a_panel_for_each_view_with_a_line_for_each_run() -> None:
-    context, position, windows = panels(LINEAR, SECOND)
-    labels = [panel.x_label.partition("\n")[0] for panel in (context, position, windows)]
-    assert labels == [
-        "tokens read before the same targets",
-        "tokens before, read from the beginning",
-        "tokens in a window",
-    ]
+    context, position = panels(LINEAR, SECOND)
+    labels = [panel.x_label.partition("\n")[0] for panel in (context, position)]
+    assert labels == ["tokens read before the same targets", "tokens before, read from the beginning"]
     assert (context.ticks, position.ticks) == ([256, 1024], [1, 1024])
     for line, report in zip(context.lines, (LINEAR, SECOND), strict=True):
         assert (line.label, line.x) == (report.name, [256, 1024])
         assert line.y == [point.sums.totals.bits_per_byte for point in report.context]
     assert len({line.style for line in context.lines}) == 2
-    assert [line.label for line in windows.lines] == ["linear, reset", "linear, sliding"]
-    assert [level.text for level in windows.levels] == ["carried"]
     assert len(panels(SECOND)) == 1
 
 
 def test_bands_are_two_standard_errors_wide_on_either_side() -> None:
-    context, position, _ = panels(LINEAR, SECOND)
+    context, position = panels(LINEAR, SECOND)
     line, (first, last) = context.lines[0], LINEAR.context
     error = (0.2 - 0.1) / 2 / 4 / math.log(2)  # of the differences of two documents, in bits per byte
     assert line.low == pytest.approx([first.sums.totals.bits_per_byte, last.sums.totals.bits_per_byte - 2 * error])
@@ -194,41 +180,6 @@ def test_runs_on_other_targets_are_not_subtracted() -> None:
         assert "Measure them by lmlong eval with --by position --min-documents 1" in difference_lines(found)[0]
 
 
-OF_VIEWS = """\
-viewed
-  1,000 parameters, at length 512
-  state of 577 numbers, 2.3 KiB in float32; precision 32
-  documents in 2 clusters by author: the errors are over clusters
-  1,000 tokens read in 0.5 s (2,000 a second), 1 MB at most
-
-by recurrence: nats/token by how many tokens back the same token last occurred
-  length       never        < 64       < 512        < 4k       < 32k      beyond
-  tokens       2,000       2,000       2,000       2,000           0           0
-     256      6.1000      2.1000      3.0000      4.0000           -           -
-      4k      6.1000      2.1000      2.9500      3.6000           -           -
-  change     +0.0000     +0.0000     -0.0500     -0.4000           -           -
-       ±      0.0000      0.0000      0.0500      0.1000           -           -
-
-by recurrence: nats/token by how many tokens back the same word last occurred
-  length       never        < 64       < 512        < 4k       < 32k      beyond
-  tokens       2,000       2,000       2,000       2,000           0           0
-     256      6.1000      2.1000      3.0000      4.0000           -           -
-      4k      6.1000      2.1000      2.9500      3.6000           -           -
-  change     +0.0000     +0.0000     -0.0500     -0.4000           -           -
-       ±      0.0000      0.0000      0.0500      0.1000           -           -
-
-remembrance: how far the text before a point changes the predictions, as KL
-from those with 4k tokens before, in nats/token
-  text back to   divergence        ±
-           256      0.02500  0.00500
-
-cache baseline: nats/token that counts of bigrams and trigrams (and unigrams)
-add to the model, among the tokens it reads (context), or among all before
-  length   context       ±  +unigram       ±  document       ±  +unigram       ±
-     256   +0.1500  0.0500   +0.1500  0.0500   +0.1500  0.0500   +0.1500  0.0500
-      4k   +0.2500  0.0500   +0.2500  0.0500   +0.2500  0.0500   +0.2500  0.0500"""
-
-
 def test_how_the_model_was_loaded_and_what_it_read_is_told() -> None:
     files = [f"/books/{name}.txt" for name in ("one", "two", "three " * 12, "four")]
     report = dataclasses.replace(SOFTMAX, weights="int4", data=files)
@@ -238,20 +189,6 @@ def test_how_the_model_was_loaded_and_what_it_read_is_told() -> None:
     assert lines[at + 1] == "  three three three three .txt, four.txt"
     told = json.loads(json.dumps(to_json([report])))["runs"][0]
     assert (told["weights"], told["data"]) == ("int4", files)
-
-
-def test_the_tables_of_the_other_views() -> None:
-    assert table([VIEWED]) == OF_VIEWS
-
-
-def test_the_plot_of_the_other_views() -> None:
-    token, word, remembrance, cache = panels(VIEWED)
-    assert [panel.title for panel in (token, word)] == ["same token last seen", "same word last seen"]
-    assert [line.label for line in token.lines] == ["never", "< 64", "< 512", "< 4k"]  # only buckets with targets
-    assert token.lines[3].y == pytest.approx([0, -0.4])
-    assert [line.y for line in remembrance.lines] == [[0.025]]
-    assert [len(line.y) for line in cache.lines] == [2, 2]
-    assert [len(row) for row in figure([LINEAR, VIEWED]).rows] == [3, 3, 1]
 
 
 def test_a_notebook_shows_one_line() -> None:

@@ -62,7 +62,7 @@ def read(
     targets = torch.cat([tokens[:, 1:], tokens.new_full((len(tokens), 1), IGNORED)], dim=1)
     for begin, end in zip([0, *cuts], [*cuts, tokens.shape[1]], strict=True):
         piece = slice(begin, end)
-        nll, _, state = model.score(
+        nll, state = model.score(
             tokens[:, piece], targets[:, piece], state, None if starts is None else starts[:, piece]
         )
         losses.append(nll)
