@@ -204,7 +204,13 @@ def _kept(
         return KeptSteps()
     return KeptSteps(
         "evaluations",
-        *(resume_as, loaded.owners, loaded.learn, plugin_hashes(loaded.recipe.model.attention), repr(loaded.kernels)),
+        *(
+            resume_as,
+            loaded.owners,
+            loaded.learn,
+            plugin_hashes(loaded.recipe.model.attention),
+            loaded.model.kernel_names,
+        ),
         *(
             sha256(np.ascontiguousarray(text.tokens).data).hexdigest(),
             documents.begins.tolist(),
