@@ -40,9 +40,6 @@ class DevicePolicy(NamedTuple):
     """Whether softmax attention skips blocks of keys that no query sees (block_sparse.py), or has a mask of all
     pairs."""
 
-    tries_kernels: bool
-    """Whether `kernel: auto` compares and times the kernels of an attention; if False, it takes native code."""
-
 
 CPU_POLICY = DevicePolicy(
     span_bytes=None,
@@ -52,7 +49,6 @@ CPU_POLICY = DevicePolicy(
     piece_tokens=0,
     reads_values=True,
     block_sparse=False,
-    tries_kernels=False,
 )
 """Temporary tensors stay in cache. For blocks of memory above 32 MiB malloc maps fresh pages each time, which takes
 longer than the arithmetic: 2^22 logits in float32 are half of that."""
@@ -65,7 +61,6 @@ GPU_POLICY = DevicePolicy(
     piece_tokens=2**16,
     reads_values=False,
     block_sparse=True,
-    tries_kernels=True,
 )
 """The number of operations does not depend on the length, up to a limit of memory, and nothing waits for a value."""
 

@@ -4,6 +4,7 @@ B batch, H heads, T time.
 """
 
 import copy
+import sys
 from functools import lru_cache
 from typing import NamedTuple, cast, get_args
 
@@ -20,8 +21,7 @@ from lmlong.bench.speed import Candidate
 from lmlong.inference.loading import CACHE_DTYPE
 from lmlong.inference.session import Session, greedy, prefill
 from lmlong.model.fast_step import make_fast_step, why_no_fast_step
-from lmlong.model.kernel_choice import choose_kernels
-from lmlong.model.kernel_trial import Work
+from lmlong.model.kernel_check import checked_kernels
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.precision import autocast
 from lmlong.model.quantization import WeightFormat
@@ -108,8 +108,10 @@ def training_candidate(
     if options.training.compile:
         model.compile_blocks()
     segment = options.training.segment if model.constant_state else None
-    work = Work(1, min(segment or length, length), precision, trains=True)
-    model.use_kernels(choose_kernels(model, work, device).choice.names)
+    names, refused = checked_kernels(model, precision, True, device)
+    model.use_kernels(names)
+    for line in refused:
+        print(line, file=sys.stderr)
     optimizer = LoopOptimizer(model, options.training, policy_of(device))
     tokens = torch.randint(model.embedding.num_embeddings, (1, length + 1), device=device)
 

@@ -29,7 +29,6 @@ class Manifest(NamedTuple):
     step: int  # optimizer steps taken
     validation: float | None  # validation metric, lower is better
     trained_tokens: int | None = None  # including the runs it began from; None in older checkpoints
-    kernels: Any = None  # the plain values of a KernelChoice, not validated; None in older checkpoints
 
 
 def verify(folder: Path, names: Iterable[str] = FILES, digests: bool = True) -> None:
@@ -56,4 +55,4 @@ def read(folder: Path) -> "Manifest":
         or not (validation is None or (type(validation) is float and isfinite(validation)))
     ):
         raise CheckpointError(f"{folder / NAME}: damaged. Use another checkpoint.")
-    return Manifest(files, step, validation, tokens, about.get("kernels"))
+    return Manifest(files, step, validation, tokens)

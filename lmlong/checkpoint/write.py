@@ -58,7 +58,6 @@ class Contents(NamedTuple):
     step: int = 0  # optimizer steps taken
     validation: float | None = None  # validation metric of the weights, lower is better
     trained_tokens: int | None = None  # including those of earlier runs that it began from
-    kernels: Mapping[str, Any] | None = None  # the plain values of a KernelChoice
 
     def tensors(self) -> Iterator[Tensor | Deferred]:
         """Iterate over all tensors in the order in which they are written."""
@@ -204,7 +203,7 @@ def _fill(staged: Path, contents: Contents) -> None:
     save_training(contents.training, staged)
     (staged / RECIPE).write_bytes(contents.recipe.encode())
     (staged / TOKENIZER).write_bytes(contents.tokenizer)
-    about = {name: getattr(contents, name) for name in ("step", "validation", "trained_tokens", "kernels")}
+    about = {name: getattr(contents, name) for name in ("step", "validation", "trained_tokens")}
     seal(staged, FORMAT, about)
 
 

@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-from lmlong.inference.loading import CACHE_DTYPE, TrainedModel, reading_work
+from lmlong.inference.loading import CACHE_DTYPE, TrainedModel
 from lmlong.model.base import TextModel, count_in_tables, count_parameters
 from lmlong.model.device import pick_device
 from lmlong.model.fast_step import describe_fast_step, why_no_fast_step
-from lmlong.model.kernel_choice import kernels_here
+from lmlong.model.kernel_check import usable_kernel
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.state_size import state_size
 from lmlong.training.metrics_log import METRICS_FILE, last_validation, read_entries
@@ -57,11 +57,10 @@ def _decoding(model: TextModel) -> dict[str, str]:
 
 
 def _kernels(loaded: TrainedModel) -> dict[str, Any]:
-    """Return the kernels of the run and of this machine, by kinds of attention; empty if the model has none."""
-    model, trained, device = loaded.model, loaded.kernels, pick_device("auto")
+    """Return the kernels of this machine, by kinds of attention; empty if the model has none."""
+    model, device = loaded.model, pick_device("auto")
     if not isinstance(model, LanguageModel) or not model.with_kernels:
         return {}
-    here = kernels_here(model, reading_work("32"), device, trained)
     reasons = {
         f"{kind} by {kernel}": why
         for kind, attentions in model.with_kernels.items()
@@ -69,8 +68,7 @@ def _kernels(loaded: TrainedModel) -> dict[str, Any]:
         if why
     }
     return {
-        **({"trained by kernels": trained.names, "kernels chosen by": trained.chosen_by} if trained else {}),
-        "kernels here": {kind: kernel or "by a trial" for kind, kernel in here.items()},
+        "kernels here": {kind: usable_kernel(attentions[0], device) for kind, attentions in model.with_kernels.items()},
         **({"kernels not usable here": reasons} if reasons else {}),
     }
 

@@ -280,7 +280,6 @@ ENVIRONMENT: Rows = {
     "threads": lambda run: run.environment.threads or None,
     "python": lambda run: run.environment.python,
     "packages": lambda run: run.environment.packages or None,
-    "kernels of training": lambda run: run.facts.get("trained by kernels"),
 }
 
 

@@ -35,9 +35,8 @@ from lmlong.model.base import TextModel, count_parameters
 from lmlong.model.build import build
 from lmlong.model.device import WITHOUT_FLOAT64, pick_device
 from lmlong.model.fast_step import describe_fast_step, make_fast_step, why_no_fast_step
-from lmlong.model.kernel_choice import KernelChoice, choose_kernels
-from lmlong.model.kernel_trial import Work
-from lmlong.model.language_model import PIECE, LanguageModel
+from lmlong.model.kernel_check import checked_kernels
+from lmlong.model.language_model import LanguageModel
 from lmlong.model.precision import Precision, autocast, evaluation_precision
 from lmlong.model.quantization import Weights
 from lmlong.model.sampling_options import DEFAULTS, MAX_TOKENS, Sampling
@@ -59,8 +58,6 @@ class TrainedModel:
     """Tokens trained on, including those of earlier runs by training.init_from."""
     weights_hash: str = ""
     """The sha256 of the weights file."""
-    kernels: KernelChoice | None = None
-    """The kernels of training, from the checkpoint."""
 
     def __repr__(self) -> str:
         kinds = " + ".join(dict.fromkeys(self.recipe.model.mixer_kinds))
@@ -225,18 +222,18 @@ class TrainedLanguageModel(TrainedModel):
         return hidden_states.stream(self.model, chain([before], tokens), state.state if state else None, blocks)
 
     def set_up_evaluation(self, precision: Precision | None) -> Precision:
-        """Return the number format to evaluate in, by default that of training, and choose the kernels for it."""
+        """Return the number format to evaluate in, by default that of training, and check the kernels in it."""
         chosen = evaluation_precision(precision, self.recipe.training.precision, self.device)
-        self.choose_kernels(chosen)
+        self.check_kernels(chosen)
         return chosen
 
-    def choose_kernels(self, precision: Precision) -> None:
-        """Choose the kernels for reading in a number format. On a GPU, they are tried once for each format, which is
-        reported on stderr. On a CPU, or after `model.use_kernel`, nothing changes."""
-        decision = choose_kernels(self.model, reading_work(precision), self.device, self.kernels)
-        self.model.use_kernels(decision.choice.names)
-        if decision.tried:
-            print(decision.line(), file=sys.stderr)
+    def check_kernels(self, precision: Precision) -> None:
+        """Use the kernels of the device for reading in a number format. On a GPU they are first compared with torch;
+        one that differs is not used, which is reported on stderr. After `model.use_kernel` nothing changes."""
+        names, refused = checked_kernels(self.model, precision, False, self.device)
+        self.model.use_kernels(names)
+        for line in refused:
+            print(line, file=sys.stderr)
 
     def use_fast_step(self) -> None:
         """Decode several times faster: on a CPU by native code, which may be compiled first; on a GPU by a CUDA graph,
@@ -279,11 +276,6 @@ class TrainedLanguageModel(TrainedModel):
         return state_file.owners(self.model, self.tokenizer, self.weights_hash)
 
 
-def reading_work(precision: Precision) -> Work:
-    """Return what a model computes at a time when it reads a text."""
-    return Work(1, PIECE, precision, trains=False)
-
-
 StateDtype = Literal["auto", "32", "64"]
 """The format of states. auto: keys and values in `CACHE_DTYPE`, recurrent sums in float32. 32: all in float32. 64:
 recurrent sums in float64, keys and values in float32."""
@@ -307,8 +299,7 @@ def _read(checkpoint: Path) -> TrainedModel:
     load_weights(model, checkpoint, verify=False)  # check_size has verified them
     saved = manifest.read(checkpoint)
     tokens = trained_tokens(checkpoint)
-    weights_hash, kernels = saved.files[WEIGHTS]["sha256"], KernelChoice.read(saved.kernels)
-    return TrainedModel(model, tokenizer, recipe, checkpoint, saved.step, tokens, weights_hash, kernels)
+    return TrainedModel(model, tokenizer, recipe, checkpoint, saved.step, tokens, saved.files[WEIGHTS]["sha256"])
 
 
 def load(
@@ -352,5 +343,5 @@ def load(
     loaded = TrainedLanguageModel(
         **{**vars(trained), "model": model}, learn=trained.recipe.learn if learn is None else learn
     )
-    loaded.choose_kernels("32")
+    loaded.check_kernels("32")
     return loaded

@@ -107,9 +107,9 @@ class Training(Budget):
     the first steps take much longer."""
     kernel: Literal["auto", "torch", "triton", "fla"] = "auto"
     """Implementation of recurrent attention over many tokens. auto is native code on a CPU, compiled at its first use
-    or prebuilt. On a GPU, auto tries the kernels that can compute each kind of attention: it compares
-    their results with torch, times them, and takes the fastest that agrees. triton and fla (flash-linear-attention)
-    need an NVIDIA GPU; torch computes attentions without the named kernel."""
+    or prebuilt. On a GPU, auto takes the kernel that can compute each kind of attention, unless its results or
+    gradients differ from torch's on a short text. triton and fla (flash-linear-attention) need an NVIDIA GPU; torch
+    computes attentions without the named kernel."""
     segment: Annotated[int | None, Field(ge=16, le=bounds.TOKENS), LENGTH] = None
     """Tokens whose activations are held at once. The others are recomputed from the states between segments, so a
     sequence of any length takes the memory of one segment and has the same gradient."""

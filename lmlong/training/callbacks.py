@@ -133,7 +133,6 @@ class TrainingCallback(Callback):
             module.step,
             self.metric.of(validated) if validated and module.is_judged else None,
             self.tokens_at(module.step),
-            module.kernels and module.kernels._asdict(),
         )
         if strategy.is_global_zero:
             self.checkpoints.save(contents)

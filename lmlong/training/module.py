@@ -11,6 +11,7 @@ is finite in each step by themselves: DeepSpeed, and the gradient scaler of floa
 """
 
 import math
+import sys
 from collections import deque
 from typing import Any
 
@@ -20,17 +21,15 @@ from torch import Tensor
 
 from lmlong.attention.device_policy import DevicePolicy, policy_of, use_policy
 from lmlong.errors import DivergedError
-from lmlong.model.kernel_choice import Decision, KernelChoice, choose_kernels
-from lmlong.model.kernel_trial import Work
+from lmlong.model.kernel_check import checked_kernels
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.sequence_group import longest_part
 from lmlong.model.state import detach_state, where_state
 from lmlong.training.distillation import Teacher, taught_loss
-from lmlong.training.distributed import print_once
 from lmlong.training.figures import BatchFigures, FetchedFigures, StepFigures
 from lmlong.training.loader import Loader, TrainingBatch
 from lmlong.training.optimizer import learning_rate_factor, make_optimizer, masks_updates, set_learning_rate
-from lmlong.training.prepare import PreparedRun, divides_weights, trial_model
+from lmlong.training.prepare import PreparedRun, divides_weights, model_to_check
 from lmlong.training.progress import TrainingClock
 from lmlong.training.row_adagrad import RowAdagrad, make_row_optimizer
 from lmlong.training.sequence_processes import SequenceProcesses
@@ -76,7 +75,7 @@ class TrainingModule(LightningModule):
         self.gradient_norm = torch.tensor(math.nan)
         self.recent: deque[float] = deque(maxlen=RECENT)
         self.carried: Any = None  # the state after the previous batch, if the recipe passes it on
-        self.kernels: KernelChoice | None = None  # of a language model
+        self.kernels: dict[str, str] = {}  # by kinds of attention; of a language model
         self.group: SequenceProcesses | None = None  # that reads parts of the same rows
 
     @property
@@ -85,15 +84,11 @@ class TrainingModule(LightningModule):
         return self.prepared.first_step + self.trainer.global_step
 
     def setup(self, stage: str) -> None:
-        """Choose the kernels, while the device is still empty."""
-        work, known = self.prepared.work, self.prepared.kernels
+        """Check the kernels, while the device is still empty."""
         if isinstance(self.teacher, Teacher):
-            self._choose_kernels(self.teacher.model, work._replace(trains=False))
+            self._check_kernels(self.teacher.model, trains=False)
         if isinstance(self.model, LanguageModel):
-            decision = self._choose_kernels(trial_model(self.prepared), work, known)
-            self.kernels = decision.choice
-            if line := decision.line(known):
-                print_once(line)
+            self.kernels = self._check_kernels(model_to_check(self.prepared), trains=True)
             if (parts := self.recipe.training.sequence_parallel) > 1:
                 self.group = SequenceProcesses(self.trainer.global_rank, self.trainer.world_size, parts)
 
@@ -103,8 +98,8 @@ class TrainingModule(LightningModule):
             del self.model  # after an error, Lightning would move the outline, which has no memory
             self.model = self.prepared.build()
             use_policy(self.model, self.given_policy)
-            if isinstance(self.model, LanguageModel) and self.kernels:
-                self.model.use_kernels(self.kernels.names)
+            if isinstance(self.model, LanguageModel):
+                self.model.use_kernels(self.kernels)
 
     def on_fit_start(self) -> None:
         if isinstance(self.teacher, Teacher):
@@ -247,14 +242,17 @@ class TrainingModule(LightningModule):
         """Return whether this step is in the last share of the expected steps."""
         return self.step >= (1 - share) * self.clock.expected_steps(self.step)
 
-    def _choose_kernels(self, model: LanguageModel, work: Work, known: KernelChoice | None = None) -> Decision:
-        """Set the kernels that rank 0 chooses for all ranks."""
-        strategy = self.trainer.strategy
-        own = choose_kernels(model, work, strategy.root_device, known) if self.trainer.is_global_zero else None
-        decision = strategy.broadcast(own)
-        assert decision is not None
-        model.use_kernels(decision.choice.names)
-        return decision
+    def _check_kernels(self, model: LanguageModel, trains: bool) -> dict[str, str]:
+        """Set and return the kernels that rank 0 has checked for all ranks."""
+        names: dict[str, str] = {}
+        if self.trainer.is_global_zero:
+            device = self.trainer.strategy.root_device
+            names, refused = checked_kernels(model, self.recipe.training.precision, trains, device)
+            for line in refused:
+                print(line, file=sys.stderr)
+        names = self.trainer.strategy.broadcast(names)
+        model.use_kernels(names)
+        return names
 
     def _seed(self, number: int) -> None:
         """Seed dropout, the only random draw of a forward pass, by the batch, so that a resumed run repeats it."""

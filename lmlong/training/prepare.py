@@ -17,13 +17,10 @@ from lmlong.errors import UsageError
 from lmlong.model.base import TextModel
 from lmlong.model.build import build, without_memory
 from lmlong.model.device import pick_device
-from lmlong.model.kernel_choice import KernelChoice
-from lmlong.model.kernel_trial import Work
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.layers import Linear
 from lmlong.model.memory import check_memory
 from lmlong.model.precision import Precision, computes_in_bf16
-from lmlong.model.sequence_group import longest_part
 from lmlong.model.sinks import make_sinks
 from lmlong.recipe import Recipe
 from lmlong.training.distillation import Teacher, load_teacher, train_mixers_alone, train_ngram_alone
@@ -44,7 +41,6 @@ class PreparedRun(NamedTuple):
     state: dict[str, Any] | None = None  # the training state to resume from
     weights_hash: str = ""  # of the weights to resume from
     tokens_before: int = 0  # trained on before, by the run that this one began from
-    kernels: KernelChoice | None = None  # of the checkpoint to resume from
 
     @property
     def steps(self) -> int:
@@ -54,13 +50,6 @@ class PreparedRun(NamedTuple):
     def first_step(self) -> int:
         """The optimizer steps taken before this process began."""
         return self.state["step"] if self.state else 0
-
-    @property
-    def work(self) -> Work:
-        """What the model computes at a time."""
-        training, length = self.recipe.training, self.recipe.text.sequence_length
-        tokens = min(training.segment or length, longest_part(length, training.sequence_parallel))
-        return Work(training.batch_size, tokens, training.precision, trains=True)
 
     @property
     def data(self) -> DataModule:
@@ -147,8 +136,8 @@ def load_start(model: TextModel, checkpoint: Path, new_attention: bool, verify: 
         make_sinks(model, new)
 
 
-def trial_model(prepared: PreparedRun) -> LanguageModel:
-    """Return the model to try kernels on: one with a layer of each kind if the model of the run has no memory yet."""
+def model_to_check(prepared: PreparedRun) -> LanguageModel:
+    """Return the model to check kernels on: one with a layer of each kind if the model of the run has no memory yet."""
     recipe, model = prepared.recipe, prepared.model
     assert isinstance(model, LanguageModel)
     if not divides_weights(recipe):

@@ -17,7 +17,7 @@ from lmlong.attention.plugins import LOADED, load_plugin
 from lmlong.errors import LmlongError
 from lmlong.model.base import TextModel, count_parameters
 from lmlong.model.device import peak_memory, synchronize
-from lmlong.model.kernel_choice import choose_kernels
+from lmlong.model.kernel_check import checked_kernels
 from lmlong.model.language_model import LanguageModel
 from lmlong.recipe import Recipe
 from lmlong.recipe.file import recipe_class
@@ -77,9 +77,10 @@ def _profile(recipe: Recipe, shape: BatchShape, timed: int) -> StepProfile:
     model = prepared.model.to(prepared.device)
     if isinstance(model, LanguageModel):
         model.round_weights(recipe.training.quantize)
-        model.use_kernels(choose_kernels(model, prepared.work, prepared.device).choice.names)
+        names, _ = checked_kernels(model, prepared.recipe.training.precision, True, prepared.device)
+        model.use_kernels(names)
         if prepared.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats()  # trials of kernels do not count
+            torch.cuda.reset_peak_memory_stats()  # the check of kernels does not count
     if isinstance(prepared.teacher, Teacher):
         prepared.teacher.model.to(prepared.device)
     optimizer = LoopOptimizer(model, prepared.recipe.training, policy_of(prepared.device))

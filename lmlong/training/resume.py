@@ -2,7 +2,7 @@
 
 A resumed run restores, in this order:
 
-1. `prepare_resumed_run`: the tokenizer, weights, buffers and kernels.
+1. `prepare_resumed_run`: the tokenizer, weights and buffers.
 
 2. `TrainingModule`: the training clock, the first step, and the position in the data.
 
@@ -23,7 +23,6 @@ from lmlong.checkpoint.location import checkpoints_in, step_of
 from lmlong.data.hub_path import with_commits
 from lmlong.errors import CheckpointError, UsageError
 from lmlong.io.files import atomic_write
-from lmlong.model.kernel_choice import KernelChoice
 from lmlong.recipe import Recipe
 from lmlong.training.checkpoint_store import CheckpointStore
 from lmlong.training.distributed import is_main_process, print_once
@@ -100,10 +99,7 @@ def prepare_resumed_run(recipe: Recipe, checkpoint: Path) -> PreparedRun:
     about = manifest.read(checkpoint)
     before = 0 if about.trained_tokens is None else about.trained_tokens - state["step"] * old.tokens_per_step
     weights_hash = about.files[manifest.WEIGHTS]["sha256"]
-    kernels = KernelChoice.read(about.kernels)
-    return prepared._replace(
-        start=checkpoint, state=state, weights_hash=weights_hash, tokens_before=before, kernels=kernels
-    )
+    return prepared._replace(start=checkpoint, state=state, weights_hash=weights_hash, tokens_before=before)
 
 
 def resumed_recipe(old: Recipe, new: Recipe) -> Recipe:
