@@ -92,7 +92,7 @@ def serve(
     from lmlong.checkpoint.location import folder_of
     from lmlong.serving.app import make_app
     from lmlong.serving.guard import Hosts, warning
-    from lmlong.serving.sessions import SessionStore, lock_folder
+    from lmlong.serving.sessions import SessionStore, locked
 
     listening = bind(host, port)
     chosen = Settings(**given, held=max(Settings.held, 2 * given["max_body"]))
@@ -102,8 +102,6 @@ def serve(
     run_folder, hosts = folder_of(run), Hosts(host, allowed_host)
     name, beside = run_folder.absolute().name, run_folder.resolve()
     folder = sessions or beside.with_name(f"{beside.name}-sessions")
-    folder_lock = lock_folder(folder)
-    store = SessionStore(trained, folder, chosen)
 
     def print_address() -> None:
         host_name = f"[{host}]" if ":" in host else host
@@ -112,9 +110,10 @@ def serve(
         for line in (*warning(hosts, host, keys), ready):
             click.echo(line, err=True)
 
-    app = make_app(trained, name, store, chosen, hosts, keys)
-    prepare_process()
-    with folder_lock:
+    with locked(folder):
+        store = SessionStore(trained, folder, chosen)
+        app = make_app(trained, name, store, chosen, hosts, keys)
+        prepare_process()
         ended_by = Server(app, listening, chosen.grace, print_address).serve_until_signal()
     if store.count:
         click.echo(f"stopped; sessions are in {folder}", err=True)

@@ -9,9 +9,10 @@ import hashlib
 import secrets
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock, RLock
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ from lmlong.inference.awake import AwakeSessions
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.session import Session, read_tokens
 from lmlong.inference.session_file import Known, Packed
-from lmlong.io.lock import lock_file
+from lmlong.io.lock import Held, lock
 from lmlong.io.system_errors import explain_errors
 from lmlong.model.sampling_options import RECENT
 from lmlong.model.state import state_bytes
@@ -66,15 +67,17 @@ def check_learn(session: Session, learn: bool | None) -> None:
         )
 
 
-def lock_folder(folder: Path) -> IO[bytes]:
-    """Return the lock of a folder of sessions, which is held until its process ends or the lock is closed."""
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder of sessions, which is created if missing."""
     with explain_errors(folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        file = (folder / "lock").open("ab")
-    if not lock_file(file.fileno(), wait=False):
-        file.close()
-        raise UsageError(f"{folder}: another server keeps its sessions there. Name another folder by --sessions.")
-    return file
+    try:
+        with lock(folder / "lock"):
+            yield
+    except Held:
+        remedy = "Name another folder by --sessions."
+        raise UsageError(f"{folder}: another server keeps its sessions there. {remedy}") from None
 
 
 class Page(NamedTuple):

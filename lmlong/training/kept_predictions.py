@@ -12,6 +12,7 @@ import json
 import os
 import struct
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +26,7 @@ from lmlong.checkpoint import read
 from lmlong.data.tokenizers.base import Tokenizer
 from lmlong.errors import CheckpointError
 from lmlong.io.cache import cache_folder, check_home, key_of
-from lmlong.io.lock import Lock
+from lmlong.io.lock import lock
 from lmlong.model.kept_output import KeptOutput, most_probable
 from lmlong.model.loss import Softening
 from lmlong.report.progress import Progress
@@ -93,9 +94,9 @@ class KeptFile:
             file.flush()
             os.fsync(file.fileno())
 
-    def locked(self) -> Lock:
+    def locked(self) -> AbstractContextManager[bool]:
         """Return a lock of the file against other processes that add rows."""
-        return Lock(self.path.with_suffix(".lock"), waiting=f"{self.path}: another run is adding predictions")
+        return lock(self.path.with_suffix(".lock"), waiting=f"{self.path}: another run is adding predictions")
 
     def update(self, is_locked: bool = False) -> None:
         """Find the records that were added since the last call. With a lock, create the file if it is missing or of
