@@ -29,7 +29,7 @@ def write_looping_run(folder: Path) -> Path:
     weights["embedding.weight"].copy_(torch.eye(tokenizer.vocabulary, WIDTH))
     weights["lm_head.output.weight"].copy_(_logits(tokenizer.vocabulary) / WIDTH**0.5)  # the norm makes it 1 again
     checkpoint = folder / "checkpoints" / "step-00000001"
-    write(checkpoint, Contents(weights, {}, recipe_file.dump(made), tokenizer.file))
+    write(checkpoint, Contents(weights, {}, recipe_file.dump(made), tokenizer.file, 1))
     return folder
 
 

@@ -46,7 +46,7 @@ def write_run(
     model = stirred(LanguageModel(options, tokenizer.vocabulary), deviation)
     made = Recipe(text=Text(tokenizer=recipe.Tokenizer(kind=kind)), model=options, training=Training(steps=1))
     checkpoint = folder / "checkpoints" / "step-00000001"
-    write(checkpoint, Contents(model.state_dict(), {}, recipe_file.dump(made), tokenizer.file))
+    write(checkpoint, Contents(model.state_dict(), {}, recipe_file.dump(made), tokenizer.file, 1))
     return folder
 
 
