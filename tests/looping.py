@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from lmlong import recipe
-from lmlong.checkpoint.write import Contents, point, write
+from lmlong.checkpoint.write import Contents, write
 from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.model.language_model import LanguageModel
 from lmlong.recipe import Attention, Model, Recipe, Text, Training
@@ -29,8 +29,7 @@ def write_looping_run(folder: Path) -> Path:
     weights["embedding.weight"].copy_(torch.eye(tokenizer.vocabulary, WIDTH))
     weights["lm_head.output.weight"].copy_(_logits(tokenizer.vocabulary) / WIDTH**0.5)  # the norm makes it 1 again
     checkpoint = folder / "checkpoints" / "step-00000001"
-    write(checkpoint, Contents(weights, {}, recipe_file.dump(made), tokenizer.file))
-    point(checkpoint.parent / "latest", checkpoint)
+    write(checkpoint, Contents(weights, {}, recipe_file.dump(made), tokenizer.file, 1))
     return folder
 
 

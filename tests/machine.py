@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from lmlong.io.cache import cache_folder
-from lmlong.io.trust import make_private
 from lmlong.native import prebuilt
-from lmlong.native.build import find_compiler
+from lmlong.native.build import find_compiler, make_private
 from lmlong.native.grouped import kernel as grouped
 from lmlong.native.prebuilt import LEVELS, suitable_levels
 from lmlong.native.processor import processor_features

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 import lmlong
-from lmlong.checkpoint import manifest, write
-from lmlong.checkpoint.location import LATEST
+from lmlong.checkpoint import manifest
 from lmlong.data import token_dataset
 from lmlong.data.token_file import read_tokens
 from lmlong.data.tokenizers.factory import load_tokenizer
@@ -34,7 +33,6 @@ def test_a_run_of_an_earlier_version_is_a_start_and_is_replaced_but_is_not_resum
     """Its training state would have to be unpickled."""
     run, book = tmp_path / "run", tmp_path / "book.txt"
     checkpoint = shutil.copytree(GOLDEN / "checkpoint", run / "checkpoints" / "step-00000004")
-    write.point(checkpoint.with_name(LATEST), checkpoint)
     for resume in ("auto", str(run)):
         with pytest.raises(UsageError, match=r"^.*by an earlier version\. Start .* training\.init_from=.*$"):
             resume_point(run, resume)

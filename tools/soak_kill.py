@@ -3,8 +3,8 @@
 
     tools/soak_kill.py [--only plain,ddp] [--kills 100] [--signal KILL] [--seed 0] [--jobs 2] [--json FILE]
 
-Each case trains twice: uninterrupted, and killed repeatedly. Metrics, checkpoints, links, weights and training states
-must be equal to the last bit, without leftover files. If anything differs, the tool exits 1 and keeps the runs.
+Each case trains twice: uninterrupted, and killed repeatedly. Metrics, checkpoints, weights and training states must
+be equal to the last bit, without leftover files. If anything differs, the tool exits 1 and keeps the runs.
 """
 
 import argparse
@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 import torch
 
 from lmlong.checkpoint import manifest, read
+from lmlong.checkpoint.location import BEST, LATEST
 from lmlong.errors import LmlongError
 from lmlong.io.files import sha256
 
@@ -48,9 +49,9 @@ SETTINGS = {"zero_optimization": {"stage3_param_persistence_threshold": 0}}
 PER_KILL, LAST_STEPS = 10, 10
 """Steps between two kills, and after the last kill: enough for more than KEEP saves."""
 
-AIMS = {"start-up": (0.2, 0.0), "step": (0.35, 1.5), "save": (0.2, 0.7), "links": (0.25, 0.2)}
-"""Targets of kills: their share, and how many steps later a kill may come. Saves and links are short, but are where a
-kill could do harm."""
+AIMS = {"start-up": (0.2, 0.0), "step": (0.35, 1.5), "save": (0.2, 0.7), "removal": (0.25, 0.2)}
+"""Targets of kills: their share, and how many steps later a kill may come. Saves and removals of checkpoints are short,
+but are where a kill could do harm."""
 
 MOST_SHARDED, LONGEST = 20, 900.0
 """Kills of all cases with DeepSpeed, which start slowly; and the seconds after which a process counts as hung."""
@@ -172,10 +173,10 @@ def kill(run: Run, several: bool, pace: Pace, number: signal.Signals, draw: rand
     """Resume a run and kill it; return what it was doing."""
     (aim,) = draw.choices([*AIMS], [share for share, _ in AIMS.values()])
     goal, before = run.last()["step"] + draw.randint(1, 5), run.mark()
-    goal += -goal % SAVE if aim in ("save", "links") else 0
+    goal += -goal % SAVE if aim in ("save", "removal") else 0
     seconds = draw.uniform(0, pace.start) if aim == "start-up" else LONGEST
     with run.training() as child:
-        if wait(child, lambda: (run.mark()[1] if aim == "links" else run.last()["step"]) >= goal, seconds):
+        if wait(child, lambda: (run.mark()[1] if aim == "removal" else run.last()["step"]) >= goal, seconds):
             time.sleep(draw.uniform(0, AIMS[aim][1] * pace.step))
         elif child.poll() is None and aim != "start-up":
             raise Failed(f"no step {goal} after {LONGEST:.0f} seconds")
@@ -198,15 +199,13 @@ def moment(run: Run, inode: int, start: int) -> str:
     if now == inode or last["step"] <= start:
         return "at start-up"
     hidden = [path.name for path in run.checkpoints.glob(".*")]
-    for what, ending in (("pruning", ".removed"), ("linking", "t.partial"), ("saving", ".partial")):
+    for what, ending in (("pruning", ".removed"), ("saving", ".partial")):
         if any(name.endswith(ending) for name in hidden):
             return what
     if not run.metrics_log.read_bytes().endswith(b"\n"):
         return "writing the metrics log"
     if newest != last["step"]:
         return "after a validation" if "validation" in last else "in a step"
-    if (run.checkpoints / "latest").resolve().name != f"step-{newest:08d}":
-        return "before linking"
     return "after saving"
 
 
@@ -215,9 +214,8 @@ def outcome(run: Run) -> Iterator[tuple[str, Any]]:
     for line in map(json.loads, run.lines()):
         kind = next((kind for kind in ("loss", "validation", "event") if kind in line), "line")
         yield f"{kind} of step {line['step']}", {key: line[key] for key in line if key != "tokens_per_second"}
-    for link in ("latest", "best"):
-        yield link, os.readlink(run.checkpoints / link)
-        manifest.verify(run.checkpoints / link)
+    for which in (LATEST, BEST):
+        yield which, read.find(run.folder, which).name
     yield "checkpoints", run.saved()
     unseeded = []
     for folder in (run.checkpoints / f"step-{step:08d}" for step in run.saved()):

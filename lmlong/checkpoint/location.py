@@ -5,8 +5,8 @@ import shlex
 from pathlib import Path
 
 from lmlong.checkpoint import manifest
+from lmlong.checkpoint.manifest import Manifest
 from lmlong.errors import CheckpointError, nearest
-from lmlong.io.links import follow_link
 
 EXPORTED = ("modeling_lmlong.py",)
 MOST_LISTED = 5
@@ -14,14 +14,19 @@ LATEST, BEST = "latest", "best"
 NAME = re.compile(r"step-(\d{8,})")
 """The names of checkpoints; everything else beside them belongs to the user and is left alone."""
 LEFT_FOLDER = re.compile(r"\.step-\d{8,}\.(partial|removed)")
-LEFT_LINK = re.compile(r"\.(latest|best)\.partial")
-"""Leftovers of a process that was stopped while it wrote or removed a checkpoint or a link to one."""
+"""Leftovers of a process that was stopped while it wrote or removed a checkpoint."""
 
 
 def run_path(run: str | Path) -> Path:
     """Return the folder that a path or the name of a run under runs/ refers to; it may be missing."""
-    path = Path(run)
-    return Path("runs") / run if not path.exists() and (Path("runs") / run).exists() else path
+    path, named = Path(run), Path("runs") / run
+    return named if not _split(path)[0].exists() and _split(named)[0].exists() else path
+
+
+def _split(path: Path) -> tuple[Path, str | None]:
+    """Split RUN/checkpoints/latest or best into the run and the word, which is a name and not a file."""
+    is_choice = path.name in (LATEST, BEST) and path.parent.name == "checkpoints"
+    return (path.parents[1], path.name) if is_choice else (path, None)
 
 
 def folder_of(run: str | Path) -> Path:
@@ -32,17 +37,19 @@ def folder_of(run: str | Path) -> Path:
 
 def find(run: str | Path, which: str = LATEST) -> Path:
     """Return a checkpoint of a run, given as a folder or a name under runs/: the newest, or with BEST the one of the
-    lowest validation, if there was a validation. A checkpoint's own folder is that checkpoint.
+    lowest validation, if there was a validation. A checkpoint's own folder is that checkpoint, and a run's folder
+    followed by checkpoints/latest or checkpoints/best chooses as `which` does.
 
     A run resumes from the newest; `read.reading`, by which all else is loaded, takes the best.
     """
     try:
-        path = run_path(run)
+        path, chosen = _split(run_path(run))
         if not path.exists():
             raise CheckpointError(f"{run}: no such run or checkpoint.{_runs_near(path)}")
-        for link in (path, path / "checkpoints" / which, path / "checkpoints" / LATEST):
-            if checkpoint := _follow(link):
-                return checkpoint
+        if (path / manifest.NAME).is_file():
+            return path.resolve()
+        if checkpoint := _choose(path, chosen or which):
+            return checkpoint
     except OSError as error:
         raise CheckpointError(f"{error.filename or run}: cannot be read ({error.strerror}).") from error
     raise CheckpointError(f"{path}: {_why_not(path)}")
@@ -71,20 +78,50 @@ def checkpoints_in(run: Path) -> list[Path]:
     return sorted(filter(_is_checkpoint, (run / "checkpoints").glob("step-*")), key=step_of)
 
 
+def best_of(checkpoints: list[Path]) -> tuple[Path, float] | None:
+    """Return the checkpoint of the lowest validation, the oldest on ties, and its validation; None if none has one."""
+    known = {path: about.validation for path in checkpoints if (about := read_manifest(path))}
+    losses = {path: loss for path, loss in known.items() if loss is not None}
+    best = min(losses, key=losses.__getitem__, default=None)
+    return None if best is None else (best, losses[best])
+
+
+def read_manifest(checkpoint: Path) -> Manifest | None:
+    """Return the manifest of a checkpoint; None if it cannot be read."""
+    try:
+        return manifest.read(checkpoint)
+    except (CheckpointError, OSError):
+        return None
+
+
+def _choose(run: Path, which: str) -> Path | None:
+    """Return the newest or the best checkpoint of a run folder; None if it has none.
+
+    Training writes a new checkpoint before it removes an old one. If the chosen one has been removed, choose again
+    until the checkpoints no longer change.
+    """
+    before = None
+    while (checkpoints := checkpoints_in(run)) != before:
+        best = best_of(checkpoints) if which == BEST else None
+        chosen = best[0] if best else checkpoints[-1] if checkpoints else None
+        if chosen and chosen.is_dir():
+            return chosen.resolve()
+        before = checkpoints
+    return None
+
+
 def step_of(checkpoint: Path) -> int:
     """Return the step in the name of a checkpoint."""
     return int(checkpoint.name.removeprefix("step-"))
 
 
 def _is_checkpoint(path: Path) -> bool:
-    """Return whether this is a checkpoint of the step in its name, or a damaged one, which is reported when a run would
-    resume from it."""
+    """Return whether this is a checkpoint of the step in its name, or a damaged one, which is reported when it is
+    read."""
     if not NAME.fullmatch(path.name) or path.is_symlink() or not path.is_dir():
         return False
-    try:
-        return manifest.read(path).step == step_of(path)
-    except (CheckpointError, OSError):
-        return True
+    about = read_manifest(path)
+    return about.step == step_of(path) if about else path.is_dir()  # training may have removed it meanwhile
 
 
 def _why_not(path: Path) -> str:
@@ -98,17 +135,3 @@ def _why_not(path: Path) -> str:
     if path.is_file() and (path.parent / manifest.NAME).is_file():
         return f"a file of a checkpoint. Name its folder, {path.parent}."
     return "holds no checkpoint. Train it first, or name another run."
-
-
-def _follow(link: Path) -> Path | None:
-    """Return the checkpoint at `link`, following a symbolic link; None if neither is a checkpoint.
-
-    Training repoints the link to a new checkpoint before it removes the old one. If the target has been removed, follow
-    the link again until the target no longer changes.
-    """
-    before = None
-    while (checkpoint := follow_link(link).resolve()) != before:
-        if (checkpoint / manifest.NAME).is_file():
-            return checkpoint
-        before = checkpoint
-    return None

@@ -18,13 +18,11 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from lmlong.checkpoint.location import LEFT_FOLDER, LEFT_LINK
+from lmlong.checkpoint.location import BEST, LATEST, LEFT_FOLDER
 from lmlong.checkpoint.manifest import FORMAT, NAME, RECIPE, TOKENIZER, TRAINING_TENSORS, TRAINING_VALUES, WEIGHTS, read
 from lmlong.errors import CheckpointError, LmlongError
-from lmlong.io import links
 from lmlong.io.files import fsync
 from lmlong.io.folder_manifest import seal
-from lmlong.io.links import is_link
 from lmlong.io.system_errors import explain_errors
 
 NAMES = {
@@ -245,15 +243,11 @@ def remove(folder: Path) -> None:
 
 
 def clean(checkpoints: Path) -> None:
-    """Remove the leftovers of a process that was stopped while it wrote or removed a checkpoint or a link to one."""
+    """Remove the leftovers of a process that was stopped while it wrote or removed a checkpoint, and the links to
+    checkpoints that earlier versions made."""
     for path in checkpoints.glob(".*"):
-        if LEFT_LINK.fullmatch(path.name) and is_link(path):
-            path.unlink()
-        elif LEFT_FOLDER.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
+        if LEFT_FOLDER.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
-
-
-def point(link: Path, folder: Path) -> None:
-    """Point a link beside the checkpoints to one of them, atomically."""
-    links.point_link(link, folder)
-    fsync(link.parent)
+    for link in (checkpoints / LATEST, checkpoints / BEST):
+        if link.is_symlink():
+            link.unlink()

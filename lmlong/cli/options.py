@@ -120,8 +120,8 @@ class Run(click.ParamType):
         which = ctx.meta[CHECKPOINT] if ctx and CHECKPOINT in ctx.meta else BEST
         if line := choice(value, which):
             click.echo(line, err=True)
-        link = run_path(value) / "checkpoints" / which
-        return str(link if which != BEST and link.exists() else value)
+        checkpoints = run_path(value) / "checkpoints"
+        return str(checkpoints / which) if which != BEST and checkpoints.is_dir() else value
 
 
 CHECKPOINT = f"{__name__}.checkpoint"

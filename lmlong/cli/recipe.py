@@ -164,7 +164,7 @@ def _missing_files(recipe: "Recipe") -> list[str]:
     """Return the files and runs that do not exist here."""
     from glob import has_magic
 
-    from lmlong.checkpoint.location import run_path
+    from lmlong.checkpoint.location import folder_of
     from lmlong.recipe import Files
     from lmlong.recipe.paths import is_on_hub
 
@@ -173,7 +173,7 @@ def _missing_files(recipe: "Recipe") -> list[str]:
     paths += [recipe.text.tokenizer.path] if recipe.text.tokenizer.path else []
     local = (path for path in paths if not (path.startswith("-") or is_on_hub(path) or has_magic(path)))
     runs = [run for run in (recipe.training.init_from, recipe.training.teacher) if run]
-    missing_runs = [run for run in runs if not run_path(run).exists()]
+    missing_runs = [run for run in runs if not folder_of(run).exists()]
     return [path for path in local if not Path(path).expanduser().exists()] + missing_runs
 
 

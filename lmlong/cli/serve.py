@@ -49,7 +49,6 @@ def named(number: int) -> str:
 @click.option(
     "--api-key", metavar="KEY", help=f"API key that requests must send. Prefer {KEY}, which ps does not show."
 )
-@click.option("--api-key-file", type=options.InFile(), help="File of API keys, one per line.")
 @click.option("--allowed-host", multiple=True, metavar="NAME", help="Additional host name that requests may use.")
 @click.option(
     "--sessions",
@@ -66,7 +65,6 @@ def serve(
     host: str,
     port: int,
     api_key: str | None,
-    api_key_file: Path | None,
     allowed_host: tuple[str, ...],
     sessions: Path | None,
     loading: options.Loading,
@@ -84,7 +82,7 @@ def serve(
       lmlong serve runs/quickstart --port 8000
       curl localhost:8000/v1/completions --json '{"prompt": "def "}'
     """
-    keys = read_keys(api_key, api_key_file)
+    key = read_key(api_key)
     try:
         from lmlong.serving.server import Server, bind, prepare_process
     except ImportError as error:
@@ -92,7 +90,7 @@ def serve(
     from lmlong.checkpoint.location import folder_of
     from lmlong.serving.app import make_app
     from lmlong.serving.guard import Hosts, warning
-    from lmlong.serving.sessions import SessionStore, lock_folder
+    from lmlong.serving.sessions import SessionStore, locked
 
     listening = bind(host, port)
     chosen = Settings(**given, held=max(Settings.held, 2 * given["max_body"]))
@@ -102,19 +100,18 @@ def serve(
     run_folder, hosts = folder_of(run), Hosts(host, allowed_host)
     name, beside = run_folder.absolute().name, run_folder.resolve()
     folder = sessions or beside.with_name(f"{beside.name}-sessions")
-    folder_lock = lock_folder(folder)
-    store = SessionStore(trained, folder, chosen)
 
     def print_address() -> None:
         host_name = f"[{host}]" if ":" in host else host
         address = f"http://{host_name}:{listening.getsockname()[1]}"
         ready = f"{name}, {chosen.rows} rows, decodes by {trained.decoder}: {address}"
-        for line in (*warning(hosts, host, keys), ready):
+        for line in (*warning(hosts, host, key), ready):
             click.echo(line, err=True)
 
-    app = make_app(trained, name, store, chosen, hosts, keys)
-    prepare_process()
-    with folder_lock:
+    with locked(folder):
+        store = SessionStore(trained, folder, chosen)
+        app = make_app(trained, name, store, chosen, hosts, key)
+        prepare_process()
         ended_by = Server(app, listening, chosen.grace, print_address).serve_until_signal()
     if store.count:
         click.echo(f"stopped; sessions are in {folder}", err=True)
@@ -122,20 +119,12 @@ def serve(
         sys.exit(128 + ended_by)
 
 
-def read_keys(given: str | None, file: Path | None) -> list[str]:
-    """Return the accepted API keys; empty if no key is needed."""
-    if given is not None and file is not None:
-        raise UsageError("--api-key, --api-key-file: mutually exclusive. Give one of them.")
-    if file is not None:
-        try:
-            keys = file.read_text(encoding="utf-8").split("\n")
-        except (OSError, UnicodeDecodeError):
-            raise UsageError(f"{file}: cannot be read as text. Name a file of API keys.") from None
-        return [_checked(line.strip(), str(file)) for line in keys if line.strip()] or [_checked("", str(file))]
+def read_key(given: str | None) -> str | None:
+    """Return the API key of an option or the environment; None if no key is needed."""
     if given is not None:
         hide_argument(given)
-        return [_checked(given, "--api-key")]
-    return [_checked(os.environ[KEY], KEY)] if KEY in os.environ else []
+        return _checked(given, "--api-key")
+    return _checked(os.environ[KEY], KEY) if KEY in os.environ else None
 
 
 def _checked(key: str, source: str) -> str:

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from lmlong import recipe
 from lmlong.checkpoint import manifest
-from lmlong.checkpoint.location import BEST, LATEST
-from lmlong.checkpoint.write import Shapes, point, write_imported
+from lmlong.checkpoint.write import Shapes, write_imported
 from lmlong.data.tokenizers.huggingface import HuggingFaceTokenizer
 from lmlong.errors import CheckpointError, UsageError, install_command
 from lmlong.interop.gguf_file import open_gguf
@@ -127,7 +126,5 @@ def _write(run: Path, run_recipe: recipe.Recipe, tokenizer: bytes, shapes: Shape
         checkpoint = staged / "checkpoints" / "step-00000000"
         checkpoint.parent.mkdir()
         write_imported(checkpoint, shapes, weights, text, tokenizer)
-        for link in (LATEST, BEST):
-            point(checkpoint.parent / link, checkpoint)
         (staged / manifest.RECIPE).write_bytes(text.encode())
         (staged / manifest.TOKENIZER).write_bytes(tokenizer)

@@ -18,7 +18,7 @@ from lmlong.errors import UsageError
 from lmlong.io import files, folder_manifest
 from lmlong.io.folder_manifest import DamagedFolder, Format
 from lmlong.io.home import NO_HOME, home_cache
-from lmlong.io.lock import Held, Lock
+from lmlong.io.lock import Held, lock
 from lmlong.io.system_errors import explain_errors
 from lmlong.io.trust import is_private
 
@@ -88,12 +88,12 @@ def fetch(
     check_home(folder, "the cache")
     with explain_errors(folder, REMEDY):
         if not _is_whole(folder, form, private, check):
-            with Lock(_lock_of(folder), waiting=str(folder)) as lock:
+            with lock(_lock_of(folder), waiting=str(folder)) as is_locked:
                 if not _is_whole(folder, form, private, check, silent=True):
-                    if lock.works:
+                    if is_locked:
                         _sweep(folder)
                     # without locks another process might build the same folder at the same time
-                    owner = RESUMABLE if resumable and lock.works else str(os.getpid())
+                    owner = RESUMABLE if resumable and is_locked else str(os.getpid())
                     _make(folder, form, make, private, owner)
     return folder
 
@@ -178,7 +178,7 @@ def _sweep(folder: Path) -> None:
         if (name := left["name"]) == folder.name:  # this process holds its lock
             shutil.rmtree(path, ignore_errors=True)
             continue
-        with suppress(Held, OSError), Lock(_lock_of(folder.with_name(name))):
+        with suppress(Held, OSError), lock(_lock_of(folder.with_name(name))):
             shutil.rmtree(path, ignore_errors=True)
 
 

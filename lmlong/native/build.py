@@ -17,7 +17,7 @@ from lmlong.errors import LmlongError, UsageError
 from lmlong.io.cache import cache_folder, fetch, key_of
 from lmlong.io.folder_manifest import Format
 from lmlong.io.home import home_cache
-from lmlong.io.trust import make_private
+from lmlong.io.trust import is_private
 from lmlong.native import prebuilt, source
 from lmlong.native.processor import processor
 from lmlong.native.source import NativeCode
@@ -91,6 +91,13 @@ def private_folder(cache: Path) -> Path:
         atexit.register(shutil.rmtree, private, ignore_errors=True)
     warnings.warn(f"{first}: no folder, or others can write there, so native code is kept in {private}.", stacklevel=2)
     return private
+
+
+def make_private(folder: Path) -> bool:
+    """Create a folder if it is missing. Return whether only this user can write to it."""
+    with suppress(OSError):
+        folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+    return is_private(folder)
 
 
 def find_compiler() -> str | None:

@@ -5,11 +5,9 @@ A file is named by the key of its code, so it is found only for the very sources
 
 import platform
 import sys
-import warnings
 from pathlib import Path
 from typing import NamedTuple
 
-from lmlong.io.trust import is_private
 from lmlong.native.processor import processor_features
 from lmlong.native.source import NativeCode
 
@@ -53,7 +51,7 @@ def find(code: NativeCode) -> Prebuilt | None:
     for level in suitable_levels(processor_features()):
         path = library_path(FOLDER, level, code)
         if path.is_file():
-            return Prebuilt(level, path) if _is_trusted(path) else None
+            return Prebuilt(level, path)
     return None
 
 
@@ -67,11 +65,3 @@ def suitable_levels(features: frozenset[str]) -> list[str]:
         return []
     machine = platform.machine()
     return [name for name, level in LEVELS.items() if level.machine == machine and level.features <= features]
-
-
-def _is_trusted(path: Path) -> bool:
-    """Return whether only this user, root and the package's owner can write to a file, or put it at its path."""
-    if is_private(path, owner_of=Path(__file__)):
-        return True
-    warnings.warn(f"{path}: others can write there, so it is not loaded.", stacklevel=2)
-    return False

@@ -37,7 +37,9 @@ def with_absolute(values: dict[str, Any]) -> dict[str, Any]:
     def change(path: str, is_path: bool) -> str:
         if is_on_hub(path) or is_url(path):
             return path
-        return absolute(path_of(path)) if is_path or Path(path).expanduser().exists() else path
+        file = Path(path).expanduser()
+        folder = file.parent if file.parent.name == "checkpoints" else file  # checkpoints/latest is not a file
+        return absolute(path_of(path)) if is_path or folder.exists() else path
 
     return _changed(values, change)
 

@@ -1,7 +1,7 @@
 """The HTTP API of a model: its routes and their handlers."""
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, closing
 from functools import partial
 from typing import Any
@@ -25,7 +25,7 @@ from lmlong.serving.api_errors import ApiError, api_error, not_ready, shutting_d
 from lmlong.serving.bodies import ChatBody, CompletionBody, ScoreBody, WritingBody, check_length
 from lmlong.serving.body_reader import BodyReader
 from lmlong.serving.engine import Engine, EngineFailed
-from lmlong.serving.guard import BODY, OWNER, Guard, Hosts
+from lmlong.serving.guard import BODY, Guard, Hosts
 from lmlong.serving.inbox import Texts
 from lmlong.serving.metrics import Metrics
 from lmlong.serving.request import Request
@@ -40,15 +40,15 @@ from lmlong.serving.worker import Worker, chat_tokens, score
 class ModelServer:
     """A served model, with the engine and workers that handle its requests."""
 
-    def __init__(self, trained: TrainedLanguageModel, name: str, store: SessionStore, settings: Settings, owners: int):
+    def __init__(self, trained: TrainedLanguageModel, name: str, store: SessionStore, settings: Settings):
         self.trained, self.name, self.settings = trained, name, settings
-        self.engine = Engine(trained, settings, owners)
+        self.engine = Engine(trained, settings)
         self.metrics = Metrics(self.engine, store)
-        self.sessions = Sessions(store, settings.waiting, owners)
-        self.reader = BodyReader(settings, owners)
+        self.sessions = Sessions(store, settings.waiting)
+        self.reader = BodyReader(settings)
         self.session_api = SessionApi(self.sessions, self.engine, self.reader, settings, self.metrics)
-        self.scorer = Worker("lmlong-scorer", settings.jobs, owners)
-        self.renderer = Worker("lmlong-renderer", settings.jobs, owners)
+        self.scorer = Worker("lmlong-scorer", settings.jobs)
+        self.renderer = Worker("lmlong-renderer", settings.jobs)
         self.workers = (self.scorer, self.renderer, self.reader.parser, self.reader.converter, self.sessions.worker)
         self.closing = False
         self.created = int(time.time())
@@ -87,18 +87,17 @@ class ModelServer:
         return Response(self.metrics.text(), media_type="text/plain; version=0.0.4")
 
     async def completions(self, request: HttpRequest) -> ASGIApp:
-        owner = request.scope[OWNER]
-        body = await self.reader.parse(CompletionBody, request.scope[BODY], owner)
+        body = await self.reader.parse(CompletionBody, request.scope[BODY])
         for number, prompt in enumerate(body.prompt):
             self._check_length(prompt, "prompt" if len(body.prompt) == 1 else f"prompt.{number}")
         deadline = Deadline(self.settings.timeout)
-        make = self._maker(body, len(body.prompt), owner)
+        make = self._maker(body, len(body.prompt))
         response_format = CompletionFormat(self.trained.tokenizer, body.alternatives)
         if body.session is None:
             learn = self.trained.learns(body.learn)
             requests = [made for prompt in body.prompt for made in make(prompt=prompt, learn=learn)]
             return await self._answer(request, body, requests, response_format, deadline)
-        change = self.sessions.change(owner, body.session)
+        change = self.sessions.change(body.session)
         try:
             continued = await change.start(body.learn)
             requests = make(prompt=body.prompt[0], keep_session=True, **continued._asdict())
@@ -108,16 +107,16 @@ class ModelServer:
             raise
 
     async def chat(self, request: HttpRequest) -> ASGIApp:
-        deadline, owner = Deadline(self.settings.timeout), request.scope[OWNER]
-        body = await self.reader.parse(ChatBody, request.scope[BODY], owner)
+        deadline = Deadline(self.settings.timeout)
+        body = await self.reader.parse(ChatBody, request.scope[BODY])
         if self.trained.tokenizer.chat_template is None:
             raise ApiError(
                 400, "This model has no chat template. Use /v1/completions, or a model made for chat.", "messages"
             )
         messages = [message.rendered() for message in body.messages]
         self._check_length("".join(message["content"] for message in messages), "messages")
-        make = self._maker(body, 1, owner)
-        rendering = self.renderer.run(partial(chat_tokens, self.trained, messages), owner)
+        make = self._maker(body, 1)
+        rendering = self.renderer.run(partial(chat_tokens, self.trained, messages))
         try:
             tokens = await while_connected(request.receive, rendering, deadline)
         except UsageError as error:
@@ -127,16 +126,15 @@ class ModelServer:
         return await self._answer(request, body, requests, response_format, deadline)
 
     async def score(self, request: HttpRequest) -> Response:
-        owner = request.scope[OWNER]
-        body = await self.reader.parse(ScoreBody, request.scope[BODY], owner)
+        body = await self.reader.parse(ScoreBody, request.scope[BODY])
         self._check_model(body.model)
         self._check_length(body.text, "text")
-        scoring = self.scorer.run(partial(score, self.trained, body.text, learn=self.trained.learns(body.learn)), owner)
+        scoring = self.scorer.run(partial(score, self.trained, body.text, learn=self.trained.learns(body.learn)))
         sums = await while_connected(request.receive, scoring, Deadline(self.settings.timeout))
         per_byte = sums.bits / sums.bytes if sums.bytes else None
         return JSONResponse({"object": "score", "model": self.name, **sums._asdict(), "bits_per_byte": per_byte})
 
-    def _maker(self, body: WritingBody, prompts: int, owner: str) -> Callable[..., list[Request]]:
+    def _maker(self, body: WritingBody, prompts: int) -> Callable[..., list[Request]]:
         """Return a function that creates the engine requests of a prompt."""
         self._check_model(body.model)
         if prompts * body.n > self.settings.max_choices:
@@ -146,7 +144,7 @@ class ModelServer:
             raise ApiError(400, f"max_tokens: {most:,} is above {self.settings.max_tokens:,}.", "max_tokens")
 
         def make(**what: Any) -> list[Request]:
-            what |= {"max_tokens": most, "stop": tuple(body.stop), "alternatives": body.alternatives, "owner": owner}
+            what |= {"max_tokens": most, "stop": tuple(body.stop), "alternatives": body.alternatives}
             what["reports"] = body.include_progress
             sampling = body.sampling()
             return [Request(sampling=sampling, draws=(number,), **what) for number in range(body.n)]
@@ -190,11 +188,11 @@ def make_app(
     store: SessionStore,
     settings: Settings,
     hosts: Hosts,
-    keys: Sequence[str],
+    key: str | None = None,
 ) -> Starlette:
     """Return the application that serves a model under a name, with the sessions of `store`; `app.state.service` is its
-    `ModelServer`, which ends with it. Requests must use a host name of `hosts`, and one of `keys` if there are any."""
-    service = ModelServer(trained, name, store, settings, owners=max(1, len(set(keys))))
+    `ModelServer`, which ends with it. Requests must use a host name of `hosts`, and the key if there is one."""
+    service = ModelServer(trained, name, store, settings)
     sessions = service.session_api
 
     @asynccontextmanager
@@ -245,7 +243,7 @@ def make_app(
     app = Starlette(
         routes=routes,
         lifespan=lifespan,
-        middleware=[Middleware(Guard, hosts, keys, settings, service.metrics, [route.path for route in routes])],
+        middleware=[Middleware(Guard, hosts, key, settings, service.metrics, [route.path for route in routes])],
         exception_handlers={HTTPException: error_response, ApiError: error_response},
     )
     app.router.redirect_slashes = False

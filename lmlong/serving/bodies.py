@@ -16,16 +16,22 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
+from pydantic_core import from_json
 
 from lmlong.data.encoding import UTF8, marked
 from lmlong.errors import nearest
 from lmlong.model.sampling_options import DEFAULTS, RECENT, Sampling, random_seed
 from lmlong.serving.api_errors import ApiError
-from lmlong.serving.json_text import read_json
 
 MOST_STOPS = 16
 LONGEST_STOP = 100
 """Stop strings of a request, and characters of one: they are searched for after each token."""
+
+MOST_STRINGS, MOST_STRUCTURE = 1 << 16, 1 << 19
+"""Strings of a JSON text, and bytes outside of them. Once parsed, the two bytes `{}` take 64."""
+
+MOST_KEYS = 256
+"""Keys of an object."""
 
 LONGEST_LIST = 4096
 """Prompts or messages of a request, which are validated while no other request is answered."""
@@ -118,6 +124,8 @@ class Body(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _without_null(cls, value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > MOST_KEYS:
+            raise ValueError(f"has {len(value):,} fields. Leave out those that the API does not name.")
         return {key: item for key, item in value.items() if item is not None} if isinstance(value, dict) else value
 
 
@@ -286,7 +294,15 @@ AnyBody = TypeVar("AnyBody", bound=Body)
 
 def parse(kind: type[AnyBody], data: bytes) -> AnyBody:
     """Parse a JSON body; raise a 400 that names the mistake."""
-    return _validated(kind, read_json(data))
+    without_escapes = data.replace(b"\\\\", b"").replace(b'\\"', b"")
+    strings = without_escapes.count(b'"') // 2
+    if strings > MOST_STRINGS or sum(map(len, without_escapes.split(b'"')[::2])) > MOST_STRUCTURE:
+        raise ApiError(400, "The body has too many values. Send fewer, or several requests.")
+    try:
+        value = from_json(data, allow_inf_nan=False)
+    except ValueError as error:
+        raise ApiError(400, f"The body is not JSON: {error}. Send an object of JSON in UTF-8.") from None
+    return _validated(kind, value)
 
 
 def parse_query(kind: type[AnyBody], query: Mapping[str, str]) -> AnyBody:

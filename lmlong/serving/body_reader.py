@@ -25,27 +25,27 @@ WIDEST = 4
 class BodyReader:
     """Parses JSON in one thread; converts documents and compressed files in a process, with limited time and memory."""
 
-    def __init__(self, settings: Settings, owners: int = 1):
-        self.parser = Worker("lmlong-parser", settings.waiting, owners)
-        self.converter = Worker("lmlong-uploads", settings.jobs, owners)
+    def __init__(self, settings: Settings):
+        self.parser = Worker("lmlong-parser", settings.waiting)
+        self.converter = Worker("lmlong-uploads", settings.jobs)
         self.process = LimitedProcess("lmlong.serving.upload_worker")
         self._longest = WIDEST * (settings.max_prompt + 1)  # room for a byte order mark
 
-    async def parse(self, kind: type[AnyBody], data: bytes, owner: str) -> AnyBody:
+    async def parse(self, kind: type[AnyBody], data: bytes) -> AnyBody:
         """Return the body in a JSON text; raise a 400 that names what is wrong with it."""
         if len(data) <= SMALL:
             return parse(kind, data)
-        return await self.parser.run(lambda _: parse(kind, data), owner)
+        return await self.parser.run(lambda _: parse(kind, data))
 
-    async def text(self, data: bytes, media_type: str, query: Mapping[str, str], owner: str) -> TextBody:
+    async def text(self, data: bytes, media_type: str, query: Mapping[str, str]) -> TextBody:
         """Return the text of a body of any kind: JSON, plain text, a document or a compressed file."""
         if media_type == "application/json":
-            return await self.parse(TextBody, data, owner)
+            return await self.parse(TextBody, data)
         options = parse_query(FileQuery, query)
         if suffix := SUFFIXES.get(media_type) or suffix_of_bytes(data):
-            text = await self.converter.run(partial(self._convert, data, suffix), owner)
+            text = await self.converter.run(partial(self._convert, data, suffix))
         else:
-            text = await self.parser.run(lambda _: text_of_file(data), owner)
+            text = await self.parser.run(lambda _: text_of_file(data))
         return TextBody.model_construct(text=text, **dict(options))
 
     def _convert(self, data: bytes, suffix: str, ended: Ended) -> str:

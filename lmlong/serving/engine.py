@@ -1,15 +1,14 @@
 """Continuous batching: one thread reads prompts and writes texts for all requests, whose rows join and leave a running
 batch at any step.
 
-Long prompts are read in pieces, between the steps of the rows that are written, so nobody waits for a long one. Owners
-take turns, both when rows are given to requests and when prompts are read, so nobody waits for another's many requests.
-A row's text does not depend on its neighbours: it has a state, a sampler and random numbers of its own.
+Long prompts are read in pieces, by turns and between the steps of the rows that are written, so nobody waits for a long
+one. A row's text does not depend on its neighbours: it has a state, a sampler and random numbers of its own.
 """
 
 import logging
 import time
 import traceback
-from collections import Counter
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from threading import Condition, Thread
@@ -24,8 +23,6 @@ from lmlong.inference.sampling import sample_each
 from lmlong.inference.session import logits_not_finite
 from lmlong.model.finite import NotFinite
 from lmlong.model.row_step import make_row_step
-from lmlong.serving.fair_queue import FairQueue
-from lmlong.serving.free_memory import FreeMemory
 from lmlong.serving.prefix_cache import PrefixCache
 from lmlong.serving.request import Request
 from lmlong.serving.settings import DEFAULT_SETTINGS, Settings
@@ -38,9 +35,6 @@ PIECE = 256
 
 READING_SECONDS = 0.05
 """Time for reading prompts between two steps, while rows are written."""
-
-REST_SECONDS = 1.0
-"""Time without work after which free memory is given back."""
 
 
 class Busy(LmlongError):
@@ -78,19 +72,14 @@ class EngineCounts:
 class Engine:
     """Writes the texts of many requests at a time, with one model."""
 
-    def __init__(self, trained: TrainedLanguageModel, settings: Settings = DEFAULT_SETTINGS, owners: int = 1):
-        """With several `owners`, one row is reserved for each but one of them, up to half of the rows, and each can
-        always queue its share of `settings.waiting`."""
+    def __init__(self, trained: TrainedLanguageModel, settings: Settings = DEFAULT_SETTINGS):
         self.trained, self.rows, self.most_waiting = trained, settings.rows, settings.waiting
-        self._spare_rows = min(owners - 1, self.rows // 2)
-        self._share_of_waiting = max(1, self.most_waiting // owners)
         self.counts = EngineCounts()
         self.cache = PrefixCache(settings.prefix_cache) if settings.prefix_cache else None
         self._steps = make_row_step(trained.model)
-        self._waiting = FairQueue[Writer]()
-        self._reading = FairQueue[tuple[Writer, Iterator[None]]]()
+        self._waiting = deque[Writer]()
+        self._reading = deque[tuple[Writer, Iterator[None]]]()
         self._writing: list[Writer] = []
-        self._free_memory = FreeMemory()
         self._changed = Condition()
         self._some_cancelled = self._closed = self._failed = False
         self._thread = Thread(target=self._run, name="lmlong-engine", daemon=True)
@@ -104,9 +93,9 @@ class Engine:
                 raise EngineFailed
             if self._closed:
                 raise Closed("The server is shutting down.")
-            if len(self._waiting) >= self.most_waiting and self._waiting.of(request.owner) >= self._share_of_waiting:
+            if len(self._waiting) >= self.most_waiting:
                 raise Busy(f"{self.most_waiting} requests are queued. Try again later.")
-            self._waiting.put(request.owner, writer)
+            self._waiting.append(writer)
             self.counts.requests += 1
             self._changed.notify()
         return writer
@@ -153,22 +142,15 @@ class Engine:
         with self._changed:
             self._failed = isinstance(end, EngineFailed)
             writers = [*self._waiting, *self._admitted]
-            self._waiting, self._reading, self._writing = FairQueue(), FairQueue(), []
+            self._waiting, self._reading, self._writing = deque(), deque(), []
         for writer in writers:
             writer.fail(end)
 
     def _wait(self) -> bool:
         """Wait for work, and return whether to continue."""
-        if not self._comes(REST_SECONDS):
-            self._free_memory.give_back()
-            self._comes()
-        self._free_memory.tidy()
-        return not self._closed
-
-    def _comes(self, seconds: float | None = None) -> bool:
-        """Wait up to `seconds` for work or the end, and return whether either has come."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._has_work or self._closed, seconds)
+            self._changed.wait_for(lambda: self._has_work or self._closed)
+        return not self._closed
 
     @property
     def _has_work(self) -> bool:
@@ -179,18 +161,13 @@ class Engine:
         with self._changed:
             if self._some_cancelled:
                 self._some_cancelled = False
-                self.counts.cancelled += self._waiting.remove(lambda writer: writer.cancelled)
-                self.counts.cancelled += self._reading.remove(lambda pair: pair[0].cancelled)
-                self.counts.cancelled += sum(writer.cancelled for writer in self._writing)
+                self.counts.cancelled += sum(writer.cancelled for writer in [*self._waiting, *self._admitted])
+                self._waiting = deque(writer for writer in self._waiting if not writer.cancelled)
+                self._reading = deque(pair for pair in self._reading if not pair[0].cancelled)
                 self._writing = [writer for writer in self._writing if not writer.cancelled]
-            rows = Counter(writer.request.owner for writer in self._admitted) if self._waiting else Counter[str]()
             while self._waiting and self.active < self.rows:
-                owner = self._waiting.next_owner(rows)
-                if rows[owner] and self.active >= self.rows - self._spare_rows:  # the rest is for owners without a row
-                    return
-                rows[owner] += 1
-                writer = self._waiting.take(owner)
-                self._reading.put(owner, (writer, writer.read(PIECE)))
+                writer = self._waiting.popleft()
+                self._reading.append((writer, writer.read(PIECE)))
 
     @property
     def _admitted(self) -> Iterator[Writer]:
@@ -198,14 +175,13 @@ class Engine:
         yield from self._writing
 
     def _read(self) -> None:
-        """Read prompts, a piece at a time, of each owner in turn."""
+        """Read prompts, a piece at a time of each."""
         until = time.monotonic() + READING_SECONDS
         while self._reading:
-            owner = self._reading.next_owner()
-            writer, pieces = self._reading.take(owner)
+            writer, pieces = self._reading.popleft()
             try:
                 if next(pieces, self) is not self:
-                    self._reading.put(owner, (writer, pieces))
+                    self._reading.append((writer, pieces))
                 else:
                     writer.begin(self._steps)
                     self.counts.prompt_tokens += writer.prompt_tokens

@@ -5,7 +5,6 @@ import hmac
 import ipaddress
 import re
 import socket
-from collections import Counter
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 
@@ -16,14 +15,13 @@ from lmlong.data.formats.table import SUFFIXES
 from lmlong.serving import page
 from lmlong.serving.api_errors import ApiError, busy, shutting_down
 from lmlong.serving.metrics import Metrics
-from lmlong.serving.sessions import owner_of
 from lmlong.serving.settings import Settings
 
 OPEN = frozenset({"/health", "/ready", *page.FILES})
 """Paths that need no key: health checks, and the page, which is public."""
 
-BODY, OWNER = "lmlong.body", "lmlong.owner"
-"""Keys of a request's scope: its body, and the owner of its API key."""
+BODY = "lmlong.body"
+"""The key of a request's scope that holds its body."""
 
 STATE = "application/vnd.lmlong.state"
 FILES = frozenset({"application/octet-stream", STATE, *SUFFIXES})
@@ -79,14 +77,14 @@ class Guard:
         self,
         app: ASGIApp,
         hosts: Hosts,
-        keys: Sequence[str],
+        key: str | None,
         settings: Settings,
         metrics: Metrics,
         paths: Collection[str],
     ):
         self._app, self._hosts, self._settings, self._metrics, self._paths = app, hosts, settings, metrics, paths
-        self._owners = {b"Bearer " + key.encode(): owner_of(key) for key in keys}
-        self._held = Counter[str]()  # bytes of bodies, by owner
+        self._token = None if key is None else b"Bearer " + key.encode()
+        self._held = 0  # bytes of bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -116,16 +114,18 @@ class Guard:
             await asyncio.sleep(0)  # lets uvicorn notice that it has already refused a body that is not HTTP
             await error.response()(scope, receive, counted)
         finally:
-            self._held[scope.get(OWNER) or ""] -= sum(map(len, parts))
+            self._held -= sum(map(len, parts))
 
     def _check(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
         if headers.get("host", "") not in self._hosts:
             raise ApiError(421, "Unknown host name. Start the server with --allowed-host NAME.", code="unknown_host")
-        scope[OWNER] = self._owner(headers.get("authorization", "").encode("latin-1"))
-        if scope[OWNER] is None and scope["path"] not in OPEN:
+        given = headers.get("authorization", "").encode("latin-1")
+        if self._token and scope["path"] not in OPEN and not hmac.compare_digest(given, self._token):
             challenge = {"WWW-Authenticate": "Bearer"}
-            raise ApiError(401, "Send an API key of this server as a bearer token.", None, "invalid_api_key", challenge)
+            raise ApiError(
+                401, "Send the API key of this server as a bearer token.", None, "invalid_api_key", challenge
+            )
         if scope["method"] != "POST":
             return
         kind = media_type(headers)
@@ -137,16 +137,9 @@ class Guard:
         if size.isdecimal() and int(size[:20]) > self._settings.max_body:
             raise self._too_large()
 
-    def _owner(self, given: bytes) -> str | None:
-        """Return the owner of a key. All keys are compared, so that the time reveals nothing."""
-        if not self._owners:
-            return owner_of(None)
-        owners = [owner for key, owner in self._owners.items() if hmac.compare_digest(given, key)]
-        return owners[0] if owners else None
-
     async def _read(self, scope: Scope, receive: Receive, parts: list[bytes]) -> None:
-        """Read the body, unless all bodies together exceed the limit and those of its owner exceed their share."""
-        owner, size, more = scope[OWNER] or "", 0, True
+        """Read the body, unless it or all bodies together exceed a limit."""
+        size, more = 0, True
         takes_body = scope["method"] == "POST" and scope["path"] not in OPEN
         while more:
             message: Message = await receive()
@@ -155,14 +148,13 @@ class Guard:
             part = message.get("body", b"")
             parts.append(part)
             size += len(part)
-            self._held[owner] += len(part)
+            self._held += len(part)
             more = message.get("more_body", False)
             if size and not takes_body:
                 raise ApiError(413, "This request must not have a body.", code="body_too_large")
             if size > self._settings.max_body:
                 raise self._too_large()
-            share = self._settings.held // max(1, len(self._owners))
-            if self._held.total() > self._settings.held and self._held[owner] > share:
+            if self._held > self._settings.held:
                 raise busy("The request bodies exceed the memory limit of the server. Try again later.")
 
     def _too_large(self) -> ApiError:
@@ -181,9 +173,9 @@ def _unsupported(kind: str, encoding: str, is_known: bool, takes_files: bool) ->
     return ApiError(415, message, code="unsupported_media_type")
 
 
-def warning(hosts: Hosts, bound: str, keys: Sequence[str]) -> Sequence[str]:
+def warning(hosts: Hosts, bound: str, key: str | None) -> Sequence[str]:
     """Return the warning lines for a server that anybody may use."""
-    if hosts.is_local or keys:
+    if hosts.is_local or key:
         return ()
     line = f"WARNING: {bound} can be reached from other machines, and needs no key: anybody may use this server."
-    return (line, "WARNING: Set LMLONG_API_KEY or --api-key-file, or leave --host out.")
+    return (line, "WARNING: Set LMLONG_API_KEY, or leave --host out.")

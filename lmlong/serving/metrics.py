@@ -44,7 +44,7 @@ class Metrics:
             "lmlong_active_rows": ("Texts that are read or written.", self._engine.active),
             "lmlong_rows": ("Texts that may be written at a time.", self._engine.rows),
             "lmlong_prefix_cache_bytes": ("States of beginnings of texts.", cache.bytes if cache else 0),
-            "lmlong_sessions": ("Sessions of all keys.", self._store.count),
+            "lmlong_sessions": ("Sessions.", self._store.count),
             "lmlong_session_file_bytes": ("Files of sessions.", self._store.file_bytes),
             "lmlong_session_memory_bytes": ("Sessions in memory.", self._store.awake_bytes),
             "lmlong_row_state_bytes": ("State of a row when its text begins.", state.empty.bytes),

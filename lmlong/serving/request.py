@@ -27,8 +27,6 @@ class Request:
     """Numbers that distinguish the random draws of several texts with the same seed."""
     alternatives: int | None = None
     """The number of most likely tokens whose log-probability is returned too; None: no log-probabilities."""
-    owner: str = ""
-    """The owner, who may reuse cached prefixes of own requests."""
     reports: bool = False
     """Whether events report how much of the prompt has been read."""
     keep_session: bool = False

@@ -9,7 +9,6 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from types import FrameType
 
 import uvicorn
@@ -17,10 +16,15 @@ from starlette.applications import Starlette
 from uvicorn.server import HANDLED_SIGNALS
 
 from lmlong.errors import UsageError
-from lmlong.serving.connections import LONGEST_HEAD, Connection, ConnectionLimits, Connections
 
-TICKS_A_SECOND = 10
-"""How often uvicorn calls `on_tick`."""
+LONGEST_HEAD = 32 << 10
+"""Maximum bytes of the head of a request."""
+
+OTHER_FILES = 128
+"""Open files reserved for sessions, libraries and pipes."""
+
+KEEP_ALIVE = 20
+"""Seconds after a response in which a connection waits for the next request."""
 
 SPARE = 5.0
 """Seconds after the grace in which clients get an error response, before connections are closed."""
@@ -60,6 +64,16 @@ def prepare_process() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection is an open file
 
 
+def most_connections() -> int | None:
+    """Return how many connections there may be: the files that this process may open, without those reserved."""
+    with suppress(ImportError, OSError):
+        import resource
+
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return None if files == resource.RLIM_INFINITY else max(16, files - OTHER_FILES)
+    return None  # sockets are not files on Windows
+
+
 class Server(uvicorn.Server):
     """A server that stops on SIGINT or SIGTERM: it refuses new requests, gives running ones `grace` seconds to finish,
     and ends the rest. A second signal stops it immediately."""
@@ -70,15 +84,14 @@ class Server(uvicorn.Server):
         listening: socket.socket,
         grace: float,
         on_start: Callable[[], None],
-        limits: ConnectionLimits | None = None,
     ):
-        """`on_start` is called once the server listens; by default, `limits` follow from those of the process."""
-        self._connections = Connections(limits or ConnectionLimits.of_process())
+        """`on_start` is called once the server listens."""
         config = uvicorn.Config(
             app,
-            http=partial(Connection, self._connections),  # type: ignore[arg-type]
-            backlog=self._connections.limits.backlog,
+            http="h11",
             h11_max_incomplete_event_size=LONGEST_HEAD,
+            limit_concurrency=most_connections(),
+            timeout_keep_alive=KEEP_ALIVE,
             ws="none",
             lifespan="on",
             log_config=None,
@@ -104,11 +117,6 @@ class Server(uvicorn.Server):
         except OSError as error:  # another program took the port
             raise _not_had(error, *self._listening.getsockname()[:2]) from None
         self._on_start()
-
-    async def on_tick(self, counter: int) -> bool:
-        if counter % TICKS_A_SECOND == 0:
-            self._connections.close_stalled()
-        return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         service = self._app.state.service

@@ -12,7 +12,7 @@ from lmlong.serving.answers import Usage, session_body
 from lmlong.serving.bodies import FileQuery, ListQuery, NoBody, check_length, parse_query
 from lmlong.serving.body_reader import BodyReader
 from lmlong.serving.engine import Engine
-from lmlong.serving.guard import BODY, OWNER, STATE, media_type
+from lmlong.serving.guard import BODY, STATE, media_type
 from lmlong.serving.inbox import Texts
 from lmlong.serving.metrics import Metrics
 from lmlong.serving.request import Request
@@ -33,7 +33,7 @@ class SessionApi:
     async def create(self, request: HttpRequest) -> ASGIApp:
         if media_type(request.headers) == STATE:
             upload, learn = self._sessions.store.upload, parse_query(FileQuery, request.query_params).learn
-            info = await self._sessions.run(upload, request.scope[OWNER], request.scope[BODY], learn)
+            info = await self._sessions.run(upload, request.scope[BODY], learn)
             return JSONResponse(session_body(info), 201)
         return await self._read(request, None, 201)
 
@@ -41,12 +41,12 @@ class SessionApi:
         return await self._read(request, request.path_params["name"], 200)
 
     async def fork(self, request: HttpRequest) -> Response:
-        await self._reader.parse(NoBody, request.scope[BODY], request.scope[OWNER])
+        await self._reader.parse(NoBody, request.scope[BODY])
         return JSONResponse(session_body(await self._run(self._sessions.store.fork, request)), 201)
 
     async def list(self, request: HttpRequest) -> Response:
         query = parse_query(ListQuery, request.query_params)
-        page = await self._sessions.run(self._sessions.store.page, request.scope[OWNER], query.limit, query.after)
+        page = await self._sessions.run(self._sessions.store.page, query.limit, query.after)
         rest = {"has_more": page.next is not None, "next": page.next}
         return JSONResponse({"object": "list", "data": list(map(session_body, page.infos)), **rest})
 
@@ -61,26 +61,26 @@ class SessionApi:
 
     async def delete(self, request: HttpRequest) -> Response:
         name = request.path_params["name"]
-        change = self._sessions.change(request.scope[OWNER], name)
+        change = self._sessions.change(name)
         try:
             await self._run(self._sessions.store.delete, request)
         finally:
             change.release()
         return JSONResponse({"id": name, "object": "session.deleted", "deleted": True})
 
-    async def _run(self, call: Callable[[str, str], Result], request: HttpRequest) -> Result:
-        return await self._sessions.run(call, request.scope[OWNER], request.path_params["name"])
+    async def _run(self, call: Callable[[str], Result], request: HttpRequest) -> Result:
+        return await self._sessions.run(call, request.path_params["name"])
 
     async def _read(self, request: HttpRequest, name: str | None, status: int) -> ASGIApp:
         """Read the text in the body after a session, or as a new one."""
-        deadline, owner = Deadline(self._settings.timeout), request.scope[OWNER]
-        reading = self._reader.text(request.scope[BODY], media_type(request.headers), request.query_params, owner)
+        deadline = Deadline(self._settings.timeout)
+        reading = self._reader.text(request.scope[BODY], media_type(request.headers), request.query_params)
         body = await while_connected(request.receive, reading, deadline)
         check_length(body.text, self._settings.max_prompt, "text")
-        change = self._sessions.change(owner, name)
+        change = self._sessions.change(name)
         try:
             continued = await change.start(body.learn)
-            what: dict[str, Any] = {"max_tokens": 0, "owner": owner, "keep_session": True, "reports": body.stream}
+            what: dict[str, Any] = {"max_tokens": 0, "keep_session": True, "reports": body.stream}
             engine_request = Request(body.text, **what, **continued._asdict())
             texts = Texts(self._engine, [engine_request], self._settings.lag, self._metrics, change)
         except BaseException:

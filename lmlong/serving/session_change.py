@@ -18,29 +18,29 @@ Result = TypeVar("Result")
 class Sessions:
     """The sessions of a server."""
 
-    def __init__(self, store: SessionStore, most_waiting: int, owners: int = 1):
+    def __init__(self, store: SessionStore, most_waiting: int):
         self.store = store
-        self.worker = Worker("lmlong-sessions", most_waiting, owners)
+        self.worker = Worker("lmlong-sessions", most_waiting)
         self.in_use: set[str] = set()
 
-    async def run(self, call: Callable[..., Result], owner: str, *what: Any) -> Result:
-        """Return the result of a method of the store for an owner, called beside the event loop."""
+    async def run(self, call: Callable[..., Result], *what: Any) -> Result:
+        """Return the result of a method of the store, called beside the event loop."""
         try:
-            return await self.worker.run(lambda _: call(owner, *what), owner)
+            return await self.worker.run(lambda _: call(*what))
         except (UnknownSession, QuotaReached, NoState, LearnsAlready, CheckpointError, Closed):
             raise
         except LmlongError:
             raise ApiError(507, "The server's disk does not take the session.", code="insufficient_storage") from None
 
-    def change(self, owner: str, name: str | None) -> "Change":
+    def change(self, name: str | None) -> "Change":
         """Reserve a session for one request, or a new one if `name` is None."""
         if name is not None:
-            self.store.info(owner, name)
+            self.store.info(name)
             if name in self.in_use:
                 message = "Another request works on this session. Wait until it ends, or fork the session."
                 raise ApiError(409, message, "session", "session_in_use")
             self.in_use.add(name)
-        return Change(self, owner, name)
+        return Change(self, name)
 
 
 class Start(NamedTuple):
@@ -53,8 +53,8 @@ class Start(NamedTuple):
 class Change:
     """A session while one request works on it; a new one has no name yet."""
 
-    def __init__(self, sessions: Sessions, owner: str, name: str | None):
-        self._sessions, self._owner, self._name = sessions, owner, name
+    def __init__(self, sessions: Sessions, name: str | None):
+        self._sessions, self._name = sessions, name
         self._reserved = name
         self._before: Session | None = None
 
@@ -63,7 +63,7 @@ class Change:
         trained = self._sessions.store.trained
         if self._name is None:
             return Start(None, trained.learns(learn))
-        session = await self._sessions.run(self._sessions.store.get, self._owner, self._name)
+        session = await self._sessions.run(self._sessions.store.get, self._name)
         self._before = session
         check_learn(session, learn)
         return Start(session, bool(learn))
@@ -72,8 +72,8 @@ class Change:
         """Save the session after the request."""
         store = self._sessions.store
         if self._name is None:
-            return await self._sessions.run(store.create, self._owner, session)
-        return await self._sessions.run(store.update, self._owner, self._name, session, self._before)
+            return await self._sessions.run(store.create, session)
+        return await self._sessions.run(store.update, self._name, session, self._before)
 
     def release(self) -> None:
         """Allow other requests to change the session. Only the first call has an effect, since another request may have

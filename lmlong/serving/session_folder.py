@@ -1,4 +1,4 @@
-"""The files of sessions in a folder: which of them are bases of others, and how many bytes each owner has.
+"""The files of sessions in a folder: which of them are bases of others, and how many bytes they have.
 
 `ID.state` is a session. `ID-DIGEST.base` is what a session was before it was changed or deleted, and remains while a
 file needs it. Every file is complete or absent under its name, and a base is in the folder before any file that needs
@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -44,7 +43,6 @@ class Kept:
 
     file: SessionFile
     session: str
-    owner: str
     bytes: int
     base: "Kept | None"
     users: int = 0
@@ -86,7 +84,6 @@ class Found(NamedTuple):
     """A file in the folder, and what its metadata say."""
 
     file: SessionFile
-    owner: str
     info: SessionInfo
 
 
@@ -98,7 +95,7 @@ class SessionFolder:
         self.live: dict[str, Kept] = {}
         self.found: dict[str, SessionInfo] = {}
         """The sessions that were in the folder."""
-        self.bytes_of = Counter[str]()
+        self.bytes = 0
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._find()
 
@@ -138,7 +135,7 @@ class SessionFolder:
         self._release(kept)
 
     def _add(self, kept: Kept) -> None:
-        self.bytes_of[kept.owner] += kept.bytes
+        self.bytes += kept.bytes
         if kept.base is not None:
             kept.base.users += 1
 
@@ -149,7 +146,7 @@ class SessionFolder:
             if not is_replaced:
                 this.file.path.unlink(missing_ok=True)
             is_replaced = False
-            self.bytes_of[this.owner] -= this.bytes
+            self.bytes -= this.bytes
             this = this.base
             if this is not None:
                 this.users -= 1
@@ -191,7 +188,7 @@ class SessionFolder:
         if path.suffix == BASE and path != _hidden(path.with_name(session), file):
             return None
         try:
-            return Found(file, about["owner"], info_of(session, about, path.stat().st_size))
+            return Found(file, info_of(session, about, path.stat().st_size))
         except (KeyError, ValueError) as error:
             raise CheckpointError(f"{path}: its {error} is missing or invalid.") from None
 
@@ -205,11 +202,11 @@ class SessionFolder:
         below = kept.get(base) if base is not None else None
         is_missing = base is not None and below is None
         for each in reversed(names):
-            file, owner, info = found[each]
+            file, info = found[each]
             is_live = file.path.suffix == SUFFIX
             if below is not None and below.file.pieces is not None:  # a base holds a state
                 is_missing = True
-            below = None if is_missing else Kept(file, each.session, owner, info.bytes, below, is_live=is_live)
+            below = None if is_missing else Kept(file, each.session, info.bytes, below, is_live=is_live)
             kept[each] = below
 
 

@@ -17,7 +17,7 @@ EARLIER = ("output", "bias")
 
 
 class SessionInfo(NamedTuple):
-    """A session as shown to its owner."""
+    """A session as shown to clients."""
 
     id: str
     parent: str | None
@@ -51,7 +51,6 @@ def info_of(name: str, about: Mapping[str, Any], size: int) -> SessionInfo:
         "parent": parent is None or (type(parent) is str and ID.fullmatch(parent) is not None),
         "learns": learns is None or type(learns) is bool or learns in EARLIER,
         "state_bytes": state is None or (type(state) is int and 0 <= state < 1 << 63),
-        "owner": type(about["owner"]) is str,
     }
     if not all(values_are_valid.values()):
         raise ValueError(min(key for key, is_valid in values_are_valid.items() if not is_valid))

@@ -1,17 +1,17 @@
 """Sessions of clients, each a file on disk; the most recently used ones are in memory too.
 
 A session is written to its file before the client gets a response, so none is lost however the server ends. The file
-holds what differs from the session that it continues, with its owner and the session that it was forked from. Of a
-short turn it holds only the tokens: the session then becomes what reading them gives, in memory too.
+holds what differs from the session that it continues, and the name of the session that it was forked from. Of a short
+turn it holds only the tokens: the session then becomes what reading them gives, in memory too.
 """
 
-import hashlib
 import secrets
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock, RLock
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from lmlong.inference.awake import AwakeSessions
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.session import Session, read_tokens
 from lmlong.inference.session_file import Known, Packed
-from lmlong.io.lock import lock_file
+from lmlong.io.lock import Held, lock
 from lmlong.io.system_errors import explain_errors
 from lmlong.model.sampling_options import RECENT
 from lmlong.model.state import state_bytes
@@ -33,12 +33,9 @@ from lmlong.serving.settings import DEFAULT_SETTINGS, Settings
 SMALL = 1 << 14
 """Bytes of a base below which its turns are stored as states: a file takes up 4 KiB of a disk anyway."""
 
-EVERYBODY = "everybody"
-"""The owner of sessions made without a key."""
-
 
 class UnknownSession(LmlongError):
-    """There is no such session, or it belongs to another key."""
+    """There is no such session."""
 
 
 class NoState(LmlongError):
@@ -46,16 +43,11 @@ class NoState(LmlongError):
 
 
 class QuotaReached(LmlongError):
-    """An owner has the maximum bytes or number of sessions."""
+    """There is the maximum number of sessions, or of their bytes."""
 
 
 class LearnsAlready(LmlongError):
     """A request asks a session that learns from its text not to."""
-
-
-def owner_of(key: str | None) -> str:
-    """Return the owner of an API key: a hash, since files must not contain the key itself."""
-    return EVERYBODY if key is None else hashlib.sha256(b"lmlong session owner " + key.encode()).hexdigest()[:32]
 
 
 def check_learn(session: Session, learn: bool | None) -> None:
@@ -66,15 +58,17 @@ def check_learn(session: Session, learn: bool | None) -> None:
         )
 
 
-def lock_folder(folder: Path) -> IO[bytes]:
-    """Return the lock of a folder of sessions, which is held until its process ends or the lock is closed."""
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder of sessions, which is created if missing."""
     with explain_errors(folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        file = (folder / "lock").open("ab")
-    if not lock_file(file.fileno(), wait=False):
-        file.close()
-        raise UsageError(f"{folder}: another server keeps its sessions there. Name another folder by --sessions.")
-    return file
+    try:
+        with lock(folder / "lock"):
+            yield
+    except Held:
+        remedy = "Name another folder by --sessions."
+        raise UsageError(f"{folder}: another server keeps its sessions there. {remedy}") from None
 
 
 class Page(NamedTuple):
@@ -86,7 +80,7 @@ class Page(NamedTuple):
 
 
 class SessionStore:
-    """The sessions of all owners, from any thread."""
+    """The sessions of a server, from any thread."""
 
     def __init__(self, trained: TrainedLanguageModel, folder: Path, settings: Settings = DEFAULT_SETTINGS):
         self.folder = folder
@@ -96,36 +90,31 @@ class SessionStore:
         self._limit = session_file.limit_of(trained.model)
         self._awake = AwakeSessions[str](settings.memory)
         self._files = SessionFolder(folder, trained.owners)
-        self._infos: dict[str, dict[str, SessionInfo]] = {}  # by owner and id
-        for name, kept in self._files.live.items():
-            self._infos.setdefault(kept.owner, {})[name] = self._files.found.pop(name)
+        self._infos = self._files.found  # by id
 
-    def create(
-        self, owner: str, session: Session, parent: str | None = None, before: Session | None = None
-    ) -> SessionInfo:
+    def create(self, session: Session, parent: str | None = None, before: Session | None = None) -> SessionInfo:
         """Save a new session. With a `parent`, `before` is what `get` returned for it."""
         with self._lock:
-            infos = self._infos.get(owner, {})
-            if len(infos) >= self._settings.max_sessions:
-                raise QuotaReached(f"{len(infos):,} sessions are all that one key may have. Delete some.")
+            if len(self._infos) >= self._settings.max_sessions:
+                raise QuotaReached(f"{len(self._infos):,} sessions are all that this server keeps. Delete some.")
         with self._disk:
-            base = self._base(owner, parent, before)
-            return self._write(owner, secrets.token_hex(12), session, base, before, parent, time.time())
+            base = self._base(parent, before)
+            return self._write(secrets.token_hex(12), session, base, before, parent, time.time())
 
-    def update(self, owner: str, name: str, session: Session, before: Session | None = None) -> SessionInfo:
+    def update(self, name: str, session: Session, before: Session | None = None) -> SessionInfo:
         """Save what a session has become; `before` is what `get` returned for it."""
-        info = self.info(owner, name)
-        before = self.get(owner, name) if before is None else before
+        info = self.info(name)
+        before = self.get(name) if before is None else before
         with self._disk:
-            base = self._base(owner, name, before)
-            return self._write(owner, name, session, base, before, info.parent, info.made)
+            base = self._base(name, before)
+            return self._write(name, session, base, before, info.parent, info.made)
 
-    def fork(self, owner: str, name: str) -> SessionInfo:
+    def fork(self, name: str) -> SessionInfo:
         """Save a copy of a session as a new one."""
-        session = self.get(owner, name)
-        return self.create(owner, session, name, session)
+        session = self.get(name)
+        return self.create(session, name, session)
 
-    def upload(self, owner: str, data: bytes, learn: bool | None = None) -> SessionInfo:
+    def upload(self, data: bytes, learn: bool | None = None) -> SessionInfo:
         """Save the session of a state file, which may be hostile. `learn` works as in `load_state`."""
         path = self.folder / f".{secrets.token_hex(12)}{STAGED}"
         try:
@@ -140,11 +129,11 @@ class SessionStore:
             raise NoState("This is not a state of this model, or it is damaged. Read the text again.") from None
         finally:
             path.unlink(missing_ok=True)
-        return self.create(owner, session)
+        return self.create(session)
 
-    def get(self, owner: str, name: str) -> Session:
+    def get(self, name: str) -> Session:
         """Return a session from memory, or from its file."""
-        self.info(owner, name)
+        self.info(name)
         with self._lock:
             session = self._awake.get(name)
             if session is not None:
@@ -155,36 +144,36 @@ class SessionStore:
             self._awake.put(name, session)
         return session
 
-    def info(self, owner: str, name: str) -> SessionInfo:
-        """Return a session's info. A session of another owner, or whose file was removed, is unknown."""
+    def info(self, name: str) -> SessionInfo:
+        """Return a session's info. A session whose file was removed is unknown."""
         with self._lock:
-            info = self._infos.get(owner, {}).get(name)
+            info = self._infos.get(name)
         if info is not None and not self._files.path(name).exists():
-            self._forget(owner, name)
+            self._forget(name)
             info = None
         if info is None:
             raise UnknownSession(f"There is no session {name!r}.")
         return info
 
-    def list(self, owner: str) -> list[SessionInfo]:
-        """Return the sessions of an owner, the oldest first."""
+    def list(self) -> list[SessionInfo]:
+        """Return the sessions, the oldest first."""
         with self._lock:
-            return sorted(self._infos.get(owner, {}).values(), key=lambda info: info.cursor)
+            return sorted(self._infos.values(), key=lambda info: info.cursor)
 
-    def page(self, owner: str, most: int, after: str | None = None) -> Page:
-        """Return up to `most` sessions of an owner, the oldest first, after those that earlier pages had."""
-        infos = self.list(owner)
+    def page(self, most: int, after: str | None = None) -> Page:
+        """Return up to `most` sessions, the oldest first, after those that earlier pages had."""
+        infos = self.list()
         if after is not None:
             infos = [info for info in infos if info.cursor > after]
         return Page(infos[:most], infos[most - 1].cursor if len(infos) > most else None)
 
-    def delete(self, owner: str, name: str) -> None:
-        self.info(owner, name)
-        self._forget(owner, name)
+    def delete(self, name: str) -> None:
+        self.info(name)
+        self._forget(name)
 
-    def file(self, owner: str, name: str) -> bytes:
+    def file(self, name: str) -> bytes:
         """Return a session as a state file."""
-        session, trained = self.get(owner, name), self.trained
+        session, trained = self.get(name), self.trained
         path = self.folder / f".{secrets.token_hex(12)}{STAGED}"
         try:
             state_file.save(
@@ -197,20 +186,20 @@ class SessionStore:
     @property
     def count(self) -> int:
         with self._lock:
-            return sum(map(len, self._infos.values()))
+            return len(self._infos)
 
     @property
     def file_bytes(self) -> int:
-        return self._files.bytes_of.total()
+        return self._files.bytes
 
     @property
     def awake_bytes(self) -> int:
         return self._awake.bytes
 
-    def _base(self, owner: str, name: str | None, before: Session | None) -> Kept | None:
+    def _base(self, name: str | None, before: Session | None) -> Kept | None:
         """Return the file of a session; None if the session has changed since `before`."""
         with self._lock:
-            info = self._infos.get(owner, {}).get(name) if name else None
+            info = self._infos.get(name) if name else None
         is_same = info is not None and before is not None and info.tokens == int(before.total)
         return self._files.live.get(info.id) if info is not None and is_same else None
 
@@ -247,7 +236,6 @@ class SessionStore:
     @torch.inference_mode()
     def _write(
         self,
-        owner: str,
         name: str,
         session: Session,
         base: Kept | None,
@@ -268,22 +256,22 @@ class SessionStore:
             base, session = base.state, read._replace(unread=session.unread)
             packed = session_file.pack(state_file.tensors_of_unread(session), self._limit)
         about: dict[str, Any] = {"id": name, "run": str(trained.checkpoint), "tokens": int(session.total)}
-        about |= {"tail": state_file.tail_of(session, trained.tokenizer), "owner": owner, "parent": parent}
+        about |= {"tail": state_file.tail_of(session, trained.tokenizer), "parent": parent}
         about |= {"made": made, "learns": session.state.learned is not None, "state_bytes": state_bytes(session)}
         staged = self._files.staged(name)
         try:
             about |= trained.owners
             file = session_file.save(staged, about, packed, base.name if base else None, pieces)
             size = staged.stat().st_size
-            held = self._files.bytes_of[owner] - self._files.freed(name, base)
+            held = self._files.bytes - self._files.freed(name, base)
             if held + size > self._settings.max_session_bytes:
                 most = self._settings.max_session_bytes
-                raise QuotaReached(f"{most:,} bytes of sessions are all that one key may have. Delete some.")
-            self._files.put(Kept(file, name, owner, size, base))
+                raise QuotaReached(f"{most:,} bytes of sessions are all that this server keeps. Delete some.")
+            self._files.put(Kept(file, name, size, base))
         finally:
             staged.unlink(missing_ok=True)
         with self._lock:
-            info = self._infos.setdefault(owner, {})[name] = info_of(name, about, size)
+            info = self._infos[name] = info_of(name, about, size)
             self._awake.put(name, session)
         return info
 
@@ -325,9 +313,9 @@ class SessionStore:
         empty = state_file.empty_tensors(self.trained.model, tensors)
         return None, session_file.pack(sparse.pack(tensors, empty), self._limit)
 
-    def _forget(self, owner: str, name: str) -> None:
+    def _forget(self, name: str) -> None:
         with self._disk, self._lock:
             if name in self._files.live:
                 self._awake.pop(name)
-                del self._infos[owner][name]
+                del self._infos[name]
                 self._files.remove(name)

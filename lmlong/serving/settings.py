@@ -19,8 +19,8 @@ class Settings:
         256 << 20, "bytes", "Memory for the states of prompt prefixes, which are then not read again; 0 disables it.", 0
     )
     memory: int = option(1 << 30, "bytes", "Memory for the most recently used sessions.", 0)
-    max_sessions: int = option(20_000, "", "Maximum number of sessions per key.")
-    max_session_bytes: int = option(10 << 30, "bytes", "Maximum bytes of session files per key.")
+    max_sessions: int = option(20_000, "", "Maximum number of sessions.")
+    max_session_bytes: int = option(10 << 30, "bytes", "Maximum bytes of session files.")
     max_tokens: int = option(4096, "tokens", "Maximum number of tokens generated per text.")
     max_prompt: int = option(4 << 20, "bytes", "Maximum bytes of a prompt.")
     max_body: int = option(16 << 20, "bytes", "Maximum bytes of a request body.")

@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -17,7 +16,6 @@ from lmlong.inference import chat
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.serving.api_errors import busy
 from lmlong.serving.engine import Closed
-from lmlong.serving.fair_queue import FairQueue
 
 Result = TypeVar("Result")
 Ended = Callable[[], bool]
@@ -29,15 +27,12 @@ class JobFailed(Exception):
 
 
 class Worker:
-    """Runs one job at a time in a thread. A bounded number of jobs wait, and owners take turns."""
+    """Runs one job at a time in a thread. A bounded number of jobs wait."""
 
-    def __init__(self, name: str, most: int, owners: int = 1):
-        """`most` jobs may wait or run; of several `owners`, each can always have its share of them."""
+    def __init__(self, name: str, most: int):
+        """`most` jobs may wait or run."""
         self.name = name
-        self._most, self._share = most, max(1, most // owners)
-        self._jobs = Counter[str]()  # of each owner, including the running one
-        self._turns = FairQueue[asyncio.Future[None]]()
-        self._works = False
+        self._most, self._jobs = most, 0
         self._thread: Thread | None = None  # it starts with the first job
         self._pool = ThreadPoolExecutor(1, name, initializer=self._begin)
         self._closed = Event()
@@ -47,44 +42,25 @@ class Worker:
         """Whether the thread still takes jobs."""
         return self._thread is None or self._thread.is_alive()
 
-    async def run(self, job: Callable[[Ended], Result], owner: str = "") -> Result:
+    async def run(self, job: Callable[[Ended], Result]) -> Result:
         """Return the result of a job. Cancelling this call ends the job."""
         if self._closed.is_set():
             raise Closed("The server is shutting down.")
-        if self._jobs.total() >= self._most and self._jobs[owner] >= self._share:
+        if self._jobs >= self._most:
             raise busy(f"{self._most} requests of this kind are queued. Try again later.")
-        left, loop = Event(), asyncio.get_running_loop()
-        turn: asyncio.Future[None] = loop.create_future()
-        self._jobs[owner] += 1
-        self._turns.put(owner, turn)
-        self._next()
+        left = Event()
+        ended = lambda: left.is_set() or self._closed.is_set()  # noqa: E731
+        self._jobs += 1
         try:
-            await turn
-            if self._closed.is_set():
-                raise Closed("The server is shutting down.")
-            ended = lambda: left.is_set() or self._closed.is_set()  # noqa: E731
-            return await loop.run_in_executor(self._pool, _result, job, ended)
+            return await asyncio.get_running_loop().run_in_executor(self._pool, _result, job, ended)
         finally:
             left.set()
-            self._jobs[owner] -= 1
-            if turn.cancelled():
-                self._turns.remove(lambda each: each is turn)
-            else:
-                self._works = False
-            self._next()
-
-    def _next(self) -> None:
-        """Start the next job if none runs."""
-        while not self._works and self._turns:
-            turn = self._turns.take(self._turns.next_owner())
-            if not turn.done():  # cancelled, and the call that waits for it has not run since
-                self._works = True
-                turn.set_result(None)
+            self._jobs -= 1
 
     def close(self) -> None:
-        """End all jobs."""
+        """End all jobs, also those that wait."""
         self._closed.set()
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pool.shutdown(wait=False)
 
     def _begin(self) -> None:
         self._thread = current_thread()
@@ -92,6 +68,8 @@ class Worker:
 
 def _result(job: Callable[[Ended], Result], ended: Ended) -> Result:
     """Return the result of a job. Every error becomes an Exception, since a BaseException would stop the server."""
+    if ended():
+        raise Closed("The server is shutting down.")
     try:
         return job(ended)
     except Exception:

@@ -64,7 +64,7 @@ class Writer:
             for tokens in pieces:
                 self._tokens.extend(tokens)
                 yield
-            self._session = self._cache.longest(self.request.owner, self._tokens, self.request.learn)
+            self._session = self._cache.longest(self._tokens, self.request.learn)
             cached = int(self._session.total) if self._session else 0
             self.cached_tokens = max(0, cached - self._begins_with_bos)
             pieces = [self._tokens[cached:]]
@@ -89,7 +89,7 @@ class Writer:
         if self._cache is not None and self._session is not None:
             read = int(self._session.total)
             if read >= every and read % every < new:
-                self._cache.keep(self.request.owner, self._tokens[:read], self._session)
+                self._cache.keep(self._tokens[:read], self._session)
 
     def begin(self, steps: RowStep) -> None:
         """Read the rest of the prompt, and join the batch."""
@@ -161,7 +161,7 @@ class Writer:
         self.ended = True
         as_prompt = not self.request.learn  # as a prompt would be read
         if self._cache is not None and as_prompt and self._written and len(self._tokens) <= KEPT_AT_MOST:
-            self._cache.keep(self.request.owner, self._tokens, self._now())
+            self._cache.keep(self._tokens, self._now())
         session = self._session if self.request.keep_session else None
         if self._rewind:
             session = self._rewind.session(self._trained.model, self._text.dropped)

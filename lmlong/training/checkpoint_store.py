@@ -1,14 +1,11 @@
-"""The checkpoints of a run: which ones are kept, and the links to the newest and the best."""
+"""The checkpoints of a run: which ones are kept, and which is the best."""
 
 import math
 from pathlib import Path
 from typing import NamedTuple
 
 from lmlong.checkpoint import manifest, write
-from lmlong.checkpoint.location import BEST, LATEST, checkpoints_in, step_of
-from lmlong.checkpoint.manifest import Manifest
-from lmlong.errors import CheckpointError
-from lmlong.io.links import follow_link, is_link
+from lmlong.checkpoint.location import best_of, checkpoints_in, read_manifest, step_of
 
 
 class Best(NamedTuple):
@@ -38,44 +35,22 @@ class CheckpointStore:
         path = self.path(contents.step)
         write.write(path, contents)
         manifest.verify(path)
-        self.link()
         self.prune()
 
     def best(self) -> Best | None:
         """Return the best validation of the checkpoints; None if there is none."""
-        about = _manifest(follow_link(self.folder / BEST)) if is_link(self.folder / BEST) else None
-        return None if about is None or about.validation is None else Best(about.step, about.validation)
-
-    def link(self) -> None:
-        """Point the links to the newest and the best."""
-        checkpoints = self.all()
-        manifests = {path: content for path in checkpoints if (content := _manifest(path))}
-        losses = {path: each.validation for path, each in manifests.items() if each.validation is not None}
-        best = min(losses, key=losses.__getitem__) if losses else None  # the oldest on ties
-        for name, path in ((LATEST, checkpoints[-1] if checkpoints else None), (BEST, best)):
-            link = self.folder / name
-            if path:
-                write.point(link, path)
-            elif is_link(link):
-                link.unlink()
+        best = best_of(self.all())
+        return Best(step_of(best[0]), best[1]) if best else None
 
     def prune(self) -> None:
-        """Remove checkpoints that need not be kept; called only after the newest was verified and linked.
+        """Remove checkpoints that need not be kept; called only after the newest was verified.
 
         A checkpoint with an unreadable manifest is kept, since it may be the best.
         """
         checkpoints = self.all()
-        kept = {follow_link(self.folder / name).resolve() for name in (LATEST, BEST)}
-        kept |= {path.resolve() for path in checkpoints[-self.keep_last :]}
+        best = best_of(checkpoints)
+        kept = {*checkpoints[-self.keep_last :], *([best[0]] if best else [])}
         for path in checkpoints:
             by_step = self.keep_every and step_of(path) % self.keep_every == 0
-            if path.resolve() not in kept and not by_step and _manifest(path):
+            if path not in kept and not by_step and read_manifest(path):
                 write.remove(path)
-
-
-def _manifest(checkpoint: Path) -> Manifest | None:
-    """Return the manifest of a checkpoint; None if it cannot be read."""
-    try:
-        return manifest.read(checkpoint)
-    except (CheckpointError, OSError):
-        return None

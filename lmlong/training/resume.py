@@ -183,7 +183,7 @@ def make_newest(folder: Path, checkpoint: Path, store: CheckpointStore) -> None:
     """Make the checkpoint to resume from the newest of the run, so that its checkpoints are one history.
 
     Later checkpoints are moved aside, not removed. A checkpoint of another run is copied, with the metrics up to it.
-    Links and removals that a killed run left undone are completed.
+    Removals that a killed run left undone are completed.
     """
     store.folder.mkdir(parents=True, exist_ok=True)
     write.clean(store.folder)
@@ -197,7 +197,6 @@ def make_newest(folder: Path, checkpoint: Path, store: CheckpointStore) -> None:
         _move_aside(folder, store, -1)
         atomic_write(folder / METRICS_FILE, metrics)
         write.copy(checkpoint, store.path(step))
-    store.link()
     store.prune()
 
 
@@ -216,5 +215,4 @@ def _move_aside(folder: Path, store: CheckpointStore, step: int) -> None:
             shutil.copyfile(folder / record, abandoned / record)
     for path in reversed(later):
         shutil.move(path, aside.folder / path.name)  # copies if `checkpoints` is on another disk
-        aside.link()
     print(f"moved aside to {abandoned}: {', '.join(path.name for path in later)}", file=sys.stderr)

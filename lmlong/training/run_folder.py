@@ -2,18 +2,18 @@
 
 import re
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from lmlong.checkpoint.location import BEST, LATEST, LEFT_FOLDER, LEFT_LINK, NAME, checkpoints_in, find
+from lmlong.checkpoint.location import BEST, LATEST, LEFT_FOLDER, NAME, checkpoints_in, find
 from lmlong.checkpoint.manifest import EARLIER_TRAINING, FILES, RECIPE, TOKENIZER
 from lmlong.checkpoint.manifest import NAME as MANIFEST
 from lmlong.data.sources import check_quickly
 from lmlong.errors import LmlongError, UsageError
 from lmlong.io.files import parse_json
-from lmlong.io.links import is_link
-from lmlong.io.lock import Held, Lock
+from lmlong.io.lock import Held, lock
 from lmlong.recipe import Recipe
 from lmlong.recipe.parsed import ENVIRONMENT, RUNS
 from lmlong.training.metrics_log import METRICS_FILE
@@ -39,7 +39,8 @@ OWN = re.compile(
 )
 """The paths that a run uses in its folder; those of folders end with a slash."""
 
-OWN_LINKS = re.compile(rf"({ABANDONED.pattern}/)*(checkpoints/({LATEST}|{BEST}|{LEFT_LINK.pattern})|wandb/.*)")
+OWN_LINKS = re.compile(rf"({ABANDONED.pattern}/)*(checkpoints/({LATEST}|{BEST})|wandb/.*)")
+"""Earlier versions linked the newest and the best checkpoint."""
 
 
 def default_folder(recipe: Recipe) -> Path:
@@ -53,11 +54,13 @@ def locked(folder: Path) -> Iterator[None]:
     empty."""
     new = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
-        with Lock(folder / LOCK):
+        with lock(folder / LOCK) as is_locked:
+            if not is_locked:
+                print(f"{folder}: its file system has no locks. Start no second training there.", file=sys.stderr)
             yield
-    except Held as held:
+    except Held:
         raise UsageError(
-            f"{folder}: {held} is training in it. Wait for it, stop it, or choose another folder by --out."
+            f"{folder}: another process is training in it. Wait for it, stop it, or choose another folder by --out."
         ) from None
     except OSError as error:
         if error.filename is None or Path(error.filename) not in (folder / LOCK, folder, *folder.parents):
@@ -78,7 +81,7 @@ def check_sources(recipe: Recipe, resume: str | None = None) -> None:
 
 
 def is_locked(folder: Path) -> bool:
-    """Return whether a run may be training in a folder; `locked` finds out which process."""
+    """Return whether a run may be training in a folder; `locked` finds out."""
     return (folder / LOCK).exists()
 
 
@@ -112,7 +115,7 @@ def _check_replaceable(folder: Path, recipe: Recipe) -> None:
     if any(path.name != LOCK for path in folder.iterdir()) and not _is_run(folder):
         raise UsageError(f"{folder}: not a run of lmlong, so --overwrite leaves it alone. Empty it, or choose --out.")
     for path in sorted(folder.rglob("*")):
-        name, link = path.relative_to(folder).as_posix(), is_link(path)
+        name, link = path.relative_to(folder).as_posix(), path.is_symlink()
         if path.is_dir() and not link:
             name += "/"
         if not (OWN_LINKS if link else OWN).fullmatch(name):

@@ -7,7 +7,6 @@ import torch
 
 from lmlong import recipe
 from lmlong.checkpoint import write
-from lmlong.checkpoint.location import LATEST
 from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.model.language_model import LanguageModel
 from lmlong.recipe import file as recipe_file
@@ -30,5 +29,4 @@ def checkpoint(tmp_path: Path) -> Path:
     training = {"step": 7, "optimizer.0.momentum": torch.arange(5.0)}
     contents = write.Contents(model().state_dict(), training, recipe_file.dump(RECIPE), tokenizer.read_bytes(), 7)
     write.write(folder, contents)
-    write.point(folder.parent / LATEST, folder)
     return folder

@@ -32,7 +32,8 @@ def test_a_checkpoint_is_found_by_run_by_name_and_by_path(checkpoint: Path, monk
     (run.parent / "runs").mkdir()
     run.rename(run.parent / "runs" / "mine")
     monkeypatch.chdir(run.parent)
-    assert read.find("mine") == (run.parent / "runs/mine/checkpoints/step-00000007").resolve()
+    for name in ("mine", "mine/checkpoints/latest", "runs/mine/checkpoints/best"):
+        assert read.find(name) == (run.parent / "runs/mine/checkpoints/step-00000007").resolve()
     with pytest.raises(CheckpointError, match=r"mien: no such run or checkpoint\. Did you mean 'mine'\?"):
         read.find("mien")
     for name in "bcdef":
@@ -90,7 +91,7 @@ def test_a_failed_write_leaves_nothing(checkpoint: Path) -> None:
     folder = checkpoint.with_name("step-00000008")
     with pytest.raises(Exception, match="JSON"):
         write.write(folder, write.Contents(model().state_dict(), {"bad": lambda: 0}, "", b"", 8))
-    assert [path.name for path in sorted(folder.parent.iterdir())] == ["latest", "step-00000007"]
+    assert [path.name for path in sorted(folder.parent.iterdir())] == ["step-00000007"]
 
 
 @pytest.mark.parametrize("what", ["file", "link", "dangling link", "copy of another step"])

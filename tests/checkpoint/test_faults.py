@@ -20,7 +20,6 @@ OPERATIONS = [
     (os, "open"),
     (Path, "rename"),
     (Path, "replace"),
-    (Path, "symlink_to"),
     (Path, "mkdir"),
     (Path, "write_text"),
     (Path, "write_bytes"),
@@ -36,11 +35,10 @@ def contents(number: int) -> write.Contents:
 
 
 def save(folder: Path, number: int) -> None:
-    """What a run does: write, verify, point to it, remove the one before; now and then the same step once more."""
+    """What a run does: write, verify, remove the one before; now and then the same step once more."""
     path = folder / f"step-{number:08d}"
     write.write(path, contents(number))
     manifest.verify(path)
-    write.point(folder / "latest", path)
     for other in folder.glob("step-*"):
         if other != path:
             write.remove(other)
@@ -87,8 +85,6 @@ def end_at_each_operation(folder: Path) -> None:
         _, status = os.waitpid(child, 0)
         code = os.waitstatus_to_exitcode(status)
         assert set(whole(run)) & {"step-00000001", "step-00000002"}
-        if (run / "latest").exists():
-            manifest.verify((run / "latest").resolve())
         write.clean(run)
         assert not list(run.glob(".*"))
         save(run, 3)
@@ -150,7 +146,7 @@ def test_too_little_space_is_seen_before_the_first_byte(tmp_path: Path, monkeypa
     monkeypatch.setattr(shutil, "disk_usage", lambda path: disk._replace(free=need - 1234))
     with pytest.raises(LmlongError, match=rf"needs {need:,} bytes, 1,234 more than are free\. Free some space"):
         write.write(tmp_path / "step-00000002", contents(2))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-00000001"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000001"]
     manifest.verify(tmp_path / "step-00000001")
 
 
@@ -193,5 +189,5 @@ def test_a_disk_that_fills_up_while_saving(small_disk: Path, monkeypatch: pytest
     with pytest.raises(LmlongError, match=f"a checkpoint needs .*{reason}") as failed:
         save(small_disk, 2)
     assert failed.value.exit_code == 1
-    assert sorted(path.name for path in small_disk.iterdir()) == ["ballast", "latest", "step-00000001"]
+    assert sorted(path.name for path in small_disk.iterdir()) == ["ballast", "step-00000001"]
     manifest.verify(small_disk / "step-00000001")

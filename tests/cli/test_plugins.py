@@ -12,6 +12,7 @@ from commands import lmlong as call_lmlong
 from machine import new_cache
 
 from lmlong.attention.plugins import LOADED, load_plugin, unload_plugin
+from lmlong.checkpoint import read
 from lmlong.recipe import file as recipe_file
 from lmlong.training.profile import BatchShape, profile_step
 
@@ -68,7 +69,7 @@ def test_a_run_goes_on_and_is_the_same_as_a_whole_one(folder: Path, run: Path) -
     done(folder, "train", "bare.yaml", "name=mine", *options, *PLUGIN, "--resume", "auto")
     done(folder, "train", "bare.yaml", *options, *PLUGIN, "--out", "runs/whole")
     weights = [
-        json.loads((place / "checkpoints" / "latest" / "manifest.json").read_text())["files"]["model.safetensors"]
+        json.loads((read.find(place) / "manifest.json").read_text())["files"]["model.safetensors"]
         for place in (run, folder / "runs" / "whole")
     ]
     assert weights[0] == weights[1]

@@ -11,6 +11,7 @@ import pytest
 from commands import Finished, lmlong
 from machine import new_cache
 
+from lmlong.checkpoint import read
 from lmlong.training import plan, profile, run
 from lmlong.training.metrics_log import METRICS_FILE, read_entries
 from lmlong.training.progress import Progress
@@ -118,7 +119,7 @@ def test_convert_takes_no_value_for_resume() -> None:
 
 
 def test_a_foreign_tokenizer_in_a_checkpoint_is_refused(trained: Finished) -> None:
-    (Path("runs/mine/checkpoints/latest").resolve() / "tokenizer.model").write_bytes(b"another tokenizer")
+    (read.find("mine") / "tokenizer.model").write_bytes(b"another tokenizer")
     for command in (["generate", "mine", "--prompt", "a"], ["eval", "mine"]):
         result = lmlong(*command)
         assert result.returncode == 4

@@ -7,7 +7,7 @@ from evaluation.texts import TRAINING_TEXT, VALIDATION_TEXTS
 from machine import new_cache
 from models import stirred
 
-from lmlong.checkpoint.write import Contents, point, write
+from lmlong.checkpoint.write import Contents, write
 from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.inference.loading import TrainedLanguageModel, load
 from lmlong.model.build import build
@@ -21,7 +21,6 @@ def write_run(run: Path, recipe: Recipe, step: int, deviation: float = 1.0) -> P
     model = stirred(build(recipe, tokenizer.vocabulary), deviation)
     checkpoint = run / "checkpoints" / f"step-{step:08}"
     write(checkpoint, Contents(model.state_dict(), {}, recipe_file.dump(recipe), tokenizer.file, step))
-    point(checkpoint.parent / "latest", checkpoint)
     return run
 
 

@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 
 import lmlong
+from lmlong.checkpoint import read
 from lmlong.data.token_dataset import prepare
 from lmlong.recipe import file as recipe_file
 from lmlong.training.run import train
@@ -35,7 +36,7 @@ def main() -> None:
         train(options, Path(folder) / "run")
         for name in ("checkpoint", "tokens"):
             shutil.rmtree(HERE / name, ignore_errors=True)
-        shutil.copytree((Path(folder) / "run" / "checkpoints" / "latest").resolve(), HERE / "checkpoint")
+        shutil.copytree(read.find(Path(folder) / "run"), HERE / "checkpoint")
         tokens = prepare(options.text)
         shutil.copytree(tokens.folder, HERE / "tokens")
     model = lmlong.load(HERE / "checkpoint", "cpu")

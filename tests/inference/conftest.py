@@ -8,7 +8,7 @@ import pytest
 from models import stirred
 
 from lmlong import recipe
-from lmlong.checkpoint.write import Contents, point, write
+from lmlong.checkpoint.write import Contents, write
 from lmlong.data.tokenizers.base import ByteTokenizer, Tokenizer
 from lmlong.data.tokenizers.factory import train_tokenizer
 from lmlong.model.language_model import LanguageModel
@@ -46,8 +46,7 @@ def write_run(
     model = stirred(LanguageModel(options, tokenizer.vocabulary), deviation)
     made = Recipe(text=Text(tokenizer=recipe.Tokenizer(kind=kind)), model=options, training=Training(steps=1))
     checkpoint = folder / "checkpoints" / "step-00000001"
-    write(checkpoint, Contents(model.state_dict(), {}, recipe_file.dump(made), tokenizer.file))
-    point(checkpoint.parent / "latest", checkpoint)
+    write(checkpoint, Contents(model.state_dict(), {}, recipe_file.dump(made), tokenizer.file, 1))
     return folder
 
 

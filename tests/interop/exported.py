@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from lmlong import recipe
 from lmlong.checkpoint import write
-from lmlong.checkpoint.location import LATEST
 from lmlong.data.tokenizers.base import ByteTokenizer, Tokenizer
 from lmlong.model.language_model import LanguageModel
 from lmlong.recipe import file as recipe_file
@@ -70,7 +69,6 @@ def write_run(
     folder = run / "checkpoints" / "step-00000001"
     says = recipe_file.dump(chosen)
     write.write(folder, write.Contents(model.state_dict(), {"step": 1}, says, tokenizer.file, 1, 1.5, 12345))
-    write.point(folder.parent / LATEST, folder)
     return model
 
 

@@ -24,6 +24,7 @@ from torch import Tensor
 import lmlong
 from lmlong import recipe
 from lmlong.attention.plugins import load_plugin, unload_plugin
+from lmlong.checkpoint import read
 from lmlong.data.tokenizers.base import ByteTokenizer, Tokenizer
 from lmlong.data.tokenizers.characters import CharacterTokenizer
 from lmlong.data.tokenizers.factory import train_tokenizer
@@ -371,7 +372,7 @@ def test_the_umask_sets_the_modes_of_an_export(tmp_path: Path) -> None:
 
 def test_a_damaged_checkpoint_is_not_exported(tmp_path: Path) -> None:
     write_run(tmp_path / "run", **FORMS["elu"])
-    weights = tmp_path / "run" / "checkpoints" / "latest" / "model.safetensors"
+    weights = read.find(tmp_path / "run") / "model.safetensors"
     data = bytearray(weights.read_bytes())
     data[-1] ^= 1
     weights.write_bytes(bytes(data))

@@ -15,6 +15,7 @@ from interop import tiny_llama
 from interop.tiny_llama import CONFIG, LLAMA3, write_folder, write_gguf
 
 import lmlong
+from lmlong.checkpoint import read
 from lmlong.data.tokenizers.huggingface_file import errors_named
 from lmlong.errors import CheckpointError, UsageError
 from lmlong.interop.importing import import_model
@@ -59,7 +60,7 @@ def test_so_has_one_in_several_files_of_bfloat16_in_the_format_of_transformers_5
     config["rope_parameters"] = {"rope_theta": 500.0, "rope_type": "default"}
     import_model(write_folder(tmp_path / "source", config, given, files=3), tmp_path / "run")
     agrees(tmp_path / "run", CONFIG, given)
-    weights = tmp_path / "run" / "checkpoints" / "latest" / "model.safetensors"
+    weights = read.find(tmp_path / "run") / "model.safetensors"
     assert weights.stat().st_size < 2 * sum(weight.numel() for weight in given.values()) + 8192
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from machine import needs_root
 
-from lmlong.io.trust import is_private, make_private
+from lmlong.io.trust import is_private
+from lmlong.native.build import make_private
 
 
 def test_a_folder_of_ones_own_is_private(tmp_path: Path) -> None:
@@ -45,6 +46,16 @@ def test_what_another_user_owns_is_not(tmp_path: Path) -> None:
     assert not is_private(inner), "its owner can exchange it"
     os.chown(folder, 0, 0)
     assert is_private(inner)
+
+
+@needs_root
+def test_a_group_of_its_user_alone_is_not_others(tmp_path: Path) -> None:
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    folder.chmod(0o775)
+    assert is_private(folder)
+    os.chown(folder, 0, 12345)
+    assert not is_private(folder)
 
 
 def test_a_link_is_followed_to_what_is_there(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Without a compiler, the library that was compiled beforehand from the same code for such a processor is used."""
 
 import ctypes
-import os
 import platform
 import subprocess
 import sys
@@ -9,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from machine import needs_compiler, needs_root
+from machine import needs_compiler
 
 from lmlong.errors import UsageError
 from lmlong.native import prebuilt
@@ -109,22 +108,6 @@ def test_a_library_of_other_code_is_not_used(
 def test_a_damaged_library_is_not_used(code: NativeCode, library: Path) -> None:
     library.write_bytes(b"")
     assert loaded(code) is None
-
-
-@needs_level
-@pytest.mark.parametrize("what", ["file", "folder", "folder above"])
-def test_a_library_that_others_could_have_written_is_not_used(code: NativeCode, library: Path, what: str) -> None:
-    {"file": library, "folder": library.parent, "folder above": library.parents[1]}[what].chmod(0o777)
-    with pytest.warns(UserWarning, match="others can write there, so it is not loaded"):
-        assert loaded(code) is None
-
-
-@needs_level
-@needs_root
-def test_a_library_of_another_user_is_not_used(code: NativeCode, library: Path) -> None:
-    os.chown(library, 12345, 12345)
-    with pytest.warns(UserWarning, match="others can write there, so it is not loaded"):
-        assert loaded(code) is None
 
 
 @pytest.mark.parametrize(

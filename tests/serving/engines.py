@@ -38,9 +38,9 @@ def tiny(form: str = "elu", native: bool = False, tokenizer: Tokenizer | None = 
 
 
 @contextmanager
-def running(trained: TrainedLanguageModel, owners: int = 1, **changed: Any) -> Iterator[Engine]:
+def running(trained: TrainedLanguageModel, **changed: Any) -> Iterator[Engine]:
     """An engine until the block ends; `changed` are settings."""
-    engine = Engine(trained, Settings(**{"prefix_cache": 0, **changed}), owners)
+    engine = Engine(trained, Settings(**{"prefix_cache": 0, **changed}))
     try:
         yield engine
     finally:

@@ -3,7 +3,7 @@
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,6 @@ import httpx
 
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.serving.app import ModelServer, make_app
-from lmlong.serving.connections import ConnectionLimits
 from lmlong.serving.guard import Hosts
 from lmlong.serving.server import Server, bind
 from lmlong.serving.sessions import SessionStore
@@ -60,8 +59,7 @@ def served(
     trained: TrainedLanguageModel,
     hosts: Hosts | None = None,
     store: SessionStore | None = None,
-    connections: ConnectionLimits | None = None,
-    keys: Sequence[str] = (),
+    key: str | None = None,
     **changed: Any,
 ) -> Iterator[Served]:
     """Serve a model until the block ends; `changed` are settings."""
@@ -69,8 +67,8 @@ def served(
     listening, begun = bind("127.0.0.1", 0), threading.Event()
     with TemporaryDirectory() as folder:
         store = store or SessionStore(trained, Path(folder), settings)
-        app = make_app(trained, NAME, store, settings, hosts or Hosts("127.0.0.1"), keys)
-        server = Server(app, listening, settings.grace, begun.set, connections)
+        app = make_app(trained, NAME, store, settings, hosts or Hosts("127.0.0.1"), key)
+        server = Server(app, listening, settings.grace, begun.set)
         thread = threading.Thread(target=server.serve_until_signal, daemon=True)
         thread.start()
         assert begun.wait(60)

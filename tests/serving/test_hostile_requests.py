@@ -58,7 +58,7 @@ def unfinished(server: Served, begun: bytes, size: int, **headers: str) -> http.
 
 
 def test_who_has_no_key_is_told_nothing(trained: TrainedLanguageModel) -> None:
-    with served(trained, keys=["secret"]) as server:
+    with served(trained, key="secret") as server:
         for header in (None, "Bearer", "Bearer wrong", "secret", "Bearer secrets", "Bearer \xff", "Basic secret"):
             headers = {} if header is None else {"Authorization": header.encode("latin-1")}
             for method, path in (("GET", "/v1/models"), ("POST", PATH), ("GET", "/metrics"), ("GET", "/none")):
@@ -85,8 +85,8 @@ def test_names_of_a_server_follow_from_where_it_listens() -> None:
     assert "evil.example" not in everywhere and "10.1.2.3.evil.example" not in everywhere
     assert "10.1.2.3" in Hosts("10.1.2.3") and "10.1.2.4" not in Hosts("10.1.2.3")
     assert "localhost" not in Hosts("10.1.2.3")
-    assert warning(everywhere, "0.0.0.0", []) and not warning(everywhere, "0.0.0.0", ["key"])
-    assert not warning(Hosts("127.0.0.5"), "127.0.0.5", [])
+    assert warning(everywhere, "0.0.0.0", None) and not warning(everywhere, "0.0.0.0", "key")
+    assert not warning(Hosts("127.0.0.5"), "127.0.0.5", None)
 
 
 @pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded", "multipart/form-data"])
@@ -109,25 +109,39 @@ def test_a_form_of_another_site_is_no_request(server: Served, kind: str | None) 
 
 
 def test_bodies_are_limited_one_by_one_and_together(trained: TrainedLanguageModel) -> None:
-    with served(trained, max_body=100, held=150, keys=["a", "b"]) as server:
+    with served(trained, max_body=100, held=150) as server:
 
-        def send(content: Any, key: str = "a") -> httpx.Response:
-            headers = {**JSON, "Authorization": f"Bearer {key}"}
-            return server.client.post(PATH, content=content, headers=headers)
+        def send(content: Any) -> httpx.Response:
+            return server.client.post(PATH, content=content, headers=JSON)
 
         assert send(b" " * 101).status_code == 413
         answer = send(iter([b" "] * 101))  # of no known size
         assert answer.status_code == 413 and error_of(answer)["code"] == "body_too_large"
         assert send(b" " * 100).status_code == 400
 
-        slow = unfinished(server, b" " * 99, 100, Authorization="Bearer a")
+        slow = unfinished(server, b" " * 99, 100)
         until(lambda: send(b" " * 60).status_code == 429)
         answer = send(b" " * 60)
         assert error_of(answer)["type"] == "rate_limit_error" and answer.headers["retry-after"]
-        assert send(b" " * 60, "b").status_code == 400, "another key has its share"
         slow.send(b" ")
         assert slow.getresponse().status == 400
         assert send(b" " * 60).status_code == 400, "the memory is free again"
+
+
+def test_a_body_has_a_time_limit(trained: TrainedLanguageModel) -> None:
+    with served(trained, timeout=0.3) as server:
+        answer = unfinished(server, b"{", 100).getresponse()
+        assert answer.status == 408 and json.loads(answer.read())["error"]["code"] == "timeout"
+
+
+def test_too_many_connections_are_turned_away(trained: TrainedLanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lmlong.serving.server.most_connections", lambda: 3)
+    with served(trained) as server, ExitStack() as opened:
+        for _ in range(3):
+            opened.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+        until(lambda: httpx.get(f"{server.url}/health").status_code == 503)
+        opened.close()
+        until(lambda: httpx.get(f"{server.url}/health").status_code == 200)
 
 
 def test_paths_and_methods_that_are_not_there(server: Served) -> None:

@@ -23,7 +23,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> TrainedLanguageModel:
 
 @pytest.fixture(scope="module")
 def server(trained: TrainedLanguageModel) -> Iterator[Served]:
-    with served(trained, keys=[KEY], max_tokens=10**6) as server:
+    with served(trained, key=KEY, max_tokens=10**6) as server:
         yield server
 
 

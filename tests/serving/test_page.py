@@ -21,7 +21,7 @@ SCRIPTS = {path: text for path, text in TEXTS.items() if path.endswith(".js")}
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Served]:
-    with served(tiny(), keys=["secret"]) as server:
+    with served(tiny(), key="secret") as server:
         yield server
 
 

@@ -1,4 +1,4 @@
-"""What was read is found again, by its owner alone, and changes no text."""
+"""What was read is found again, and changes no text."""
 
 import random
 from collections.abc import Iterator
@@ -46,7 +46,7 @@ def test_prompts_cut_from_each_other_are_gone_on_with_alike(
     draw, texts = random.Random(0), ["".join(random.Random(seed).choices(WORDS, k=300))[:300] for seed in range(3)]
     prompts = [draw.choice(texts)[: draw.randint(0, 300)] for _ in range(24)]
     asked = [
-        Request(prompt, Sampling(seed=seed % 3, temperature=1.0), max_tokens=draw.randint(1, 12), owner="me")
+        Request(prompt, Sampling(seed=seed % 3, temperature=1.0), max_tokens=draw.randint(1, 12))
         for seed, prompt in enumerate(prompts)
     ]
     told = []
@@ -82,32 +82,22 @@ def test_long_prompts_are_kept_on_their_way() -> None:
         assert sum(read) <= 2 * PIECE + 100
 
 
-def test_one_key_has_nothing_of_what_another_has_sent() -> None:
-    with running(tiny(), prefix_cache=MEMORY) as engine:
-        cached = []
-        for owner, text in (("me", "abcd"), ("other", "dcba"), ("me", "abcd"), ("other", "abcd"), ("", "abcd")):
-            before = engine.counts.cached_tokens
-            Told(engine, Request(text * 50, max_tokens=3, owner=owner)).text()
-            cached.append(engine.counts.cached_tokens - before)
-    assert cached == [0, 0, 200, 0, 0]
-
-
 def test_memory_is_bounded_and_holds_the_latest_used() -> None:
     session = tiny().read("abc")
     cache = PrefixCache(3 * state_bytes(session))
     texts = [[256, number, 7] for number in range(5)]
     for tokens in texts[:3]:
-        cache.keep("me", tokens, session)
-    assert cache.longest("me", [*texts[0], 9]) is session
+        cache.keep(tokens, session)
+    assert cache.longest([*texts[0], 9]) is session
     for tokens in texts[3:]:
-        cache.keep("me", tokens, session)
+        cache.keep(tokens, session)
     assert len(cache) == 3 and cache.bytes == 3 * state_bytes(session)
-    kept = [cache.longest("me", tokens) is not None for tokens in texts]
+    kept = [cache.longest(tokens) is not None for tokens in texts]
     assert kept == [True, False, False, True, True]
-    assert PrefixCache(10).longest("me", texts[0]) is None
+    assert PrefixCache(10).longest(texts[0]) is None
     small = PrefixCache(10)
-    small.keep("me", texts[0], session)
-    assert not len(small) and small.longest("me", texts[0]) is None
+    small.keep(texts[0], session)
+    assert not len(small) and small.longest(texts[0]) is None
 
 
 def test_the_longest_beginning_is_found() -> None:
@@ -117,9 +107,9 @@ def test_the_longest_beginning_is_found() -> None:
         tokens = tuple(draw.choices((1, 2), k=draw.randint(1, 8)))
         if tokens not in sessions:
             sessions[tokens] = tiny().read("a")._replace(last=torch.tensor([number]))
-            cache.keep("me", tokens, sessions[tokens])
+            cache.keep(tokens, sessions[tokens])
     for _ in range(300):
         tokens = tuple(draw.choices((1, 2), k=draw.randint(0, 10)))
         known = [size for size in range(len(tokens) + 1) if tokens[:size] in sessions]
-        found = cache.longest("me", tokens)
+        found = cache.longest(tokens)
         assert found is (sessions[tokens[: known[-1]]] if known else None)

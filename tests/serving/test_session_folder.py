@@ -23,7 +23,6 @@ from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.session import Session
 from lmlong.recipe import Attention, Ngram
 from lmlong.serving import session_folder
-from lmlong.serving.sessions import EVERYBODY as ME
 from lmlong.serving.sessions import QuotaReached, SessionStore, UnknownSession
 from lmlong.serving.settings import Settings
 
@@ -65,12 +64,12 @@ def is_equal(one: Session, other: Session) -> bool:
 def grown(trained: TrainedLanguageModel, store: SessionStore, texts: list[str]) -> dict[str, Session]:
     """A book, and turns of which each is a fork of the one before; return the sessions by their ids."""
     session = trained.read(BOOK)
-    name = store.create(ME, session).id
-    found = {name: store.get(ME, name)}
+    name = store.create(session).id
+    found = {name: store.get(name)}
     for text in texts:
-        name = store.fork(ME, name).id
-        store.update(ME, name, trained.read(text, store.get(ME, name)))
-        found[name] = store.get(ME, name)
+        name = store.fork(name).id
+        store.update(name, trained.read(text, store.get(name)))
+        found[name] = store.get(name)
     return found
 
 
@@ -82,12 +81,12 @@ def size(folder: Path) -> int:
 def test_a_turn_is_a_few_bytes_and_equal_to_the_last_bit(trained: TrainedLanguageModel, tmp_path: Path) -> None:
     store = opened(trained, tmp_path)
     sessions = grown(trained, store, TURNS)
-    book, *turns = (store.info(ME, name) for name in sessions)
+    book, *turns = (store.info(name) for name in sessions)
     assert book.bytes > 20_000 and all(turn.bytes < book.bytes / 3 for turn in turns)
     assert store.file_bytes == size(tmp_path) and len(list(tmp_path.iterdir())) == 1 + len(TURNS)
     for again in (store, opened(trained, tmp_path)):
         for name, session in reversed(sessions.items()):
-            assert is_equal(again.get(ME, name), session)
+            assert is_equal(again.get(name), session)
     assert [turn.parent for turn in turns] == list(sessions)[:-1]
 
 
@@ -129,35 +128,35 @@ def test_what_is_deleted_stays_while_others_need_it_and_counts(trained: TrainedL
     *deleted, last = sessions
     for name in deleted:
         before = store.file_bytes
-        store.delete(ME, name)
+        store.delete(name)
         with pytest.raises(UnknownSession):
-            store.get(ME, name)
+            store.get(name)
         assert store.file_bytes == before == size(tmp_path)
     for again in (store, opened(trained, tmp_path)):
-        assert [info.id for info in again.list(ME)] == [last] and again.file_bytes == size(tmp_path)
-        assert is_equal(again.get(ME, last), sessions[last])
-    again.delete(ME, last)
+        assert [info.id for info in again.list()] == [last] and again.file_bytes == size(tmp_path)
+        assert is_equal(again.get(last), sessions[last])
+    again.delete(last)
     assert again.file_bytes == 0 and list(tmp_path.iterdir()) == []
 
 
 @in_both_ways
 def test_a_session_that_grows_keeps_one_base(trained: TrainedLanguageModel, tmp_path: Path) -> None:
     store = opened(trained, tmp_path)
-    name = store.create(ME, trained.read(BOOK)).id
+    name = store.create(trained.read(BOOK)).id
     sizes = []
     for text in TURNS:
-        sizes.append(store.update(ME, name, trained.read(text, store.get(ME, name))).bytes)
+        sizes.append(store.update(name, trained.read(text, store.get(name))).bytes)
         assert len(list(tmp_path.iterdir())) == 2 and store.file_bytes == size(tmp_path)
-        assert is_equal(opened(trained, tmp_path).get(ME, name), store.get(ME, name))
+        assert is_equal(opened(trained, tmp_path).get(name), store.get(name))
     assert sizes[0] < sizes[-1] < size(tmp_path) / 2
-    fork = store.fork(ME, name).id
-    before = store.get(ME, fork)
-    store.update(ME, name, trained.read("dab", store.get(ME, name)))
-    store.update(ME, name, trained.read("dab", store.get(ME, name)))
+    fork = store.fork(name).id
+    before = store.get(fork)
+    store.update(name, trained.read("dab", store.get(name)))
+    store.update(name, trained.read("dab", store.get(name)))
     again = opened(trained, tmp_path)
-    assert is_equal(again.get(ME, fork), before) and is_equal(again.get(ME, name), store.get(ME, name))
-    again.delete(ME, fork)
-    again.delete(ME, name)
+    assert is_equal(again.get(fork), before) and is_equal(again.get(name), store.get(name))
+    again.delete(fork)
+    again.delete(name)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -175,16 +174,16 @@ def test_chains_are_bounded(trained: TrainedLanguageModel, tmp_path: Path, monke
 
 @in_both_ways
 def test_a_quota_counts_what_is_on_disk(trained: TrainedLanguageModel, tmp_path: Path) -> None:
-    book = opened(trained, tmp_path / "one").create(ME, trained.read(BOOK)).bytes
+    book = opened(trained, tmp_path / "one").create(trained.read(BOOK)).bytes
     store = opened(trained, tmp_path / "two", max_session_bytes=2 * book)
     sessions = [*grown(trained, store, TURNS[:2])]
     for name in sessions[:-1]:
-        store.delete(ME, name)
+        store.delete(name)
     with pytest.raises(QuotaReached):
-        store.create(ME, trained.read(BOOK))
+        store.create(trained.read(BOOK))
     assert store.file_bytes == size(tmp_path / "two")
-    store.delete(ME, sessions[-1])
-    store.create(ME, trained.read(BOOK))
+    store.delete(sessions[-1])
+    store.create(trained.read(BOOK))
 
 
 def rewritten(path: Path, change: Any) -> None:
@@ -204,17 +203,17 @@ def test_another_base_is_refused(trained: TrainedLanguageModel, tmp_path: Path) 
         folder = shutil.copytree(tmp_path / "all", tmp_path / name)
         shutil.copyfile(folder / f"{other}.state", folder / f"{name}.state")
         again = opened(trained, folder)
-        assert [info.id for info in again.list(ME)] == names[: names.index(name)]
+        assert [info.id for info in again.list()] == names[: names.index(name)]
         assert len(list(folder.iterdir())) == 4, "what it is the base of stays"
     folder = shutil.copytree(tmp_path / "all", tmp_path / "swapped")
     again = opened(trained, folder)  # and is swapped while the server runs
     shutil.copyfile(folder / f"{names[1]}.state", folder / f"{names[2]}.state")
     with pytest.raises(CheckpointError):
-        again.get(ME, names[3])
+        again.get(names[3])
     folder = shutil.copytree(tmp_path / "all", tmp_path / "renamed")
     path = folder / f"{names[2]}.state"
     rewritten(path, lambda about: about.update(tail="another"))  # with a digest that fits, but not its descendants
-    assert [info.id for info in opened(trained, folder).list(ME)] == names[:3]
+    assert [info.id for info in opened(trained, folder).list()] == names[:3]
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
@@ -225,23 +224,23 @@ def test_a_chain_that_is_cut_is_refused(trained: TrainedLanguageModel, tmp_path:
     running = opened(trained, tmp_path)
     path.rename(aside)
     with pytest.raises(CheckpointError):
-        running.get(ME, names[3])
+        running.get(names[3])
     again = opened(trained, tmp_path)
-    assert [info.id for info in again.list(ME)] == names[:number] and len(list(tmp_path.iterdir())) == 4
+    assert [info.id for info in again.list()] == names[:number] and len(list(tmp_path.iterdir())) == 4
     aside.rename(path)
-    assert is_equal(opened(trained, tmp_path).get(ME, names[3]), sessions[names[3]])
+    assert is_equal(opened(trained, tmp_path).get(names[3]), sessions[names[3]])
 
 
 def test_what_a_cut_chain_needs_stays(trained: TrainedLanguageModel, tmp_path: Path) -> None:
     store = opened(trained, tmp_path)
     sessions = grown(trained, store, TURNS[:2])
     first, second, last = sessions
-    store.delete(ME, first)
+    store.delete(first)
     path, aside = tmp_path / f"{second}.state", tmp_path / "aside"
     path.rename(aside)
-    assert opened(trained, tmp_path).list(ME) == []
+    assert opened(trained, tmp_path).list() == []
     aside.rename(path)
-    assert is_equal(opened(trained, tmp_path).get(ME, last), sessions[last])
+    assert is_equal(opened(trained, tmp_path).get(last), sessions[last])
 
 
 @pytest.mark.parametrize("part", ["rows", "whole"])
@@ -254,7 +253,7 @@ def test_a_damaged_part_is_refused(trained: TrainedLanguageModel, tmp_path: Path
         about = file.metadata()
     save_file(parts, path, about)
     with pytest.raises(CheckpointError):
-        opened(trained, tmp_path).get(ME, path.stem)
+        opened(trained, tmp_path).get(path.stem)
 
 
 def test_rows_that_are_not_in_the_table_are_refused(trained: TrainedLanguageModel, tmp_path: Path) -> None:
@@ -278,15 +277,15 @@ def test_rows_that_are_not_in_the_table_are_refused(trained: TrainedLanguageMode
     ):
         saved(changed, rest)
         with pytest.raises(CheckpointError):
-            opened(trained, tmp_path).get(ME, name)
+            opened(trained, tmp_path).get(name)
     saved(rows, whole)
-    opened(trained, tmp_path).get(ME, name)
+    opened(trained, tmp_path).get(name)
 
 
 def test_the_base_of_a_file_that_this_version_cannot_read_stays(trained: TrainedLanguageModel, tmp_path: Path) -> None:
     store = opened(trained, tmp_path)
     names = [*grown(trained, store, TURNS[:2])]
-    store.delete(ME, names[0])
+    store.delete(names[0])
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     for name in names[1:]:
         path = tmp_path / f"{name}.state"
@@ -295,7 +294,7 @@ def test_the_base_of_a_file_that_this_version_cannot_read_stays(trained: Trained
     assert set(tmp_path.iterdir()) == before.keys()
     for path, data in before.items():
         path.write_bytes(data)
-    assert len(opened(trained, tmp_path).list(ME)) == len(names) - 1
+    assert len(opened(trained, tmp_path).list()) == len(names) - 1
 
 
 @in_both_ways
@@ -303,8 +302,8 @@ def test_a_kill_between_a_base_and_what_needs_it_loses_nothing(
     trained: TrainedLanguageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = opened(trained, tmp_path)
-    name = store.create(ME, trained.read(BOOK)).id
-    before = store.get(ME, name)
+    name = store.create(trained.read(BOOK)).id
+    before = store.get(name)
 
     class Killed(BaseException):
         pass
@@ -316,12 +315,12 @@ def test_a_kill_between_a_base_and_what_needs_it_loses_nothing(
         with monkeypatch.context() as patch:
             patch.setattr(Path, step, killed)
             with pytest.raises(Killed):
-                store.update(ME, name, trained.read("abc", before))
+                store.update(name, trained.read("abc", before))
         assert len(list(tmp_path.iterdir())) == 2, "its base is there twice, or it and its base"
         (tmp_path / f"{name}.new").write_bytes((tmp_path / f"{name}.state").read_bytes()[:99])
         again = opened(trained, tmp_path)
         assert again.file_bytes == size(tmp_path)
-        after = again.get(ME, name)
+        after = again.get(name)
         assert is_equal(after, before) if step == "replace" else int(after.total) == int(before.total) + 3
         assert len(list(tmp_path.iterdir())) == (1 if step == "replace" else 2)
         store = again
@@ -332,20 +331,20 @@ def test_state_files_of_before_are_sessions_and_bases(trained: TrainedLanguageMo
 
     tmp_path.joinpath("one").mkdir()
     session = trained.read(BOOK)
-    about = {"owner": ME, "parent": None, "made": 1.5, "learns": None}
+    about = {"owner": "of an earlier version", "parent": None, "made": 1.5, "learns": None}
     path = tmp_path / "one" / f"{'0' * 24}.state"
     whose = (trained.model, trained.owners, trained.tokenizer, "run")
     state_file.save(path, session, *whose, about)
     store = opened(trained, tmp_path / "one")
-    (info,) = store.list(ME)
+    (info,) = store.list()
     assert (info.made, info.state_bytes) == (1.5, None)
-    fork = store.fork(ME, info.id).id
-    store.update(ME, info.id, trained.read("abc", store.get(ME, info.id)))
+    fork = store.fork(info.id).id
+    store.update(info.id, trained.read("abc", store.get(info.id)))
     again = opened(trained, tmp_path / "one")
     assert is_equal(
-        again.get(ME, fork),
+        again.get(fork),
         trained.load_state(path.with_name(f"{path.stem}-{store._files.live[fork].base.name.sha256[:16]}.base")),
     )  # type: ignore[union-attr]
-    assert int(again.get(ME, info.id).total) == int(session.total) + 3
-    (tmp_path / "plain.state").write_bytes(again.file(ME, info.id))
-    assert is_equal(trained.load_state(tmp_path / "plain.state"), again.get(ME, info.id))
+    assert int(again.get(info.id).total) == int(session.total) + 3
+    (tmp_path / "plain.state").write_bytes(again.file(info.id))
+    assert is_equal(trained.load_state(tmp_path / "plain.state"), again.get(info.id))

@@ -3,7 +3,6 @@
 import math
 import os
 import signal
-import stat
 import subprocess
 import sys
 import time
@@ -21,10 +20,8 @@ from lmlong.attention.base import state_tensors
 from lmlong.inference import session_file
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.model.state import rebuild_state
-from lmlong.serving.sessions import EVERYBODY, NoState, QuotaReached, SessionStore, UnknownSession, owner_of
+from lmlong.serving.sessions import NoState, QuotaReached, SessionStore, UnknownSession
 from lmlong.serving.settings import Settings
-
-ME, OTHER = owner_of("my key"), owner_of("another key")
 
 
 @pytest.fixture(scope="module")
@@ -38,80 +35,65 @@ def test_a_session_goes_on_the_same_asleep_awake_and_after_a_restart(tmp_path: P
     session = trained.read("abcd" * 50)
     expected = "".join(trained.stream("dd", state=session))
     store = SessionStore(trained, tmp_path / "sessions")
-    info = store.create(ME, session)
+    info = store.create(session)
     assert (info.tokens, info.parent, info.tail[-4:]) == (int(session.total), None, "abcd")
     asleep = SessionStore(lmlong.load(tmp_path / "run"), tmp_path / "sessions", Settings(memory=0))
-    assert asleep.list(ME) == [info]
+    assert asleep.list() == [info]
     for one in (store, asleep):
-        assert "".join(trained.stream("dd", state=one.get(ME, info.id))) == expected
+        assert "".join(trained.stream("dd", state=one.get(info.id))) == expected
 
 
 def test_what_it_has_become_and_what_it_was_forked_from(trained: TrainedLanguageModel, tmp_path: Path) -> None:
     store = SessionStore(trained, tmp_path / "sessions")
-    first = store.create(ME, trained.read("abc"))
-    second = store.fork(ME, first.id)
-    grown = store.update(ME, first.id, trained.read("dcba" * 9, store.get(ME, first.id)))
+    first = store.create(trained.read("abc"))
+    second = store.fork(first.id)
+    grown = store.update(first.id, trained.read("dcba" * 9, store.get(first.id)))
     assert grown.id == first.id and grown.made == first.made and grown.tokens == first.tokens + 36
-    assert second.parent == first.id and int(store.get(ME, second.id).total) == first.tokens
+    assert second.parent == first.id and int(store.get(second.id).total) == first.tokens
     again = SessionStore(trained, tmp_path / "sessions")
-    assert again.list(ME) == store.list(ME) == [grown, second]
-    store.delete(ME, first.id)
-    assert [info.id for info in store.list(ME)] == [second.id]
+    assert again.list() == store.list() == [grown, second]
+    store.delete(first.id)
+    assert [info.id for info in store.list()] == [second.id]
     assert len(list((tmp_path / "sessions").iterdir())) == 1
     with pytest.raises(UnknownSession):
-        store.get(ME, first.id)
-
-
-def test_a_session_belongs_to_one_key(trained: TrainedLanguageModel, tmp_path: Path) -> None:
-    store = SessionStore(trained, tmp_path / "sessions")
-    mine = store.create(ME, trained.read("abc")).id
-    for stranger in (OTHER, EVERYBODY):
-        for use in (store.get, store.fork, store.delete, store.file, store.info):
-            with pytest.raises(UnknownSession):
-                use(stranger, mine)
-        assert store.list(stranger) == []
-    assert owner_of("my key") != owner_of("another key") and "my key" not in ME
-    path = tmp_path / "sessions" / f"{mine}.state"
-    assert b"my key" not in path.read_bytes() + store.file(ME, mine)
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600 and stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+        store.get(first.id)
 
 
 def test_memory_holds_the_latest_used(trained: TrainedLanguageModel, tmp_path: Path) -> None:
     session = trained.read("abc")
     size = sum(x.numel() * x.element_size() for x in state_tensors(session))
     store = SessionStore(trained, tmp_path / "sessions", Settings(memory=3 * size))
-    ids = [store.create(ME, session).id for _ in range(9)]
+    ids = [store.create(session).id for _ in range(9)]
     assert store.count == 9 and 0 < store.awake_bytes <= 3 * size
-    woken = store.get(ME, ids[0])
-    assert store.get(ME, ids[0]) is woken  # which stayed awake
+    woken = store.get(ids[0])
+    assert store.get(ids[0]) is woken  # which stayed awake
     assert store.awake_bytes <= 3 * size
     assert all(map(torch.equal, state_tensors(woken), state_tensors(session)))
 
 
-def test_an_owner_has_so_many_sessions_and_bytes(trained: TrainedLanguageModel, tmp_path: Path) -> None:
-    size = SessionStore(trained, tmp_path / "one").create(ME, trained.read("abc")).bytes
+def test_a_server_has_so_many_sessions_and_bytes(trained: TrainedLanguageModel, tmp_path: Path) -> None:
+    size = SessionStore(trained, tmp_path / "one").create(trained.read("abc")).bytes
     store = SessionStore(trained, tmp_path / "few", Settings(max_sessions=2))
-    kept = [store.create(ME, trained.read("abc")) for _ in range(2)]
+    kept = [store.create(trained.read("abc")) for _ in range(2)]
     with pytest.raises(QuotaReached, match="2 sessions"):
-        store.fork(ME, kept[0].id)
-    store.create(OTHER, trained.read("abc"))
-    store.update(ME, kept[0].id, trained.read("abcd"))
+        store.fork(kept[0].id)
+    store.update(kept[0].id, trained.read("abcd"))
     settings = Settings(max_session_bytes=2 * size + 99)
     small = SessionStore(trained, tmp_path / "small", settings)
     for _ in range(2):
-        small.create(ME, trained.read("abc"))
+        small.create(trained.read("abc"))
     with pytest.raises(QuotaReached, match="bytes"):
-        small.create(ME, trained.read("abc"))
+        small.create(trained.read("abc"))
     assert len(list((tmp_path / "small").iterdir())) == 2
     for _ in range(3):  # what is written anew, or deleted, leaves room
-        first, second = small.list(ME)
-        small.update(ME, first.id, trained.read("abcd"))
-        small.delete(ME, second.id)
-        small.create(ME, trained.read("abc"))
+        first, second = small.list()
+        small.update(first.id, trained.read("abcd"))
+        small.delete(second.id)
+        small.create(trained.read("abc"))
     again = SessionStore(trained, tmp_path / "small", settings)
     assert again.file_bytes == small.file_bytes == sum(path.stat().st_size for path in again.folder.iterdir())
     with pytest.raises(QuotaReached, match="bytes"):
-        again.create(ME, trained.read("abc"))
+        again.create(trained.read("abc"))
 
 
 def test_what_anybody_uploads_is_refused_unless_it_is_a_state_of_this_model(
@@ -132,10 +114,10 @@ def test_what_anybody_uploads_is_refused_unless_it_is_a_state_of_this_model(
     for name, number in (("nan", math.nan), ("inf", math.inf)):
         broken = rebuild_state(state.blocks, iter([torch.full_like(x, number) for x in state_tensors(state.blocks)]))
         trained.save_state(session._replace(state=state._replace(blocks=broken)), tmp_path / f"{name}.state")
-    assert store.upload(ME, (tmp_path / "good.state").read_bytes()).tokens == int(session.total)
+    assert store.upload((tmp_path / "good.state").read_bytes()).tokens == int(session.total)
     for name in ("other", "noise", "cut", "flipped", "nan", "inf"):
         with pytest.raises(NoState):
-            store.upload(ME, (tmp_path / f"{name}.state").read_bytes())
+            store.upload((tmp_path / f"{name}.state").read_bytes())
     assert store.count == 1 and len(list(store.folder.iterdir())) == 1
 
 
@@ -143,12 +125,12 @@ def test_a_folder_may_hold_damaged_files_and_those_of_other_models(
     trained: TrainedLanguageModel, tmp_path: Path
 ) -> None:
     store = SessionStore(trained, tmp_path / "sessions")
-    kept = store.create(ME, trained.read("abc"))
+    kept = store.create(trained.read("abc"))
     (tmp_path / "sessions" / "noise.state").write_bytes(b"noise")
     other = tiny("delta")
     again, of_other = (SessionStore(one, tmp_path / "sessions") for one in (trained, other))
-    assert again.list(ME) == [kept] and again.count == 1
-    assert of_other.list(ME) == [] and of_other.count == 0
+    assert again.list() == [kept] and again.count == 1
+    assert of_other.list() == [] and of_other.count == 0
     assert sorted(path.name for path in (tmp_path / "sessions").iterdir()) == sorted(
         [f"{kept.id}.state", "noise.state"]
     )
@@ -156,7 +138,7 @@ def test_a_folder_may_hold_damaged_files_and_those_of_other_models(
 
 def test_only_what_a_killed_server_left_is_removed(trained: TrainedLanguageModel, tmp_path: Path) -> None:
     folder = tmp_path / "sessions"
-    kept = SessionStore(trained, folder).create(ME, trained.read("abc"))
+    kept = SessionStore(trained, folder).create(trained.read("abc"))
     whole, name = (folder / f"{kept.id}.state").read_bytes(), "0" * 24
     for left, size in ((f"{name}.new", 100), (f".{name}.new", 0), (f"..{name}.new.partial", 5000)):
         (folder / left).write_bytes(whole[:size])
@@ -165,7 +147,7 @@ def test_only_what_a_killed_server_left_is_removed(trained: TrainedLanguageModel
         (folder / each).write_bytes(whole if each.endswith((".base", ".state")) else b"mine")
     (folder / "folder.new").mkdir()
     (folder / f"{'3' * 24}.new").mkdir()
-    assert SessionStore(trained, folder).list(ME) == [kept]
+    assert SessionStore(trained, folder).list() == [kept]
     beside = {"folder.new", f"{'3' * 24}.new", f"{kept.id}.state"}
     assert {path.name for path in folder.iterdir()} == mine | beside
 
@@ -176,14 +158,13 @@ ODD: dict[str, list[Any]] = {
     "learns": [math.nan, "\ud800", "everything", []],
     "state_bytes": [math.nan, -1, 10**400, "\ud800", 1.5],
     "tokens": [-1, 0, 10**400],
-    "owner": [None, 7],
 }
 
 
 def test_a_file_with_odd_metadata_is_skipped_with_one_line(
     trained: TrainedLanguageModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    kept = SessionStore(trained, tmp_path).create(ME, trained.read("abc"))
+    kept = SessionStore(trained, tmp_path).create(trained.read("abc"))
     about = session_file.describe(tmp_path / f"{kept.id}.state")[1]
     del about["format"], about["sha256"]
     odd = [{key: value} for key, values in ODD.items() for value in values]
@@ -192,7 +173,7 @@ def test_a_file_with_odd_metadata_is_skipped_with_one_line(
         packed = session_file.Packed(b"rows", b"whole")
         session_file.save(tmp_path / f"{name}.state", {**about, "id": name, **changed}, packed, None)
     again = SessionStore(trained, tmp_path)
-    assert again.list(ME) == [kept] and again.page(ME, 9).infos == [kept]
+    assert again.list() == [kept] and again.page(9).infos == [kept]
     lines = capsys.readouterr().err.splitlines()
     assert [f"skipped {tmp_path / f'{number:024x}.state'}:" in line for number, line in enumerate(lines)] == [
         True
@@ -203,18 +184,18 @@ CHILD = """
 import sys
 from pathlib import Path
 import lmlong
-from lmlong.serving.sessions import EVERYBODY, SessionStore
+from lmlong.serving.sessions import SessionStore
 trained = lmlong.load(sys.argv[1])
 store = SessionStore(trained, Path(sys.argv[2]))
-names = [info.id for info in store.list(EVERYBODY)]
+names = [info.id for info in store.list()]
 session = trained.read("abc")
 while True:
     if len(names) < 3:
-        info = store.create(EVERYBODY, session)
+        info = store.create(session)
         names.append(info.id)
     else:
         names.append(names.pop(0))
-        info = store.update(EVERYBODY, names[-1], trained.read("dcba", store.get(EVERYBODY, names[-1])))
+        info = store.update(names[-1], trained.read("dcba", store.get(names[-1])))
     print(info.id, info.tokens, flush=True)
 """
 
@@ -233,12 +214,12 @@ def test_no_session_that_was_told_of_is_lost_by_a_kill(tmp_path: Path) -> None:
             lines += child.stdout.readlines()
         told |= {name: int(tokens) for name, tokens in (line.split() for line in lines if line.endswith("\n"))}
         store = SessionStore(trained, tmp_path / "sessions", Settings(memory=0))
-        found = {info.id: info.tokens for info in store.list(EVERYBODY)}
+        found = {info.id: info.tokens for info in store.list()}
         assert all(found[name] - tokens in (0, 4) for name, tokens in told.items())
         told = found
         for name, tokens in found.items():
             text = "abc" + "dcba" * ((tokens - 4) // 4)
             expected = "".join(trained.stream("d", state=trained.read(text), temperature=0, max_tokens=9))
-            woken = store.get(EVERYBODY, name)
+            woken = store.get(name)
             assert "".join(trained.stream("d", state=woken, temperature=0, max_tokens=9)) == expected
     assert max(told.values()) > 8

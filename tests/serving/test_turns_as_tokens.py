@@ -14,7 +14,6 @@ from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.session import Session, greedy, with_unread
 from lmlong.inference.unread import UnreadText
 from lmlong.recipe import Attention, Ngram
-from lmlong.serving.sessions import EVERYBODY as ME
 from lmlong.serving.sessions import SessionStore
 
 
@@ -31,12 +30,12 @@ def written(trained: TrainedLanguageModel, text: str, session: Session) -> Sessi
 
 def turns(trained: TrainedLanguageModel, store: SessionStore, texts: list[str]) -> dict[str, Session]:
     """Return a book, and turns that each continue the one before, as the store has them."""
-    name = store.create(ME, trained.read(BOOK)).id
-    found = {name: store.get(ME, name)}
+    name = store.create(trained.read(BOOK)).id
+    found = {name: store.get(name)}
     for text in texts:
         before = found[name]
-        name = store.create(ME, written(trained, text, before), name, before).id
-        found[name] = store.get(ME, name)
+        name = store.create(written(trained, text, before), name, before).id
+        found[name] = store.get(name)
     return found
 
 
@@ -56,11 +55,11 @@ def test_turns_are_equal_to_the_last_bit_after_a_restart(
     assert store.file_bytes == size(tmp_path)
     again = opened(trained, tmp_path)
     for name, session in reversed(sessions.items()):
-        assert is_equal(again.get(ME, name), session)
+        assert is_equal(again.get(name), session)
     for name in list(sessions)[:-1]:
-        again.delete(ME, name)
-    assert is_equal(opened(trained, tmp_path).get(ME, [*sessions][-1]), [*sessions.values()][-1])
-    again.delete(ME, [*sessions][-1])
+        again.delete(name)
+    assert is_equal(opened(trained, tmp_path).get([*sessions][-1]), [*sessions.values()][-1])
+    again.delete([*sessions][-1])
     assert list(tmp_path.iterdir()) == []
 
 
@@ -69,7 +68,7 @@ def test_a_turn_continues_as_it_was_written(trained: TrainedLanguageModel, tmp_p
     store = opened(trained, tmp_path)
     book, *_ = turns(trained, store, []).items()
     session = written(trained, "abc", book[1])
-    stored = store.get(ME, store.create(ME, session, book[0], book[1]).id)
+    stored = store.get(store.create(session, book[0], book[1]).id)
     assert torch.equal(stored.recent, session.recent) and torch.equal(stored.total, session.total)
     for x, y in zip(
         stored.state.blocks[0].attention, trained.model.settle(session.state).blocks[0].attention, strict=True
@@ -84,13 +83,13 @@ def test_a_session_that_grows_keeps_two_bases(
 ) -> None:
     monkeypatch.setattr(session_file, "MOST_READ", 20)
     store = opened(trained, tmp_path)
-    name = store.create(ME, trained.read(BOOK)).id
+    name = store.create(trained.read(BOOK)).id
     kinds = []
     for text in TURNS * 2:
-        store.update(ME, name, written(trained, text, store.get(ME, name)))
+        store.update(name, written(trained, text, store.get(name)))
         kinds.append(store._files.live[name].file.pieces is None)
         assert len(list(tmp_path.iterdir())) <= 3 and store.file_bytes == size(tmp_path)
-        assert is_equal(opened(trained, tmp_path).get(ME, name), store.get(ME, name))
+        assert is_equal(opened(trained, tmp_path).get(name), store.get(name))
     assert True in kinds and False in kinds
 
 
@@ -99,12 +98,12 @@ def test_unread_text_is_kept_and_a_fork_has_no_tokens(trained: TrainedLanguageMo
     (name, book), *_ = turns(trained, store, []).items()
     for text in (UnreadText(b"a", b"bc", tuple(trained.tokenizer.encode("bc"))), UnreadText(b"", b"d"), UnreadText()):
         changed = with_unread(trained.read("ab", book), text)
-        name = store.create(ME, changed, name, book).id
-        book = store.get(ME, name)
-        assert book.unread.row(0) == text and is_equal(opened(trained, tmp_path).get(ME, name), book)
-    fork = store.fork(ME, name).id
+        name = store.create(changed, name, book).id
+        book = store.get(name)
+        assert book.unread.row(0) == text and is_equal(opened(trained, tmp_path).get(name), book)
+    fork = store.fork(name).id
     assert store._files.live[fork].file.pieces == store._files.live[name].file.pieces
-    assert is_equal(opened(trained, tmp_path).get(ME, fork), store.get(ME, name))
+    assert is_equal(opened(trained, tmp_path).get(fork), store.get(name))
 
 
 def test_what_is_no_short_turn_is_stored_as_a_state(trained: TrainedLanguageModel, tmp_path: Path) -> None:
@@ -112,15 +111,15 @@ def test_what_is_no_short_turn_is_stored_as_a_state(trained: TrainedLanguageMode
     (name, book), *_ = turns(trained, store, []).items()
     other = trained.read(BOOK[:-1] + "a" + "bc" if BOOK[-1] != "a" else BOOK[:-1] + "bbc")  # another text, as long
     learning = trained.read("abc", None, learn=True)
-    begun = store.create(ME, learning).id
+    begun = store.create(learning).id
     for session, base, before in (
         (trained.read("abcd" * 100, book), name, book),
         (other, name, book),
-        (trained.read("abc", store.get(ME, begun)), begun, store.get(ME, begun)),
+        (trained.read("abc", store.get(begun)), begun, store.get(begun)),
     ):
-        made = store.create(ME, session, base, before).id
+        made = store.create(session, base, before).id
         assert store._files.live[made].file.pieces is None
-        assert is_equal(opened(trained, tmp_path).get(ME, made), session)
+        assert is_equal(opened(trained, tmp_path).get(made), session)
 
 
 def test_a_session_is_stored_whole_where_its_base_was_removed(
@@ -131,9 +130,9 @@ def test_a_session_is_stored_whole_where_its_base_was_removed(
     book, turn = turns(trained, store, TURNS[:1]).items()
     (tmp_path / f"{book[0]}.state").unlink()
     session = trained.read("abcd" * 6, turn[1])
-    name = store.create(ME, session, turn[0], turn[1]).id
+    name = store.create(session, turn[0], turn[1]).id
     assert store._files.live[name].base is None
-    assert is_equal(opened(trained, tmp_path).get(ME, name), session)
+    assert is_equal(opened(trained, tmp_path).get(name), session)
 
 
 def test_a_fork_of_what_a_session_was_does_not_follow_what_it_has_become(
@@ -141,10 +140,10 @@ def test_a_fork_of_what_a_session_was_does_not_follow_what_it_has_become(
 ) -> None:
     store = opened(trained, tmp_path)
     (name, book), *_ = turns(trained, store, []).items()
-    store.update(ME, name, written(trained, "abc", book), book)
-    fork = store.create(ME, trained.read("dd", book), name, book).id
+    store.update(name, written(trained, "abc", book), book)
+    fork = store.create(trained.read("dd", book), name, book).id
     assert store._files.live[fork].base is None
-    assert is_equal(opened(trained, tmp_path).get(ME, fork), trained.read("dd", book))
+    assert is_equal(opened(trained, tmp_path).get(fork), trained.read("dd", book))
 
 
 @pytest.mark.parametrize(
@@ -157,9 +156,9 @@ def test_tokens_that_are_none_are_refused(trained: TrainedLanguageModel, tmp_pat
     name = [*turns(trained, store, TURNS[:1])][1]
     rewritten(tmp_path / f"{name}.state", lambda about: about.update(pieces=pieces))
     again = opened(trained, tmp_path)
-    if name in {info.id for info in again.list(ME)}:
+    if name in {info.id for info in again.list()}:
         with pytest.raises(CheckpointError):
-            again.get(ME, name)
+            again.get(name)
 
 
 def test_a_file_whose_base_is_missing_or_has_no_state_is_left_alone(
@@ -171,10 +170,10 @@ def test_a_file_whose_base_is_missing_or_has_no_state_is_left_alone(
     before = path.read_bytes()
     for base in (None, ["unknown", "0"], list(of_first), [second, "0"]):
         rewritten(path, lambda about, base=base: about.update(base=base))
-        assert [info.id for info in opened(trained, tmp_path).list(ME)] == [book, first] and path.exists()
+        assert [info.id for info in opened(trained, tmp_path).list()] == [book, first] and path.exists()
         path.write_bytes(before)
     (tmp_path / f"{book}.state").rename(tmp_path / "aside")
-    assert opened(trained, tmp_path).list(ME) == []
+    assert opened(trained, tmp_path).list() == []
 
 
 def test_unread_text_that_is_none_is_refused(trained: TrainedLanguageModel, tmp_path: Path) -> None:
@@ -192,7 +191,7 @@ def test_unread_text_that_is_none_is_refused(trained: TrainedLanguageModel, tmp_
         more = {key: value for key, value in about.items() if key not in ("format", "sha256", "pieces")}
         session_file.save(path, more, session_file.pack(changed, limit), file.base, file.pieces)
         with pytest.raises(CheckpointError):
-            opened(trained, tmp_path).get(ME, name)
+            opened(trained, tmp_path).get(name)
 
 
 def test_files_of_both_kinds_live_together(
@@ -213,8 +212,8 @@ def test_files_of_both_kinds_live_together(
                     patch.setattr(session_file, "MOST_READ", most)
                     name = [*sessions][-1]
                     for text in TURNS:
-                        before = store.get(ME, name)
-                        name = store.create(ME, trained.read(text, before), name, before).id
-                        sessions[name] = store.get(ME, name)
+                        before = store.get(name)
+                        name = store.create(trained.read(text, before), name, before).id
+                        sessions[name] = store.get(name)
         again = opened(trained, folder)
-        assert all(is_equal(again.get(ME, name), session) for name, session in sessions.items())
+        assert all(is_equal(again.get(name), session) for name, session in sessions.items())

@@ -161,7 +161,7 @@ def stopped(server: Served) -> tuple[subprocess.Popen[bytes], threading.Thread, 
     ask = partial(httpx.post, f"{server.url}{SESSIONS}", content=html(), headers={"Content-Type": "text/html"})
     waiting = threading.Thread(target=lambda: answers.append(ask(timeout=60)))
     waiting.start()
-    until(lambda: bool(server.service.reader.converter._jobs.total()))
+    until(lambda: bool(server.service.reader.converter._jobs))
     return process, waiting, answers
 
 

@@ -52,27 +52,6 @@ def test_jobs_run_one_after_the_other_and_few_wait() -> None:
     asyncio.run(go())
 
 
-def test_owners_take_turns() -> None:
-    async def go() -> None:
-        worker, done = Worker("test", 4, owners=2), list[str]()
-        running = start(worker.run(Job(), "a"))
-        tasks = [start(worker.run(lambda _: done.append("a"), "a")) for _ in range(3)]
-        await asyncio.sleep(0)
-        with pytest.raises(ApiError):
-            await worker.run(Job(), "a")
-        tasks += [start(worker.run(lambda _: done.append("b"), "b")) for _ in range(2)]
-        await asyncio.sleep(0)
-        with pytest.raises(ApiError):
-            await worker.run(Job(), "b")
-        tasks[0].cancel()  # which waits
-        running.cancel()  # which runs
-        await asyncio.wait_for(asyncio.gather(*tasks, running, return_exceptions=True), 30)
-        assert done in (["a", "b", "a", "b"], ["b", "a", "b", "a"])
-        worker.close()
-
-    asyncio.run(go())
-
-
 def test_two_that_leave_at_once_stop_no_worker() -> None:
     """The one that waits may have left when its turn comes, in the same round of the event loop."""
 

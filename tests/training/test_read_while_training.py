@@ -77,22 +77,22 @@ def replace(checkpoint: Path) -> None:
     about = {"step": int(newer.name.removeprefix("step-")), "validation": None, "trained_tokens": None}
     (newer / manifest.NAME).unlink()
     seal(newer, manifest.FORMAT, about)
-    write.point(store.folder / "latest", newer)
-    write.point(store.folder / "best", newer)
     write.remove(checkpoint)
 
 
-def test_a_link_that_moves_while_it_is_followed_is_followed_again(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    is_file = Path.is_file
+def test_a_checkpoint_that_is_removed_while_it_is_looked_for_is_not_missed(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_dir = Path.is_dir
 
     def remove_first(path: Path) -> bool:
-        if path.name == manifest.NAME and path.parent.name.startswith("step-") and not replaced:
-            replaced.append(path.parent)
-            replace(path.parent)
-        return is_file(path)
+        if path.name.startswith("step-") and not replaced:
+            replaced.append(path)
+            replace(path)
+        return is_dir(path)
 
     replaced: list[Path] = []
-    monkeypatch.setattr(Path, "is_file", remove_first)
+    monkeypatch.setattr(Path, "is_dir", remove_first)
     assert read.find(run) == read.find(run) != replaced[0]
 
 

@@ -61,11 +61,6 @@ def fsync(descriptor: int) -> None:
     os.fsync(descriptor)
 
 
-def locking(descriptor: int, mode: int, size: int) -> None:
-    place = os.lseek(descriptor, 0, os.SEEK_CUR)
-    fcntl.lockf(descriptor, fcntl.LOCK_EX | (fcntl.LOCK_NB if mode == 2 else 0), size, place)
-
-
 def in_use(path: Any) -> bool:
     """Whether this process has opened or mapped a file, or one in a folder."""
     target = os.path.realpath(os.path.dirname(os.path.abspath(path))) + os.sep + os.path.basename(os.path.abspath(path))
@@ -109,7 +104,6 @@ def refuse() -> None:
         "os": Lacking(os, NOT_IN_OS, name="nt", open=open_descriptor, fsync=fsync, O_BINARY=BINARY),
         "signal": Lacking(signal, NOT_IN_SIGNAL),
         "select": Lacking(select, NOT_IN_SELECT),
-        "msvcrt": Lacking(ModuleType("msvcrt"), set(), locking=locking, LK_LOCK=1, LK_NBLCK=2),
     }
 
     def importing(name: str, globals: Any = None, *rest: Any, **more: Any) -> Any:

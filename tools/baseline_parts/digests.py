@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from baseline_parts.workspace import Workspace
+from lmlong.checkpoint import read
 
 SHORT = 16
 """Hexadecimal digits that are kept of a digest."""
@@ -66,4 +67,4 @@ def of_run(run: Path) -> dict[str, Any]:
     """Return the metrics and the newest weights of a run folder."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     metrics = [{key: line[key] for key in KEPT if key in line} for line in lines]
-    return {"metrics": metrics, "weights": load_file(run / "checkpoints" / "latest" / "model.safetensors")}
+    return {"metrics": metrics, "weights": load_file(read.find(run) / "model.safetensors")}
