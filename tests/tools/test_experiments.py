@@ -54,8 +54,8 @@ def test_recall_learns_and_resumes(run: Run, tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "recall" / "softmax-32-0.01"
     (folder / "result.json").unlink()
     assert run(command) == lines  # from the checkpoint after step 100
-    (folder / "checkpoint.pt").unlink()
-    assert run(command) == lines and not (folder / "checkpoint.pt").exists()
+    (folder / "checkpoint.safetensors").unlink()
+    assert run(command) == lines and not (folder / "checkpoint.safetensors").exists()
     with pytest.raises(SystemExit):
         run(f"{command} --queries 64")
 

@@ -21,12 +21,14 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import lmlong
 from lmlong.recipe.candidates import candidates
 
 FILLER, IGNORED = 0, -100
+MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # of AdamW
 TESTS = 16  # batches of the test: those after the last training step
 
 
@@ -66,9 +68,11 @@ def train(model: lmlong.LanguageModel, rate: float, checkpoint: Path, options: a
     optimizer = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.99))
     begin, warmup = 0, max(1, options.steps // 10)
     if checkpoint.exists():
-        begin, *states = torch.load(checkpoint, weights_only=True)
-        model.load_state_dict(states[0])
-        optimizer.load_state_dict(states[1])
+        tensors = load_file(checkpoint)
+        begin = int(tensors["step"])
+        model.load_state_dict({name: tensors[f"model.{name}"] for name in model.state_dict()})
+        moments = {n: {kind: tensors[f"{n}.{kind}"] for kind in MOMENTS} for n in range(len(rest) + len(decayed))}
+        optimizer.load_state_dict({**optimizer.state_dict(), "state": moments})
     for step in range(begin, options.steps):
         done = max(0, step - warmup) / max(1, options.steps - warmup)
         for group in optimizer.param_groups:
@@ -82,7 +86,10 @@ def train(model: lmlong.LanguageModel, rate: float, checkpoint: Path, options: a
         optimizer.zero_grad()
         if (step + 1) % 100 == 0:
             new = checkpoint.with_suffix(".new")
-            torch.save((step + 1, model.state_dict(), optimizer.state_dict()), new)
+            tensors = {f"model.{name}": x for name, x in model.state_dict().items()} | {"step": torch.tensor(step + 1)}
+            for number, state in optimizer.state_dict()["state"].items():
+                tensors |= {f"{number}.{kind}": x for kind, x in state.items()}
+            save_file({name: x.contiguous() for name, x in tensors.items()}, new)
             new.replace(checkpoint)
 
 
@@ -90,8 +97,8 @@ def train(model: lmlong.LanguageModel, rate: float, checkpoint: Path, options: a
 def score(model: lmlong.LanguageModel, pairs: int, options: argparse.Namespace) -> float:
     """Return the share of the test's queries that are answered."""
     rows = [make_rows(pairs, options.steps + test, options) for test in range(TESTS)]
-    right = sum((model.logits(model.hidden_states(x)[0]).argmax(-1) == y).sum() for x, y in rows)
-    return float(right / sum((y != IGNORED).sum() for _, y in rows))
+    right = [(model.logits(model.hidden_states(x)[0]).argmax(-1) == y)[y != IGNORED] for x, y in rows]
+    return float(torch.cat(right).float().mean())
 
 
 def run(name: str, width: int, rate: float, options: argparse.Namespace) -> dict[str, Any]:
@@ -101,7 +108,7 @@ def run(name: str, width: int, rate: float, options: argparse.Namespace) -> dict
     if not done.exists():
         folder.mkdir(exist_ok=True)
         model = build(name, width, options)
-        train(model, rate, folder / "checkpoint.pt", options)
+        train(model, rate, folder / "checkpoint.safetensors", options)
         row, _ = make_rows(max(options.pairs), 0, options)
         state = lmlong.state_bytes(model.hidden_states(row[:1])[1])
         recalled = [score(model, pairs, options) for pairs in options.pairs]
@@ -124,7 +131,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/recall"), help="folder of the runs and of recall.png")
     options = parser.parse_args()
     alike = ("pairs", "vocabulary", "tokens_per_pair", "steps", "queries", "seed")
-    asked, path = json.dumps([getattr(options, name) for name in alike]), options.out / "options.json"
+    asked, path = json.dumps({name: vars(options)[name] for name in alike}), options.out / "options.json"
     options.out.mkdir(parents=True, exist_ok=True)
     if path.exists() and path.read_text() != asked:
         parser.error(f"{path}: its trainings have other options. Choose another --out.")
