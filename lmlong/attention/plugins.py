@@ -142,7 +142,6 @@ def _register(where: str, name: str, digest: str, declared: Mapping[str, Mapping
             misfit=f"{kind} has no encoder form, it is causal. Use full, linformer, efficient or linear.",
             state_growth=attention.state_growth,
             has_keys=attention.has_keys,
-            quadratic=attention.state_growth == "per token",
             uses_rope=attention.uses_rope,
             options=options_of(attention),
             plugin=name,

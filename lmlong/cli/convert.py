@@ -22,7 +22,7 @@ from lmlong.cli.plugins import load_recipe
 )
 @click.option("--resume", is_flag=True, help="Resume a stopped conversion.")
 @click.option("--overwrite", is_flag=True, help="Replace run folders that exist.")
-@click.option("--dry-run", is_flag=True, help="Run a few short steps of each stage, and estimate its time and memory.")
+@click.option("--dry-run", is_flag=True, help="Take a few steps of each stage, and report its time and memory.")
 @options.threads
 @options.json_file
 def convert(
@@ -74,8 +74,8 @@ def convert(
     run_folder.check_sources(planned[0].recipe)
     conversion.check_text(run, planned)
     if dry_run:
-        for number, text in enumerate(conversion.plan(planned)):
-            click.echo(f"\n{text}" if number else text)
+        measured = dict(conversion.dry_runs(planned))
+        show("\n\n".join(f"{name}\n{stage.text()}" for name, stage in measured.items()), measured, json_file)
         return
     if status := conversion.train_stages(planned, overwrite):
         if status > 128:

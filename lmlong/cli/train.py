@@ -21,13 +21,7 @@ if TYPE_CHECKING:
 @click.option("--overwrite", is_flag=True, help="Replace a run folder that exists.")
 @click.option("--device", type=options.DEVICES, help="Device to train on; short for device=...")
 @options.threads
-@click.option("--dry-run", is_flag=True, help="Run a few short steps, and estimate the time and memory of the run.")
-@click.option(
-    "--memory",
-    type=options.ByteSize(1),
-    metavar="24GB",
-    help="With --dry-run: memory of a device, for which a batch size, parts of each row or a segment are proposed.",
-)
+@click.option("--dry-run", is_flag=True, help="Take a few steps, and report the time and memory of the run.")
 def train(
     recipe: str,
     overrides: tuple[str, ...],
@@ -36,7 +30,6 @@ def train(
     overwrite: bool,
     device: str | None,
     dry_run: bool,
-    memory: int | None,
 ) -> None:
     """Train a model from RECIPE, a file or the name of a shipped recipe.
 
@@ -44,11 +37,9 @@ def train(
     lmlong train quickstart
     lmlong train quickstart training.steps=100 --out /tmp/short
     lmlong train quickstart --resume auto
-    lmlong train medium --dry-run --memory 24GB
+    lmlong train medium --dry-run
     """
     chosen = load_recipe(recipe, [*overrides, *([f"device={device}"] if device else [])])
-    if memory and not dry_run:
-        raise click.UsageError("--memory needs --dry-run.")
     from lmlong.training import run_folder
 
     folder = out or run_folder.default_folder(chosen)
@@ -56,12 +47,9 @@ def train(
         run_folder.check_folder(folder, chosen, resume, overwrite)
     run_folder.check_sources(chosen, resume)
     if dry_run:
-        from lmlong.report.progress import waiting
-        from lmlong.training.plan import make_plan
+        from lmlong.training import dry_run as dry_runs
 
-        with waiting("running short steps"):
-            plan = make_plan(chosen, memory)
-        click.echo(plan.text())
+        click.echo(dry_runs.dry_run(chosen).text())
         return
 
     with interrupt_says(NOTHING_SAVED):

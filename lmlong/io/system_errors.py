@@ -95,5 +95,5 @@ def lack_of_memory(error: Exception) -> LmlongError | None:
     size = re.search(r"allocate ([\d.,]+ ?(?:bytes|[KMGT]i?B))", text)
     return LmlongError(
         f"out of memory{f': {size[1]} could not be allocated' if size else ''}. Use a smaller model, batch or sequence "
-        "(lmlong train --dry-run --memory shows what fits), close other programs, or use a machine with more memory."
+        "(lmlong train --dry-run shows what fits), close other programs, or use a machine with more memory."
     )

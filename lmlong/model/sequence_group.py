@@ -45,8 +45,6 @@ class SequenceGroup(ABC):
     rank: int
     """Which part of the rows this process reads."""
     size: int
-    bytes_sent = 0
-    """Bytes that this process has sent: what it adds to a collective, to each of the others."""
 
     @abstractmethod
     def gather(self, x: Tensor) -> Tensor:

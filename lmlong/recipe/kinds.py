@@ -20,8 +20,6 @@ class AttentionInfo(NamedTuple):
     misfit: str = ""
     """The message for a recipe of the other objective: why this attention does not fit, and which ones do."""
     state_growth: Literal["constant", "per token"] = "constant"
-    quadratic: bool = False
-    """Whether its time is quadratic in the number of tokens."""
     has_keys: bool = True
     """Whether it has queries and keys; otherwise it has only values."""
     reads_tokens: bool = False
@@ -69,7 +67,6 @@ ATTENTION_KINDS: dict[str, AttentionInfo] = {
         "SoftmaxAttention",
         uses_rope=True,
         state_growth="per token",
-        quadratic=True,
         misfit="softmax only looks at the past, but an encoder looks at both sides. Use full, which is softmax over "
         "the whole text.",
     ),
@@ -82,7 +79,6 @@ ATTENTION_KINDS: dict[str, AttentionInfo] = {
     ),
     "full": AttentionInfo(
         encoder=True,
-        quadratic=True,
         misfit="full also looks at the future, so it cannot be causal. Use softmax, which only looks at the past, or "
         "train an encoder by objective: masked.",
     ),

@@ -173,11 +173,6 @@ class Model(Options):
         return "per token" if why_state_grows(self.kinds) else "constant"
 
     @property
-    def quadratic(self) -> bool:
-        """Whether any layer takes time quadratic in the tokens held at once."""
-        return any(ATTENTION_KINDS[kind].quadratic for kind in self.kinds)
-
-    @property
     def uses_rope(self) -> bool:
         """Whether any layer of a causal model rotates queries and keys."""
         if self.positions != "auto":

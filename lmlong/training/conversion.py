@@ -18,7 +18,7 @@ from lmlong.errors import LmlongError, UsageError
 from lmlong.io.signal_handlers import STOPPING, Handlers
 from lmlong.recipe import Conversion, Recipe, Stage
 from lmlong.recipe import file as recipe_file
-from lmlong.training.plan import make_plan
+from lmlong.training.dry_run import LIMIT, DryRun, dry_run
 from lmlong.training.run_folder import check_folder
 
 SHARED_OPTIONS = (
@@ -151,11 +151,12 @@ def check_text(teacher: str, planned: list[StageRun]) -> None:
         CausalDataModule(stage.recipe, prepare(stage.recipe.text, tokenizer)).training()
 
 
-def plan(planned: list[StageRun]) -> Iterator[str]:
-    """Iterate over the plans of stages, profiled by short steps, which need no weights of earlier stages."""
+def dry_runs(planned: list[StageRun]) -> Iterator[tuple[str, DryRun]]:
+    """Iterate over the names of stages and what they take. Each begins from the weights of the old model."""
+    teacher = planned[0].recipe.training.init_from
     for number, stage in enumerate(planned, 1):
-        print(f"stage {number} of {len(planned)}: {stage.name}, profiled by short steps", file=sys.stderr, flush=True)
-        yield f"{stage.name}\n{make_plan(stage.recipe).text()}"
+        print(f"stage {number} of {len(planned)}: {stage.name}", file=sys.stderr, flush=True)
+        yield stage.name, dry_run(_changed(stage.recipe, {"init_from": teacher}, {}), LIMIT / len(planned))
 
 
 def train_stages(planned: list[StageRun], overwrite: bool) -> int:

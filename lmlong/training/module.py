@@ -124,7 +124,7 @@ class TrainingModule(LightningModule):
         self.learning_rate = options.learning_rate * factor
         set_learning_rate(self.trainer.optimizers[0], self.learning_rate)
         if options.quantize and isinstance(self.model, LanguageModel):
-            rounds = self._in_last(QUANTIZED_SHARE)
+            rounds = self.in_last(QUANTIZED_SHARE)
             self.model.round_weights(options.quantize if rounds else None)
             self.is_judged = rounds and not options.learn
 
@@ -236,9 +236,9 @@ class TrainingModule(LightningModule):
     def _learns(self) -> bool:
         """Return whether the output layer learns while it reads at this step."""
         share = self.recipe.training.learn
-        return share > 0 and self._in_last(share)
+        return share > 0 and self.in_last(share)
 
-    def _in_last(self, share: float) -> bool:
+    def in_last(self, share: float) -> bool:
         """Return whether this step is in the last share of the expected steps."""
         return self.step >= (1 - share) * self.clock.expected_steps(self.step)
 

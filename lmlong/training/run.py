@@ -139,7 +139,7 @@ def run(
 
 def _fit(module: TrainingModule, callback: TrainingCallback, signals: StopOnSignal, start: Start) -> TrainingResult:
     """Take the remaining steps of a run."""
-    trainer = _make_trainer(module, [signals, start, callback])
+    trainer = make_trainer(module, [signals, start, callback])
     try:
         with signals, closing(callback), ending_together(trainer):
             trainer.fit(module)
@@ -165,7 +165,7 @@ def _result(module: TrainingModule, callback: TrainingCallback, signals: StopOnS
     return TrainingResult(callback.folder, step, validation, compared, signals.agreed, callback.sampled, is_main)
 
 
-def _make_trainer(module: TrainingModule, callbacks: list[Callback]) -> Trainer:
+def make_trainer(module: TrainingModule, callbacks: list[Callback]) -> Trainer:
     """Return Lightning's Trainer without the features implemented here: progress bars, checkpoints, samplers,
     summaries."""
     for name in ("lightning.pytorch", "lightning.fabric", "lightning.fabric.utilities.distributed"):

@@ -21,13 +21,11 @@ class SequenceProcesses(SequenceGroup):
                 self.group, self.first = group, first
 
     def gather(self, x: Tensor) -> Tensor:
-        self.bytes_sent += x.nbytes * (self.size - 1)
         every = x.new_empty(self.size * x.numel())
         all_gather(every, x.contiguous().view(-1), self.group)
         return every.view(self.size, *x.shape)
 
     def sum_of_own(self, x: Tensor) -> Tensor:
-        self.bytes_sent += x.nbytes // self.size * (self.size - 1)
         wide = x.to(torch.promote_types(x.dtype, torch.float32)).contiguous()
         own = wide.new_empty(wide[0].numel())
         reduce_scatter(own, wide.view(-1), group=self.group)
@@ -35,8 +33,6 @@ class SequenceProcesses(SequenceGroup):
 
     def from_last(self, x: Tensor) -> Tensor:
         last = self.first + self.size - 1
-        if self.rank == self.size - 1:
-            self.bytes_sent += x.nbytes * (self.size - 1)
         x = x.contiguous()
         distributed.broadcast(x, last, self.group)
         return x

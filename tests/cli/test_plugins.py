@@ -14,7 +14,7 @@ from machine import new_cache
 from lmlong.attention.plugins import LOADED, load_plugin, unload_plugin
 from lmlong.checkpoint import read
 from lmlong.recipe import file as recipe_file
-from lmlong.training.profile import BatchShape, profile_step
+from lmlong.training.dry_run import dry_run
 
 TWO_GATES = Path(__file__).parents[1] / "plugins" / "two_gates.py"
 
@@ -116,12 +116,12 @@ def test_two_processes_have_the_plugin_too(folder: Path) -> None:
     assert child.returncode == 0 and "validation" in child.stdout, child.stderr
 
 
-def test_a_step_is_profiled_in_a_process_that_has_the_plugin(folder: Path) -> None:
+def test_a_dry_run_takes_steps_in_a_process_that_has_the_plugin(folder: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LMLONG_CACHE", str(folder / "cache"))
         patch.chdir(folder)
         chosen = recipe_file.load("mine.yaml", (), load_plugin)
-        assert profile_step(chosen, BatchShape(1, 16, None)).parameters > 0
+        assert dry_run(chosen).length == 32
     unload_plugin(folder / "two_gates.py")
 
 

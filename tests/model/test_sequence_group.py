@@ -21,6 +21,9 @@ from lmlong.model.state import detach_state, state_tensors
 class Threads(SequenceGroup):
     """The group of a thread. All threads wait for each other in each exchange."""
 
+    bytes_sent = 0
+    """What this thread has added to exchanges, to each of the others."""
+
     def __init__(self, rank: int, size: int, barrier: Barrier, given: list[Tensor | None]):
         self.rank, self.size, self.barrier, self.given = rank, size, barrier, given
 
@@ -43,7 +46,7 @@ class Threads(SequenceGroup):
         return self._all(x)[-1]
 
 
-def in_threads(size: int, work: Callable[[SequenceGroup], Any]) -> list[Any]:
+def in_threads(size: int, work: Callable[[Threads], Any]) -> list[Any]:
     """Return the results of some work by each process of a group."""
     barrier, given = Barrier(size), [None] * size
 
@@ -136,7 +139,7 @@ def test_a_part_without_targets() -> None:
 def test_bytes_sent_do_not_depend_on_the_length(kind: str, grows: bool) -> None:
     model = build(kind)
 
-    def sent(group: SequenceGroup, time: int) -> int:
+    def sent(group: Threads, time: int) -> int:
         loss, _ = model.loss_of_part(*text([], time=time), None, group)
         torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
         return group.bytes_sent

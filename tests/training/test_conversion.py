@@ -246,11 +246,12 @@ def test_what_cannot_be_converted_is_refused_before_anything_runs(folder: Path, 
 
 
 @pytest.mark.slow
-def test_a_dry_run_plans_each_stage_and_leaves_nothing(folder: Path) -> None:
-    planned = convert(folder, *HYBRID, *STEPS, "--out", "planned", "--dry-run")
+def test_a_dry_run_measures_each_stage_and_leaves_nothing(folder: Path) -> None:
+    planned = convert(folder, *HYBRID, *STEPS, "--out", "planned", "--dry-run", "--json", "-")
     assert planned.returncode == 0, planned.stderr
-    assert planned.stdout.count("steps ") == 3
-    assert planned.stderr.splitlines()[-1] == "stage 3 of 3: text, profiled by short steps"
+    stages = json.loads(planned.stdout)
+    assert list(stages) == ["layers", "predictions", "text"]
+    assert all(stage["length"] == stage["longest"] and stage["run_seconds"] > 0 for stage in stages.values())
     assert not list(folder.glob("planned*"))
 
 

@@ -15,7 +15,6 @@ from lmlong.cli.after_training import after_training
 from lmlong.recipe import Training
 from lmlong.training.loader import Loader
 from lmlong.training.optimizer import ENDLESS, count_steps, learning_rate_factor
-from lmlong.training.plan import Plan, StepCost
 from lmlong.training.progress import CLOCKS, TrainingClock
 from lmlong.training.run import train
 
@@ -183,17 +182,6 @@ def test_a_run_killed_ends_after_as_many_minutes_as_one_that_was_not(tiny: Path,
     after = read.read_training(read.find(run))
     mean = (after["seconds"] - kept["seconds"]) / (after["step"] - kept["step"])
     assert after["seconds"] >= 9 and (after["step"] - kept["step"] - 2) * mean < 9 - kept["seconds"]
-
-
-def test_a_dry_run_tells_the_steps_that_fit(recipe_of: Recipes) -> None:
-    plan = Plan(recipe_of("training.steps=null", "training.minutes=2"), 1000, 2000, StepCost(10**9, 0.5), None, None)
-    assert plan.steps == 240
-    assert "steps        about 240 of 256 tokens: 61,440 tokens in all" in plan.text()
-    assert "0 h 02 min, validation" in plan.text()
-    by_processor = plan._replace(
-        recipe=recipe_of("training.steps=null", "training.minutes=2", "training.clock=process")
-    )
-    assert "0 h 02 min of processor time, validation" in by_processor.text()
 
 
 @pytest.mark.slow

@@ -9,10 +9,7 @@ import torch
 from lmlong.errors import RecipeError, UsageError
 from lmlong.inference.loading import load
 from lmlong.model.loss import Softening
-from lmlong.training import profile
 from lmlong.training.distillation import Teacher, taught_loss
-from lmlong.training.plan import make_plan
-from lmlong.training.profile import BatchShape
 from lmlong.training.run import train
 
 from .conftest import Recipes, assert_resumes_exactly, losses, metrics, train_in_processes, weights
@@ -122,20 +119,6 @@ def test_a_student_may_begin_with_the_state_of_another_text(taught: Recipes, tmp
         train(taught("training.steps=2", f"training.state_passing={share}"), tmp_path / name)
     (first, second), (same, other) = (losses(tmp_path / name) for name in ("empty", "passed"))
     assert first == same and second != other
-
-
-def test_a_profiled_step_reads_the_teacher(taught: Recipes, monkeypatch: pytest.MonkeyPatch) -> None:
-    read, hidden_states = [], Teacher.hidden_states
-    monkeypatch.setattr(Teacher, "hidden_states", lambda *of: [read.append(of[1].shape), hidden_states(*of)][1])
-    profile._profile(taught(), BatchShape(2, 16, None), 1)
-    assert read == [(2, 16)] * 2  # a step of one-time work, and one that is timed
-
-
-@pytest.mark.slow  # eight processes
-def test_a_plan_counts_the_memory_of_the_teacher(taught: Recipes, recipe_of: Recipes) -> None:
-    large = "text.sequence_length=2048"
-    alone, with_teacher = (make_plan(recipe(large)).cost.bytes for recipe in (recipe_of, taught))
-    assert with_teacher > alone
 
 
 def test_a_run_that_is_its_own_teacher_learns_nothing(recipe_of: Recipes, tmp_path: Path) -> None:

@@ -1,0 +1,71 @@
+"""What a dry run reports, each of real steps in a child process."""
+
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lmlong.checkpoint import read
+from lmlong.inference.loading import open_run
+from lmlong.model.base import count_parameters
+from lmlong.training.dry_run import dry_run, memory_options
+from lmlong.training.run import train
+
+from .conftest import Recipes
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("training.accumulate=3", "model.downsample.factor=2", "model.layers=4", "text.rows=documents"),
+        ("objective=masked", "model.attention.kind=full", "training.optimizer=adamw"),
+    ],
+    ids=["causal", "masked"],
+)
+def test_the_result_is_that_of_the_run(recipe_of: Recipes, tmp_path: Path, options: tuple[str, ...]) -> None:
+    recipe = recipe_of(*options, "training.steps=2")
+    result = dry_run(recipe)
+    train(recipe, tmp_path / "run")
+    written = sum(file.stat().st_size for file in read.find(tmp_path / "run").iterdir())
+    assert result.checkpoint_bytes == pytest.approx(written, rel=0.3)
+    assert result.parameters == count_parameters(open_run(tmp_path / "run", "cpu").model)
+    assert (result.batches, result.rows, result.length) == (recipe.training.accumulate, 4, 64)
+    assert result.steps == 2 and result.run_seconds == pytest.approx(2 * result.step_seconds)
+    assert result.peak_bytes and not result.too_long and not result.notes
+
+
+def test_rows_that_take_too_long_are_not_measured(recipe_of: Recipes) -> None:
+    recipe = recipe_of("text.sequence_length=1024", "devices=2", "training.sequence_parallel=2")
+    result = dry_run(recipe, limit=1e-9)
+    assert (result.too_long, result.longest, result.length) == ("time", 512, 64)  # of each of two processes
+    assert result.run_seconds == pytest.approx(12 * 8 * result.step_seconds)
+    assert "\nnot measured  rows of 512 tokens: two steps would take over" in result.text()
+    assert "\nnote          one of 2 processes was measured" in result.text()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the size of a process from /proc")
+def test_a_model_that_does_not_fit_is_reported_with_what_saves_memory(tiny: Path) -> None:
+    """Of 130 million parameters: 0.5 GB of weights fit, but not their gradients and moments."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most = pages * resource.getpagesize() + 10**9
+    done = subprocess.run(
+        [sys.executable, "-m", "lmlong", "train", tiny, "--dry-run", "model.width=1280", "model.layers=8"],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (most, most)),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    rows = [tuple(line.split(maxsplit=1)) for line in done.stdout.splitlines()]
+    assert ("not", "measured  even short rows: they need more memory than there is") in rows
+    assert ("saves", "memory  training.segment=64") in rows
+
+
+def test_only_what_a_recipe_allows_saves_memory(recipe_of: Recipes) -> None:
+    batch, parts = "training.batch_size=1 training.accumulate=4", "devices=2 training.sequence_parallel=2"
+    recompute = "training.activation_checkpointing=true"
+    assert memory_options(recipe_of(), 512) == ["training.segment=512", recompute, batch, parts]
+    assert memory_options(recipe_of("model.attention.kind=softmax", recompute), 512) == [batch, parts]
+    alone = recipe_of("training.batch_size=1", "model.dropout=0.1", "training.segment=64")
+    assert memory_options(alone, 0) == [recompute]
