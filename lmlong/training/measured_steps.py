@@ -172,7 +172,6 @@ def _alone(recipe: Recipe) -> Recipe:
         "strategy": "auto",
         "sequence_parallel": 1,
         "accumulate": min(recipe.training.accumulate, BATCHES),
-        "keep_predictions": None,
     }
     text = {"sequence_length": longest_part(recipe.text.sequence_length, recipe.training.sequence_parallel)}
     changed = {
