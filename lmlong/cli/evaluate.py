@@ -51,7 +51,7 @@ DEFAULT_VIEWS = "context,position"
 )
 @options.tokens
 @options.json_file
-@options.plot("bits per byte")
+@options.plot("bits per byte and perplexity")
 @options.precision
 @options.learn
 @options.loading

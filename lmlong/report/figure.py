@@ -141,6 +141,10 @@ class Panel(NamedTuple):
     """With 1-2-5, the ticks 1, 2 and 5 of each decade are named in full."""
     y_names: Sequence[str] = ()
     """The labels of 0, 1, 2 and so on of the y axis, from the top down; with none, the axis has numbers."""
+    right_label: str = ""
+    """The label of an axis at the right end, which has the ticks of the y axis; with none, there is no such axis."""
+    right_name: Callable[[float], str] = str
+    """The names of its ticks."""
     legend: bool = False
     """Whether the panel has a legend of its own, above it."""
     note: str = ""
