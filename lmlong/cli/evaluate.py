@@ -9,7 +9,7 @@ import click
 from lmlong.cli import options
 from lmlong.cli.lists import lengths, parse_names
 from lmlong.cli.output import show
-from lmlong.cli.runs import load_runs, report_left_out, run_name
+from lmlong.cli.runs import report_left_out, run_name
 from lmlong.errors import UsageError
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ DEFAULT_VIEWS = "context,position"
 )
 @options.tokens
 @options.json_file
-@options.plot("bits per byte")
+@options.plot("bits per byte and perplexity")
 @options.precision
 @options.learn
 @options.loading
@@ -80,7 +80,8 @@ def eval_(
     documents, or over parts of them if there are few, as for one book. The error of a change between lengths is that of
     the differences on the same tokens. For several runs, the differences from the first are printed, with their paired
     errors. With --learn, or if its recipe says so, a run is measured without learning and with it. Compare runs with
-    different tokenizers by bits per byte. For an encoder, the perplexity of masked tokens is measured.
+    different tokenizers by bits per byte. For an encoder, the perplexity of masked tokens is measured, beside what the
+    frequency of each token in the training text achieves (unigram).
 
     \b
     Example: one run on its own held-out text, then two on the same books.
@@ -139,8 +140,8 @@ def _eval_encoders(
     from lmlong.evaluation.masked import measure_masked, table, to_json
     from lmlong.inference.loading import open_run
 
-    models = load_runs(runs, lambda run: open_run(run, device), data, tokens)
-    reports = [measure_masked(*each, precision) for each in models]
+    report_left_out(data)
+    reports = [measure_masked(run_name(run), open_run(run, device), data, tokens, precision) for run in runs]
     show(table(reports), to_json(reports), json_file, None)
 
 

@@ -82,13 +82,9 @@ def gzip_bits_per_byte(file: TokenFile, tokenizer: Tokenizer) -> float:
 def unigram_bits_per_byte(
     train: Sequence[TokenFile], weights: Sequence[float], text: TokenFile, tokenizer: Tokenizer
 ) -> float:
-    """Return the bits per byte of predicting each token by its frequency in the training text, with add-one smoothing.
-    As for a model, bos is given and eos is predicted."""
-    counts = np.ones(tokenizer.vocabulary)
-    by_source = [_count(file, tokenizer) for file in train]
-    total = sum(each.sum() for each in by_source)
-    for each, weight in zip(by_source, weights, strict=True):
-        counts += each / each.sum() * total * weight / sum(weights)
+    """Return the bits per byte of predicting each token by its frequency in the training text. As for a model, bos is
+    given and eos is predicted."""
+    counts = unigram_counts(train, weights, tokenizer)
     bos, eos = tokenizer.bos, tokenizer.eos
     counts[bos] = (counts[bos] + 1) / 2 if bos == eos else 0  # a document has one of each
     seen = np.zeros(tokenizer.vocabulary, np.int64)
@@ -98,6 +94,17 @@ def unigram_bits_per_byte(
     occurs = seen > 0
     nats = -(seen[occurs] * np.log(counts[occurs] / counts.sum())).sum()
     return float(nats) / math.log(2) / int((seen * tokenizer.token_bytes).sum())
+
+
+def unigram_counts(train: Sequence[TokenFile], weights: Sequence[float], tokenizer: Tokenizer) -> np.ndarray:
+    """Return how often each token occurs in the training text, with add-one smoothing; sources count by their
+    weights."""
+    by_source = [_count(file, tokenizer) for file in train]
+    total = sum(each.sum() for each in by_source)
+    counts = np.ones(tokenizer.vocabulary)
+    for each, weight in zip(by_source, weights, strict=True):
+        counts += each / each.sum() * total * weight / sum(weights)
+    return counts
 
 
 def _count(file: TokenFile, tokenizer: Tokenizer) -> np.ndarray:

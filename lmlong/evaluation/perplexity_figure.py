@@ -2,8 +2,10 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from lmlong.evaluation.document_sums import Estimate
+from lmlong.evaluation.perplexity_report import format_perplexity
 from lmlong.evaluation.results import AtLength, PerplexityReport
 from lmlong.recipe.lengths import name_length
 from lmlong.report.figure import Figure, Line, Mark, Panel, Style, line_with_errors, style
@@ -15,9 +17,9 @@ OF_CONTEXT = "tokens read before the same targets\n(band: the change from the sh
 
 
 def figure(reports: Sequence[PerplexityReport]) -> Figure:
-    """Return bits per byte against context and position, with bands of two errors."""
+    """Return bits per byte against context and position, with bands of two errors; by context beside the perplexity."""
     panels = [
-        *_panels(reports, _context, "by context", OF_CONTEXT),
+        *(_with_perplexity(panel, reports) for panel in _panels(reports, _context, "by context", OF_CONTEXT)),
         *_panels(reports, _position, "by position", "tokens before, read from the beginning"),
     ]
     return Figure([panels], size=(max(6.4, 4.6 * len(panels)), 4.4), legend_columns=3)
@@ -55,6 +57,19 @@ def _with_trained_lengths(panel: Panel, reports: Sequence[PerplexityReport]) -> 
         marks=[Mark(length, f"trained at {name_length(length)}") for length in trained if first <= length <= last],
         shade_from=trained[-1] if first <= trained[-1] < last else None,
     )
+
+
+def _with_perplexity(panel: Panel, reports: Sequence[PerplexityReport]) -> Panel:
+    """Return a panel of bits per byte with an axis of the perplexity, if one holds for all runs: their targets have the
+    same number of bytes per token."""
+    first, *rest = [point.sums.totals for report in reports for point in report.context]
+    if any(each.bytes * first.tokens != first.bytes * each.tokens for each in rest):
+        return panel
+
+    def perplexity(bits: float) -> str:
+        return format_perplexity(replace(first, nats=bits * first.bytes * math.log(2)).perplexity)
+
+    return panel._replace(right_label="perplexity", right_name=perplexity)
 
 
 def _context(report: PerplexityReport, look: Style) -> Line:

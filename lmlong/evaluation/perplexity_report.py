@@ -14,14 +14,14 @@ from lmlong.report.json_values import json_keys, json_values
 from lmlong.report.table import Column, format_range, format_table, plural, with_error
 
 
-def _perplexity(value: float) -> str:
+def format_perplexity(value: float) -> str:
     return f"{value:,.2f}" if value < 1e8 else f"{value:.2e}"
 
 
 CONTEXT = [
     Column("length", 9, value=lambda row: name_length(row.length) + ("*" if row.trained else " ")),
     *with_error(Column("nats/token", 12, ".4f", value="sums.per_token")),
-    Column("perplexity", 13, _perplexity, value="sums.totals.perplexity"),
+    Column("perplexity", 13, format_perplexity, value="sums.totals.perplexity"),
     *with_error(Column("bits/byte", 11, ".4f", value="sums.per_byte")),
     *with_error(Column("change", 10, "+.4f", value="change")),
 ]

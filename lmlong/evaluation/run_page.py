@@ -117,7 +117,10 @@ def _at_longest(run: ReportedRun) -> str | None:
 
 def _masked(run: ReportedRun) -> str | None:
     masked = run.measured and run.measured.masked
-    return f"{masked.sums.totals.perplexity:,.3f} ± {format_number(masked.error, '.3f')}" if masked else None
+    if not masked:
+        return None
+    beside = f" (unigram: {masked.unigram:,.3f})" if masked.unigram else ""
+    return f"{masked.sums.totals.perplexity:,.3f} ± {format_number(masked.error, '.3f')}{beside}"
 
 
 SUMMARY: Rows = {

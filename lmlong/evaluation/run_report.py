@@ -125,7 +125,7 @@ def _measure(
 ) -> Measured:
     given = (describe_machine(loaded.device), files, tokens)
     if not isinstance(loaded, TrainedLanguageModel):
-        masked = _attempt(name, lambda: measure_masked(name, loaded, validation_text(loaded, files, tokens)))
+        masked = _attempt(name, lambda: measure_masked(name, loaded, files, tokens))
         return Measured(*given, masked=masked)
     speed = _written_per_second(loaded)
     exact = load(run, loaded.device.type, state_dtype="32")  # as `eval` and `probe` measure

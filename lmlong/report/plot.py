@@ -103,6 +103,8 @@ def _draw_panel(axes: Axes, panel: Panel) -> list[Annotation]:
     _set_scales(axes, panel)
     axes.set_xlabel(panel.x_label)
     axes.set_ylabel(panel.y_label)
+    if panel.right_label:
+        _draw_right_axis(axes, panel)
     if panel.legend:
         placed: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0}
         axes.legend(**placed, ncols=LEGEND_COLUMNS, columnspacing=1, frameon=False, fontsize="small")
@@ -211,6 +213,14 @@ def _set_ranges(axes: Axes, panel: Panel) -> None:
     low, high = axes.get_ylim()
     if 0 <= high - low < panel.least_span:
         axes.set_ylim((low + high - panel.least_span) / 2, (low + high + panel.least_span) / 2)
+
+
+def _draw_right_axis(axes: Axes, panel: Panel) -> None:
+    """Draw an axis at the right end, with the ticks of the y axis."""
+    right = axes.secondary_yaxis("right")
+    right.set_ylabel(panel.right_label)
+    right.yaxis.set_major_formatter(lambda value, _: panel.right_name(value))
+    right.spines["right"].set_visible(False)
 
 
 def _label_outer(axes: Axes, figure: Figure) -> None:

@@ -62,7 +62,7 @@ def chart(panel: Panel) -> Html:
         "svg",
         *_axes(panel, x, y),
         *(part for line in panel.lines for part in _line(line, panel, x, y)),
-        *(_level(level, y) for level in panel.levels if y.shows(level.y)),
+        *(_level(level, y, _right(panel)) for level in panel.levels if y.shows(level.y)),
         viewBox=f"0 0 {WIDTH} {height}",
         role="img",
         aria_label=description(panel),
@@ -118,8 +118,13 @@ def _scales(panel: Panel) -> tuple[Scale, Scale]:
     ys = [float(y) for part in parts for y in part]
     ys += [level.y for level in panel.levels]
     x_log, y_log = bool(panel.ticks), panel.y_scale != "linear"
-    x = _scale(xs, (None, None), LEFT, WIDTH - RIGHT, x_log, 0.0)
+    x = _scale(xs, (None, None), LEFT, _right(panel), x_log, 0.0)
     return x, _scale(ys, panel.y_range or (None, None), HEIGHT - BOTTOM, _top(panel), y_log, 0.05)
+
+
+def _right(panel: Panel) -> int:
+    """Return the right end of the axes, which leaves room for the ticks of an axis there."""
+    return WIDTH - (LEFT if panel.right_label else RIGHT)
 
 
 def _top(panel: Panel) -> int:
@@ -160,13 +165,15 @@ def ticks(scale: Scale) -> list[float]:
 
 def _axes(panel: Panel, x: Scale, y: Scale) -> Iterator[Html]:
     """Yield the grid, the shade, the marks, the ticks and the labels of a panel."""
-    top, floor, right = _top(panel), HEIGHT - BOTTOM, WIDTH - RIGHT
+    top, floor, right = _top(panel), HEIGHT - BOTTOM, _right(panel)
     if panel.shade_from is not None:
         begin = x(panel.shade_from)
         yield _path(f"M{begin} {top}H{x(panel.ticks[-1])}V{floor}H{begin}z", "shade")
     for value in ticks(y):
         yield _path(f"M{LEFT} {y(value)}H{right}", "grid")
         yield _text(_tick(value, y), LEFT - 6, y(value) + 4, "end")
+        if panel.right_label:
+            yield _text(panel.right_name(value), right + 6, y(value) + 4, "start")
     yield _path(f"M{LEFT} {floor}H{right}", "axis")
     values: Sequence[float] = panel.ticks[:: -(-len(panel.ticks) // TICKS)] if panel.ticks else ticks(x)
     for value in values:
@@ -180,6 +187,8 @@ def _axes(panel: Panel, x: Scale, y: Scale) -> Iterator[Html]:
     for row, text in enumerate(panel.x_label.split("\n")):
         yield _text(text, (LEFT + right) / 2, HEIGHT - 6 + row * LINE, "middle", "faint")
     yield _text(" ".join(panel.y_label.split("\n")), 0, LINE, "start", "faint")
+    if panel.right_label:
+        yield _text(panel.right_label, WIDTH, LINE, "end", "faint")
 
 
 def _tick(value: float, scale: Scale) -> str:
@@ -208,9 +217,9 @@ def _line(line: Line, panel: Panel, x: Scale, y: Scale) -> Iterator[Html]:
     yield from (_marker(line.style, point) for point in points if line.style.marker)
 
 
-def _level(level: Level, y: Scale) -> Html:
+def _level(level: Level, y: Scale, right: float) -> Html:
     stroke, at = _color(level.style), y(level.y)
-    line = _path(f"M{LEFT} {at}H{WIDTH - RIGHT}", None, stroke=stroke, stroke_dasharray=_dashes(level.style.dashes))
+    line = _path(f"M{LEFT} {at}H{right}", None, stroke=stroke, stroke_dasharray=_dashes(level.style.dashes))
     return join([line, _text(level.text, LEFT + 4, at - 4, "start", "faint")] if level.text else [line])
 
 

@@ -17,7 +17,6 @@ from lmlong.data.data_module import DATA_MODULES
 from lmlong.data.token_dataset import prepare
 from lmlong.errors import UsageError
 from lmlong.evaluation.masked import measure_masked
-from lmlong.evaluation.perplexity import validation_text
 from lmlong.inference.loading import load, open_run
 from lmlong.recipe import Recipe, file
 
@@ -61,7 +60,7 @@ def invoke(*words: object) -> tuple[str, Exception | None]:
 def test_the_perplexity_is_that_of_the_hidden_tokens_of_validation(encoder: Path) -> None:
     trained = open_run(encoder, "cpu")
     recipe: Recipe = trained.recipe
-    nats, counts = [], []
+    nats, counts, all_hidden = [], [], []
     for batch in DATA_MODULES["masked"](recipe, prepare(recipe.text, trained.tokenizer)).validation():
         tokens, targets, padding = map(torch.from_numpy, batch)
         for row in range(len(tokens)):
@@ -71,9 +70,13 @@ def test_the_perplexity_is_that_of_the_hidden_tokens_of_validation(encoder: Path
             lost = torch.nn.functional.cross_entropy(logits[0, hidden], targets[row, seen][hidden], reduction="sum")
             nats.append(float(lost))
             counts.append(int(hidden.sum()))
-    report = measure_masked("tiny", trained, validation_text(trained))
+            all_hidden += targets[row, seen][hidden].tolist()
+    report = measure_masked("tiny", trained)
     assert report.sums.totals.nats == pytest.approx(sum(nats), rel=1e-5)
     assert report.sums.totals.tokens == sum(counts)
+    letters = (encoder.parent / "train.txt").read_text()
+    shares = [(letters.count(chr(token)) + 1) / (len(letters) + 256) for token in all_hidden]
+    assert report.unigram == pytest.approx(math.exp(-np.log(shares).mean()))
     if recipe.text.rows == "documents":
         assert report.sums.documents == 5
     else:
@@ -92,10 +95,13 @@ def test_eval_shows_it_as_a_line_and_as_json(encoder: Path, tmp_path: Path) -> N
     assert found["perplexity"] == pytest.approx(math.exp(found["nats_per_token"]))
     title, columns, line = output.splitlines()
     assert title == "prediction of hidden tokens, precision 32" and len(columns) <= 80
-    assert f"{found['perplexity']:.3f}" in line and f"{found['hidden_tokens']:,}" in line
+    assert f"{found['perplexity']:.3f} " in line and f" {found['unigram_perplexity']:.3f} " in line
+    assert f"{found['hidden_tokens']:,}" in line
     assert len(line.removesuffix(found["name"])) <= 80
     output, error = invoke("eval", encoder, encoder, "--data", tmp_path / "train.txt", "--tokens", 64, "--json", "-")
-    assert error is None and [run["hidden_share"] for run in json.loads(output)["runs"]] == [0.15, 0.15]
+    assert error is None
+    runs = json.loads(output)["runs"]
+    assert [(run["hidden_share"], run["unigram_perplexity"]) for run in runs] == [(0.15, None), (0.15, None)]
 
 
 @pytest.mark.parametrize("encoder", ["windows"], indirect=True)

@@ -131,6 +131,16 @@ def test_the_plot_has_a_panel_for_each_view_with_a_line_for_each_run() -> None:
     assert len(panels(SECOND)) == 1
 
 
+def test_the_right_axis_names_the_perplexity_where_all_runs_read_the_same_tokens() -> None:
+    context, position = panels(LINEAR, SECOND)
+    assert context.right_label == "perplexity" and not position.right_label
+    for line, report in zip(context.lines, (LINEAR, SECOND), strict=True):
+        names = [context.right_name(bits) for bits in line.y]
+        assert names == [f"{point.sums.totals.perplexity:.2f}" for point in report.context]
+    fewer = dataclasses.replace(SECOND, context=[AtLength(256, sums(2.0, 2.1, tokens=900), 1.0)])
+    assert not panels(LINEAR, fewer)[0].right_label
+
+
 def test_bands_are_two_standard_errors_wide_on_either_side() -> None:
     context, position = panels(LINEAR, SECOND)
     line, (first, last) = context.lines[0], LINEAR.context

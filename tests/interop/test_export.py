@@ -254,6 +254,19 @@ def test_its_defaults_write_no_loop(tmp_path: Path, transformers: Any) -> None:
 
 
 @pytest.mark.interop
+def test_what_takes_a_state_back_is_refused(transformers: Any, export: Callable[[str], Export]) -> None:
+    model = transformers.AutoModelForCausalLM.from_pretrained(export("elu").folder, trust_remote_code=True)
+    prompt = torch.tensor([[1, 2, 1, 2, 1]])
+    with pytest.raises(ValueError, match="assisted generation is not supported"):
+        model.generate(prompt, max_new_tokens=2, prompt_lookup_num_tokens=2)
+    state = model.generate(prompt, max_new_tokens=2, return_dict_in_generate=True)
+    cache = state.get("cache", state.get("past_key_values"))
+    assert not cache.is_croppable
+    with pytest.raises(ValueError, match="Read the shorter text from its beginning"):
+        cache.crop(-1)
+
+
+@pytest.mark.interop
 def test_its_loop_penalty_is_that_of_lmlong(transformers: Any, export: Callable[[str], Export]) -> None:
     folder = export("elu").folder
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)

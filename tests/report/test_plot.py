@@ -83,6 +83,19 @@ def test_of_many_ticks_every_second_is_named() -> None:
     assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "4", "16", "64", "256"]
 
 
+def test_the_right_end_names_the_same_ticks() -> None:
+    line = Line("a", [1, 2], [2.0, 8.0], style(0))
+    drawn = draw(
+        Figure([[Panel([line], y_label="bits", right_label="double", right_name=lambda y: f"{2 * y:g}")]], (4, 4))
+    )
+    drawn.draw_without_rendering()
+    (axes,) = drawn.axes
+    (right,) = axes.child_axes
+    assert right.get_ylabel() == "double" and right.get_yticks().tolist() == axes.get_yticks().tolist()
+    names = [label.get_text() for label in right.get_yticklabels()]
+    assert names == [f"{2 * y:g}" for y in axes.get_yticks()]
+
+
 def test_a_log_axis_is_named_in_full() -> None:
     line = Line("a", [1, 2], [900.0, 6000.0], style(0))
     drawn = draw(Figure([[Panel([line], ticks=[1, 2], y_scale="log 1-2-5")]], (4, 4)))

@@ -50,6 +50,18 @@ def test_points_stand_where_the_scale_puts_them() -> None:
     assert [float(number) for number in re.findall(r"[\d.]+", path)] == [LEFT, HEIGHT - BOTTOM, WIDTH - RIGHT, TOP]
 
 
+def test_the_right_end_names_the_same_ticks() -> None:
+    line = Line("a", [0, 10], [0.0, 10.0], style(0)._replace(marker=None))
+    panel = Panel([line], y_label="bits", y_range=(0, 10), right_label="double", right_name=lambda y: f"is {2 * y:g}")
+    drawn = chart(panel).split("role=")[1]
+    left = dict(re.findall(r'y="([\d.]+)" text-anchor="end">(\d+)<', drawn))
+    right = dict(re.findall(r'y="([\d.]+)" text-anchor="start">is (\d+)<', drawn))
+    assert len(left) == 6 and right == {y: str(2 * int(name)) for y, name in left.items()}
+    (path,) = re.findall(r'd="([^"]*)" class="line"', drawn)
+    assert max(float(number) for number in re.findall(r"[\d.]+", path)[::2]) == WIDTH - LEFT
+    assert ">double<" in drawn
+
+
 def test_the_texts_of_marks_stand_above_the_lines() -> None:
     line = Line("a", [1, 4], [0.0, 10.0], style(0)._replace(marker=None))
     marks = [Mark(1, "trained at 512"), Mark(2, "trained at 2k"), Mark(4, "trained at 4k")]

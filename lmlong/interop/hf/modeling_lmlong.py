@@ -46,6 +46,8 @@ class LmlongConfig(PreTrainedConfig):
 class StateCache(Cache):
     """The state after the tokens so far, of all layers."""
 
+    is_croppable = False
+
     def __init__(self) -> None:
         super().__init__(layers=[])
         self.state: ModelState | None = None
@@ -67,7 +69,7 @@ class StateCache(Cache):
         self.state = map_state(lambda x: x.repeat_interleave(repeats, dim=0), self.state)
 
     def crop(self, *_: Any) -> None:
-        raise NotImplementedError("A state cannot go back by a token.")
+        raise ValueError("A state cannot go back by a token. Read the shorter text from its beginning.")
 
 
 class LoopPenalty(LogitsProcessor):
