@@ -13,6 +13,7 @@ from types import FrameType
 
 import uvicorn
 from starlette.applications import Starlette
+from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import HANDLED_SIGNALS
 
 from lmlong.errors import UsageError
@@ -20,8 +21,8 @@ from lmlong.errors import UsageError
 LONGEST_HEAD = 32 << 10
 """Maximum bytes of the head of a request."""
 
-OTHER_FILES = 128
-"""Open files reserved for sessions, libraries and pipes."""
+OTHER_FILES, BACKLOG = 128, 64
+"""Open files reserved for sessions, libraries and pipes, and connections that are accepted at once."""
 
 KEEP_ALIVE = 20
 """Seconds after a response in which a connection waits for the next request."""
@@ -74,6 +75,16 @@ def most_connections() -> int | None:
     return None  # sockets are not files on Windows
 
 
+class Connection(H11Protocol):
+    """A connection of a client, which is closed at once if there are too many: each is an open file, and a process that
+    has no more of those accepts none."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if self.limit_concurrency is not None and len(self.connections) > self.limit_concurrency:
+            transport.abort()
+
+
 class Server(uvicorn.Server):
     """A server that stops on SIGINT or SIGTERM: it refuses new requests, gives running ones `grace` seconds to finish,
     and ends the rest. A second signal stops it immediately."""
@@ -88,7 +99,8 @@ class Server(uvicorn.Server):
         """`on_start` is called once the server listens."""
         config = uvicorn.Config(
             app,
-            http="h11",
+            http=Connection,
+            backlog=BACKLOG,
             h11_max_incomplete_event_size=LONGEST_HEAD,
             limit_concurrency=most_connections(),
             timeout_keep_alive=KEEP_ALIVE,

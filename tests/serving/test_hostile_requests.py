@@ -137,9 +137,14 @@ def test_a_body_has_a_time_limit(trained: TrainedLanguageModel) -> None:
 def test_too_many_connections_are_turned_away(trained: TrainedLanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lmlong.serving.server.most_connections", lambda: 3)
     with served(trained) as server, ExitStack() as opened:
-        for _ in range(3):
-            opened.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+        address = ("127.0.0.1", server.port)
+        for _ in range(2):
+            opened.enter_context(socket.create_connection(address))
         until(lambda: httpx.get(f"{server.url}/health").status_code == 503)
+        opened.enter_context(socket.create_connection(address))
+        fourth = opened.enter_context(socket.create_connection(address, timeout=20))
+        with suppress(ConnectionResetError):
+            assert fourth.recv(1) == b""
         opened.close()
         until(lambda: httpx.get(f"{server.url}/health").status_code == 200)
 

@@ -2,8 +2,8 @@
 
 The modules of lmlong see an `os` of Windows, without fork, user ids, pread and the like, which opens no folder and
 flushes no file that is open for reading; a `signal` without SIGHUP, a `select` without poll; no fcntl, resource, pwd
-and grp, but an msvcrt. For all modules there are no symbolic links, no file is removed or renamed while it is open or
-mapped, and text is written in cp1252 with \\r\\n unless it is asked otherwise.
+and grp. For all modules there are no symbolic links, no file is removed or renamed while it is open or mapped, and text
+is written in cp1252 with \\r\\n unless it is asked otherwise.
 """
 
 import builtins
