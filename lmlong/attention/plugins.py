@@ -66,12 +66,6 @@ def unload_plugin(name: str | Path) -> None:
         del FEATURE_MAP_KINDS[feature_map], feature_map_registry.FEATURE_MAPS[feature_map]
 
 
-def plugin_hashes(attention: recipe.Attention) -> dict[str, str]:
-    """Return the hashes of the plug-ins that an attention uses, so that results of different versions are kept
-    apart."""
-    return {f"plug-in {name}": LOADED[name].sha256 for name in plugins_needed(attention.model_dump())}
-
-
 def _load_file(word: str) -> Plugin:
     path = _absolute(word)
     try:

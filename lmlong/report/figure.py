@@ -32,7 +32,6 @@ class Style(NamedTuple):
     dashes: Dashes = "-"
     marker: str | None = None
     marker_size: float = 7
-    hollow: bool = False
 
 
 def style(number: int) -> Style:

@@ -151,10 +151,8 @@ def _color(style: Style) -> Any:
 
 
 def _marker(style: Style) -> dict[str, Any]:
-    """Return the options of matplotlib for a filled or a hollow marker."""
-    color = _color(style)
-    face, edge = ("white", color) if style.hollow else (color, "white")
-    return {"markersize": style.marker_size, "markerfacecolor": face, "markeredgecolor": edge}
+    """Return the options of matplotlib for a marker."""
+    return {"markersize": style.marker_size, "markerfacecolor": _color(style), "markeredgecolor": "white"}
 
 
 def _stack(texts: Sequence[Annotation]) -> None:

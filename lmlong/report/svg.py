@@ -224,9 +224,7 @@ def _level(level: Level, y: Scale, right: float) -> Html:
 
 
 def _marker(style: Style, at: str) -> Html:
-    color = _color(style)
-    looks = {"class_": "hollow", "stroke": color} if style.hollow else {"fill": color}
-    return element("path", d=MARKERS[style.marker or "o"], transform=f"translate({at})", **looks)
+    return element("path", d=MARKERS[style.marker or "o"], transform=f"translate({at})", fill=_color(style))
 
 
 def _key(label: str, style: Style) -> Html:
