@@ -21,8 +21,8 @@ from lmlong.errors import UsageError
 LONGEST_HEAD = 32 << 10
 """Maximum bytes of the head of a request."""
 
-OTHER_FILES, BACKLOG = 128, 64
-"""Open files reserved for sessions, libraries and pipes, and connections that are accepted at once."""
+OTHER_FILES = 128
+"""Open files reserved for sessions, libraries and pipes."""
 
 KEEP_ALIVE = 20
 """Seconds after a response in which a connection waits for the next request."""
@@ -65,14 +65,17 @@ def prepare_process() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection is an open file
 
 
-def most_connections() -> int | None:
-    """Return how many connections there may be: the files that this process may open, without those reserved."""
+def connection_limits() -> tuple[int, int]:
+    """Return how many connections there may be, each of which is an open file, and how many may wait until they are
+    accepted, which happens at once."""
+    files = 1 << 16  # sockets are not files on Windows
     with suppress(ImportError, OSError):
         import resource
 
-        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        return None if files == resource.RLIM_INFINITY else max(16, files - OTHER_FILES)
-    return None  # sockets are not files on Windows
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        files = files if most == resource.RLIM_INFINITY else most
+    backlog = min(512, files // 4)
+    return max(16, files - backlog - OTHER_FILES), backlog
 
 
 class Connection(H11Protocol):
@@ -97,12 +100,13 @@ class Server(uvicorn.Server):
         on_start: Callable[[], None],
     ):
         """`on_start` is called once the server listens."""
+        most, backlog = connection_limits()
         config = uvicorn.Config(
             app,
             http=Connection,
-            backlog=BACKLOG,
             h11_max_incomplete_event_size=LONGEST_HEAD,
-            limit_concurrency=most_connections(),
+            limit_concurrency=most,
+            backlog=backlog,
             timeout_keep_alive=KEEP_ALIVE,
             ws="none",
             lifespan="on",

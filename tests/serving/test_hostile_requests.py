@@ -135,7 +135,7 @@ def test_a_body_has_a_time_limit(trained: TrainedLanguageModel) -> None:
 
 
 def test_too_many_connections_are_turned_away(trained: TrainedLanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lmlong.serving.server.most_connections", lambda: 3)
+    monkeypatch.setattr("lmlong.serving.server.connection_limits", lambda: (3, 16))
     with served(trained) as server, ExitStack() as opened:
         address = ("127.0.0.1", server.port)
         for _ in range(2):
