@@ -17,14 +17,13 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from lmlong import recipe
 from lmlong.attention import feature_map_registry, registry
 from lmlong.attention.base import CausalAttention
 from lmlong.attention.feature_maps import FeatureMap
 from lmlong.attention.plugin_checks import check_class, check_name, explain, file_of, options_of, problem_of
 from lmlong.errors import LmlongError, UsageError, nearest
 from lmlong.io.files import read_ordinary
-from lmlong.recipe.kinds import ATTENTION_KINDS, FEATURE_MAP_KINDS, AttentionInfo, FeatureMapInfo, plugins_needed
+from lmlong.recipe.kinds import ATTENTION_KINDS, FEATURE_MAP_KINDS, AttentionInfo, FeatureMapInfo
 from lmlong.recipe.paths import is_file
 
 ATTENTIONS, FEATURE_MAPS = "ATTENTIONS", "FEATURE_MAPS"
