@@ -98,7 +98,7 @@ def _on_hub(url: str, column: str, named: set[Path]) -> Iterator[Path | Skipped]
             read.append(name)
     found.download(read)
     paths = list(map(found.local, read))
-    if found.where.path in read:
+    if found.where.path_in_repo in read:
         named.update(paths)
     yield from paths
 

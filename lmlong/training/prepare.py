@@ -11,7 +11,7 @@ from torch import nn
 
 from lmlong.checkpoint import manifest, read
 from lmlong.data.data_module import DATA_MODULES, DataModule
-from lmlong.data.hub_path import with_commits
+from lmlong.data.hub import with_commits
 from lmlong.data.token_dataset import TokenDataset, prepare
 from lmlong.errors import UsageError
 from lmlong.model.base import TextModel

@@ -20,7 +20,7 @@ from typing import Any
 
 from lmlong.checkpoint import manifest, read, write
 from lmlong.checkpoint.location import checkpoints_in, step_of
-from lmlong.data.hub_path import with_commits
+from lmlong.data.hub import with_commits
 from lmlong.errors import CheckpointError, UsageError
 from lmlong.io.files import atomic_write
 from lmlong.recipe import Recipe

@@ -14,8 +14,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import pytest
 from huggingface_hub import constants
 
-from lmlong.data import hub
-from lmlong.data.hub_path import COMMITS
+from lmlong.data.hub import COMMITS
 
 NAME = "owner/set"
 URL = f"hf://datasets/{NAME}"
@@ -85,7 +84,6 @@ def connect(url: str, cache: Path, patch: pytest.MonkeyPatch) -> None:
 def forget(patch: pytest.MonkeyPatch) -> None:
     """Forget what this process knows of the hub, as a new process would."""
     patch.setenv(COMMITS, "{}")
-    hub._tree.cache_clear()
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -138,7 +136,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def _tree(self, files: Mapping[str, bytes], folder: str, query: Mapping[str, list[str]]) -> None:
-        inside = [name for name in sorted(files) if not folder or name.startswith(f"{folder}/")]
+        folders = {str(path) for name in files for path in PurePosixPath(name).parents} - {"."}
+        inside = [name for name in sorted(folders | files.keys()) if not folder or name.startswith(f"{folder}/")]
         if not inside:
             return self._error(404, "EntryNotFound")
         if query.get("recursive", ["False"])[0].lower() != "true":
@@ -146,6 +145,8 @@ class _Handler(BaseHTTPRequestHandler):
         start = int(query.get("cursor", ["0"])[0])
         entries = [
             {"type": "file", "path": self.state.listed.get(name, name), "size": len(files[name]), "oid": "0" * 40}
+            if name in files
+            else {"type": "directory", "path": name, "size": 0, "oid": "0" * 40}
             for name in inside[start : start + PAGE]
         ]
         query_again = f"recursive={query.get('recursive', ['False'])[0]}&cursor={start + PAGE}"
