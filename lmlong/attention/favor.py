@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 
 from lmlong.attention.feature_maps import RMS_EPS, FeatureMap
-from lmlong.native.spec import NativeSpec
 from lmlong.recipe.kinds import FEATURE_MAP_KINDS
 
 Norms = Literal["chi", "fixed", "quantile"]
@@ -105,13 +104,13 @@ class Favor(FeatureMap):
             self.projection.to(like).norm(dim=-1).amax(-1)[:, None, None] * length - self.LARGEST_EXPONENT
         ).relu()
 
-    def native_spec(self) -> NativeSpec:
+    def native_constants(self) -> Tensor:
+        """Return what native code needs besides the projection, (H, 1, 3): the scale of normalized vectors, half the
+        squared length of keys, and the offset of their exponents."""
         wide = self.projection.to(torch.promote_types(self.projection.dtype, torch.float32))
         length, too_large = self.bounds(wide)
         scale = self.gain(wide) * wide.shape[-1] ** -0.25
-        constants = torch.cat([scale, length.square() / 2, too_large], dim=-1)
-        weights = {"query_projection": self.projection, "constants": constants}
-        return NativeSpec("favor", {"inner": self.projection.shape[1]}, weights, sources=(self.raw_gain,))
+        return torch.cat([scale, length.square() / 2, too_large], dim=-1)
 
     def _of_one_length(self, x: Tensor) -> Tensor:
         """Return x (B, H, T, D) normalized to mean square 1, times the gain and D^(-1/4), in at least float32."""

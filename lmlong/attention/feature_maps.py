@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import rms_norm
 
-from lmlong.native.spec import NativeSpec
 from lmlong.recipe.kinds import FEATURE_MAP_KINDS
 
 RMS_EPS = 1e-6
@@ -57,9 +56,6 @@ class Elu(FeatureMap):
     def query(self, q: Tensor) -> Tensor:
         return _EluPlusOne.apply(q)
 
-    def native_spec(self) -> NativeSpec:
-        return NativeSpec("elu")
-
 
 class _EluPlusOne(torch.autograd.Function):
     """exp of the negative part, which is its own gradient, plus the positive part and the floor.
@@ -89,9 +85,6 @@ class Relu(FeatureMap):
     def query(self, q: Tensor) -> Tensor:
         return torch.relu(q) + self.FLOOR
 
-    def native_spec(self) -> NativeSpec:
-        return NativeSpec("relu")
-
 
 class Cosine(FeatureMap):
     """[1, c x / |x|]: sim is 1 + c^2 cos(q, k), softmax to first order, kept positive by unit norms (Su 2020)."""
@@ -113,9 +106,6 @@ class Cosine(FeatureMap):
         direction = (self.SHRINK * x32 / length).to(q.dtype)
         return torch.cat([torch.ones_like(direction[..., :1]), direction], dim=-1)
 
-    def native_spec(self) -> NativeSpec:
-        return NativeSpec("cosine")
-
 
 class Softmax(FeatureMap):
     """Softmax over the features of each token, for queries and keys, the causal form of Shen et al. 2018. A floor is
@@ -125,9 +115,6 @@ class Softmax(FeatureMap):
 
     def query(self, q: Tensor) -> Tensor:
         return q.softmax(-1).to(q.dtype) + self.FLOOR
-
-    def native_spec(self) -> NativeSpec:
-        return NativeSpec("softmax")
 
 
 class Hedgehog(FeatureMap):
@@ -150,10 +137,6 @@ class Hedgehog(FeatureMap):
 
     def key(self, k: Tensor) -> Tensor:
         return self._expand(k, self.key_projection)
-
-    def native_spec(self) -> NativeSpec:
-        weights = {"query_projection": self.query_projection.mT, "key_projection": self.key_projection.mT}
-        return NativeSpec("hedgehog", weights=weights)
 
     def _expand(self, x: Tensor, weight: Tensor) -> Tensor:
         x = x @ weight.to(x.dtype)
@@ -187,11 +170,6 @@ class Taylor(FeatureMap):
 
     def key(self, k: Tensor) -> Tensor:
         return self._expand(k, self.key_projection)
-
-    def native_spec(self) -> NativeSpec:
-        projections = {"query_projection": self.query_projection, "key_projection": self.key_projection}
-        weights = {name: weight.mT for name, weight in projections.items() if weight is not None}
-        return NativeSpec("taylor", {"inner": self.inner}, weights)
 
     def _expand(self, x: Tensor, weight: Tensor | None) -> Tensor:
         x = x if weight is None else x @ weight.to(x.dtype)

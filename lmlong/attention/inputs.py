@@ -14,8 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
-from lmlong.native.spec import NativeSpec
-
 MIN_LOG_DECAY = -20.0
 """Lower bound of log decays: a gate keeps at least exp(-20) of the state, so that sums of log decays stay exact."""
 
@@ -88,11 +86,6 @@ class GateProjection(nn.Module):
                 x = x @ self.down.to(x.dtype).mT
             gates = self.gate.activate(x @ self.weight.to(x.dtype).mT + self.bias.to(x.dtype))
         return gates.mT if self.gate.start.ndim == 1 else gates.unflatten(-1, self.gate.start.shape).transpose(1, 2)
-
-    def native_spec(self) -> NativeSpec:
-        return NativeSpec(
-            "gate", {"activation": self.gate.activation}, {"down": self.down, "weight": self.weight, "bias": self.bias}
-        )
 
 
 def last_tokens(tokens: Tensor, past: Tensor, in_document: Tensor) -> Tensor:

@@ -20,7 +20,6 @@ from lmlong.model.loss import TeacherOutput, chunked_cross_entropy, in_float32, 
 from lmlong.model.ngram_embedding import tables_of
 from lmlong.model.quantization import GroupFormat, WeightFormat
 from lmlong.model.short_conv import ShortConvolution
-from lmlong.native.spec import NativeSpec, NoNativeForm
 
 EMBEDDING_STD = 0.02
 
@@ -75,11 +74,6 @@ class LMHead(FollowsPolicy):
         """Return logits (..., V), in at least float32."""
         return logits_in_float32(hidden, self.matrix(hidden.dtype))
 
-    def native_spec(self) -> NativeSpec:
-        if self.rounding is not None:
-            raise NoNativeForm(self, f"computes with its weight rounded to {self.rounding}")
-        return NativeSpec("lm_head", parts={"matrix": self.output})
-
 
 class QuantizedLMHead(LMHead):
     """The output layer with a quantized copy of its weight."""
@@ -98,9 +92,6 @@ class QuantizedLMHead(LMHead):
 
     def matrix(self, dtype: torch.dtype) -> Tensor:
         return self.quantized[0].dequantized(dtype)
-
-    def native_spec(self) -> NativeSpec:
-        return NativeSpec("lm_head", parts={"matrix": self.quantized[0]})
 
 
 class TextModel(FollowsPolicy, ABC):

@@ -20,10 +20,9 @@ from lmlong.attention.registry import CAUSAL
 from lmlong.errors import UsageError
 from lmlong.model.compiling import compiled
 from lmlong.model.layers import Linear, RMSNorm, StackedLinear, SwiGLU
-from lmlong.model.rope import apply_rope, rope_frequencies
+from lmlong.model.rope import apply_rope
 from lmlong.model.sequence_group import SequencePart
 from lmlong.model.short_conv import ShortConvolution
-from lmlong.native.spec import NativeSpec
 
 
 class Positions(NamedTuple):
@@ -148,30 +147,6 @@ class Mixer(nn.Module):
                 inputs[name] = declared.make(positions.last_tokens[..., -declared.size :])
         return inputs
 
-    def native_spec(self) -> NativeSpec:
-        options = {
-            "heads": self.heads,
-            "kv_heads": self.kv_heads,
-            "head_dim": self.attention.head_dim,
-            "value_dim": self.attention.value_dim,
-            "uses_rope": self.uses_rope,
-            "frequencies": rope_frequencies(self.attention.head_dim, self.rope) if self.rotates else None,
-            "gated": self.gate_width > 0,
-            "has_keys": self.attention.has_keys,
-            "gates": tuple(name for name, gate in self.attention.inputs.items() if isinstance(gate, Gate)),
-        }
-        gates = [getattr(self, gate.name) for gate in self.attention.inputs.values() if isinstance(gate, Gate)]
-        parts = {
-            "norm": self.norm,
-            "in_proj": self.in_proj,
-            "convolution": self.convolution,
-            "attention": self.attention,
-            "gates": gates,
-            "head_norm": self.head_norm,
-            "out_proj": self.out_proj,
-        }
-        return NativeSpec("mixer", options, parts=parts)
-
     @property
     def rotates(self) -> bool:
         """Whether any part of the attention uses queries and keys with rotary positions."""
@@ -237,9 +212,6 @@ class Block(ResidualBlock):
             x = self.add(x, mixed)
             after.append(state)
         return self.add(x, self.mlp(x)), tuple(after)
-
-    def native_spec(self) -> NativeSpec:
-        return NativeSpec("block", parts={"mixer": self.mixer, "ngram": self.ngram, "mlp": self.mlp})
 
 
 def with_states(blocks: Iterable[Block], states: BlockStates) -> Iterator[tuple[Block, BlockStates]]:

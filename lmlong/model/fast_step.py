@@ -14,9 +14,9 @@ from lmlong.model.graph_step import GraphStep
 from lmlong.model.language_model import DecodeStep, LanguageModel, ModelState
 from lmlong.model.layers import GroupedLinear
 from lmlong.model.native_step import NativeStep
+from lmlong.model.packed_model import PackedModel, packed_for_decoding
 from lmlong.native.build import find_compiler, missing_code
-from lmlong.native.decode.pack import PackedModel, packed_for_decoding
-from lmlong.native.spec import NoNativeForm
+from lmlong.native.decode.packer import NoNativeForm
 from lmlong.native.state import map_state, state_tensors
 
 TRIAL_PROMPT, TRIAL_STEPS = 16, 3

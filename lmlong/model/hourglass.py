@@ -20,7 +20,6 @@ from lmlong.model.block import Block, BlockStates, Positions, run_blocks
 from lmlong.model.layers import Linear, RMSNorm
 from lmlong.model.rope import document_positions
 from lmlong.model.state import concat_states, state_row, where_state
-from lmlong.native.spec import NativeSpec
 
 
 class HourglassState(NamedTuple):
@@ -153,10 +152,6 @@ class Hourglass(BlockPooling):
             rows = torch.arange(len(x), device=x.device)
             spread, last = upsampled[rows[:, None], slots.of_token], upsampled[rows, slots.of_token[:, -1]]
         return x + self._after_first_block(spread, positions), HourglassState(tail, last), after
-
-    def native_spec(self) -> NativeSpec:
-        parts = {"convolution": self.convolution, "norm": self.norm, "out_proj": self.out_proj}
-        return NativeSpec("hourglass", {"factor": self.factor, "pooling": self.kind}, parts=parts)
 
     def _after_first_block(self, upsampled: Tensor, positions: Positions) -> Tensor:
         """Zero the outputs for tokens before the first full block of their document: they are of another document."""

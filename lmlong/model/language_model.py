@@ -5,7 +5,7 @@ B batch, T time, V vocabulary.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +31,6 @@ from lmlong.model.quantized_model import QuantizableModel
 from lmlong.model.rope import document_positions
 from lmlong.model.segments import Segment, checkpointed_loss, segmented_loss
 from lmlong.model.sequence_group import SequenceGroup, SequencePart
-from lmlong.native.spec import NativeSpec
 from lmlong.recipe.kinds import why_state_grows
 
 PIECE = 4096
@@ -385,19 +384,3 @@ class LanguageModel(AttentionLayers, QuantizableModel):
         super().compile_blocks()
         for attention in self.attention_parts:
             attention.compiled = True
-
-    def native_spec(self) -> NativeSpec:
-        options = {
-            "embedding_scale": self.embedding_scale,
-            "downsampled_layers": self.downsampled_layers,
-            "past_tokens": self.past_tokens,
-        }
-        parts: dict[str, Any] = {
-            "embedding": self.embedding,
-            "ngram_embedding": self.ngram_embedding,
-            "blocks": tuple(self.blocks),
-            "hourglass": self.hourglass,
-            "norm": self.norm,
-            "lm_head": self.lm_head,
-        }
-        return NativeSpec("language_model", options, parts=parts)

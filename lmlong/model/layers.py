@@ -15,7 +15,6 @@ from lmlong.model.products import linear
 from lmlong.model.quantization import GroupFormat, WeightFormat, quantized
 from lmlong.model.weight_panels import multiply, pack, unpack
 from lmlong.native.grouped import kernel
-from lmlong.native.spec import NativeSpec, NoNativeForm
 
 
 class RMSNorm(nn.Module):
@@ -28,9 +27,6 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return rms_norm(x, x.shape[-1:], eps=self.epsilon) * self.weight
-
-    def native_spec(self) -> NativeSpec:
-        return NativeSpec("rms_norm", {"epsilon": self.epsilon}, {"weight": self.weight})
 
 
 class Linear(nn.Linear):
@@ -45,11 +41,6 @@ class Linear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, rounded_weight(self.weight, self.rounding))
 
-    def native_spec(self) -> NativeSpec:
-        if self.rounding is not None:
-            raise NoNativeForm(self, f"computes with its weight rounded to {self.rounding}")
-        return NativeSpec("matrix", weights={"weight": self.weight})
-
 
 class StackedLinear(Linear):
     """Linear maps of the same input, computed as one matrix product; Muon treats each matrix separately."""
@@ -57,9 +48,6 @@ class StackedLinear(Linear):
     def __init__(self, width: int, heights: Sequence[int]):
         super().__init__(width, sum(heights))
         self.heights = [height for height in heights if height]
-
-    def native_spec(self) -> NativeSpec:
-        return super().native_spec()
 
 
 class SwiGLU(nn.Module):
@@ -75,9 +63,6 @@ class SwiGLU(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         gate, value = self.in_proj(self.norm(x)).chunk(2, dim=-1)
         return self.out_proj(silu(gate) * value)
-
-    def native_spec(self) -> NativeSpec:
-        return NativeSpec("swiglu", parts={"norm": self.norm, "in_proj": self.in_proj, "out_proj": self.out_proj})
 
 
 class BFloat16Linear(nn.Module):
@@ -96,9 +81,6 @@ class BFloat16Linear(nn.Module):
     def dequantized(self, dtype: torch.dtype) -> Tensor:
         """Return the weight in `dtype`, as products use it."""
         return self.weight.to(dtype)
-
-    def native_spec(self) -> NativeSpec:
-        return NativeSpec("matrix", weights={"weight": self.weight})
 
 
 class GroupedLinear(nn.Module):
@@ -121,10 +103,6 @@ class GroupedLinear(nn.Module):
     def dequantized(self, dtype: torch.dtype) -> Tensor:
         """Return the weight in `dtype`."""
         return unpack(self.panels, self.outputs, self.inputs, self.format).dequantized(dtype)
-
-    def native_spec(self) -> NativeSpec:
-        options = {"format": self.format, "outputs": self.outputs, "inputs": self.inputs}
-        return NativeSpec("matrix", options, {"weight": self.panels})
 
 
 QuantizedLinear = BFloat16Linear | GroupedLinear

@@ -17,10 +17,10 @@ from lmlong.attention.registry import native_kinds
 from lmlong.model.block import BlockState
 from lmlong.model.hourglass import BlockPhase
 from lmlong.model.language_model import ModelState
+from lmlong.model.packed_model import PackedModel
 from lmlong.native.build import NativeLibrary
 from lmlong.native.decode import step
 from lmlong.native.decode.kind import DecodeKind, native
-from lmlong.native.decode.pack import PackedModel
 from lmlong.native.decode.step import Integers, States
 from lmlong.native.source import NativeCode
 from lmlong.native.state import map_state
@@ -92,7 +92,7 @@ class NativeStep:
         consecutive: bool = False,
     ) -> tuple[Tensor, Tensor, bool]:
         return threads.run(
-            lambda workers: step.decode(self._functions, self._packed, *inputs, workers, separate, consecutive),
+            lambda workers: step.decode(self._functions, self._packed.model, *inputs, workers, separate, consecutive),
             torch.get_num_threads(),
         )
 

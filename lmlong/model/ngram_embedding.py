@@ -18,7 +18,6 @@ from torch.nn.functional import embedding, embedding_bag, pad
 from lmlong import recipe
 from lmlong.attention.ngram.hashing import NO_NGRAM, ngram_hashes, row_of
 from lmlong.model.layers import Linear
-from lmlong.native.spec import NativeSpec
 
 JOINED_AT = 1 << 17
 """Number of gradients of rows from which on those of the same row are summed, before the step needs their sum."""
@@ -111,10 +110,6 @@ class NgramEmbedding(nn.Module):
         if gradients is None or not (torch.is_grad_enabled() and self.projection.weight.requires_grad):
             return embedding(rows, self.table)
         return _Vectors.apply(self.projection.weight, rows, self.table, gradients)  # type: ignore[no-any-return]
-
-    def native_spec(self) -> NativeSpec:
-        options = {"orders": self.orders, "rows": self.rows}
-        return NativeSpec("ngram_embedding", options, {"table": self.table}, {"projection": self.projection})
 
     @contextmanager
     def collecting(self, gradients: RowGradients) -> Iterator[None]:

@@ -12,7 +12,6 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
 from lmlong.attention.device_policy import FollowsPolicy
-from lmlong.native.spec import NativeSpec
 
 CODED = 3
 """Tokens in the longest code."""
@@ -68,9 +67,6 @@ class ShortConvolution(FollowsPolicy):
             distance = torch.arange(self.width - 2, -1, -1, device=x.device)  # of the tail's tokens to the last one
             tail = tail * (positions[:, -1:] >= distance)[..., None]
         return y, tail
-
-    def native_spec(self) -> NativeSpec:
-        return NativeSpec("short_conv", {"width": self.width}, {"weight": self.weight})
 
     def _masked_taps(self, x: Tensor, weight: Tensor, positions: Tensor | None) -> Tensor:
         """Return the sum over taps of all tokens at once; with `positions`, over taps of the same document."""

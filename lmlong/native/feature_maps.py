@@ -1,4 +1,4 @@
-"""The feature maps of native code: the names that recipes use, in capitals."""
+"""The numbers of feature maps in native code."""
 
 from enum import IntEnum
 

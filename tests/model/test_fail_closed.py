@@ -63,14 +63,19 @@ def replace(part: str, name: str, value: Any) -> Callable[[LanguageModel], None]
     [
         (
             replace("blocks.0.mixer.attention", "feature_map", Steeper(8)),
-            r"blocks\.0\.mixer\.attention\.feature_map: Steeper declares no native form",
+            r"blocks\.0\.mixer\.attention\.feature_map: Steeper has no native form",
         ),
         (replace("norm", "forward", lambda x: x), r"norm: has a forward set on the instance"),
         (
             replace("blocks.0.mixer", "bias", nn.Parameter(torch.ones(16))),
             r"the model: has blocks\.0\.mixer\.bias, which is not supported",
         ),
-        (replace("blocks.0.mixer", "out_proj", nn.Linear(16, 16)), r"out_proj: declares bias, which is not supported"),
+        (replace("blocks.0.mixer", "out_proj", nn.Linear(16, 16)), r"out_proj: Linear has no native form"),
+        (
+            lambda model: model.norm.register_buffer("shift", torch.ones(16)),
+            r"the model: has norm\.shift, which is not supported",
+        ),
+        (replace("blocks.1.mlp", "adapter", nn.Identity()), r"blocks\.1\.mlp\.adapter: Identity has no native form"),
         (
             replace(
                 "blocks.0.mixer", "forget_gate", GateProjection(16, Gate("forget_gate", "sigmoid", torch.zeros(2)))
@@ -80,7 +85,7 @@ def replace(part: str, name: str, value: Any) -> Callable[[LanguageModel], None]
         (lambda model: model.blocks[1].mlp.register_forward_hook(lambda *_: None), r"blocks\.1\.mlp: has hooks"),
         (lambda model: model.double(), r"in torch\.float64; native code computes in float32"),
     ],
-    ids=["a subclass", "a forward", "a weight", "a bias", "a gate", "a hook", "float64"],
+    ids=["a subclass", "a forward", "a weight", "a bias", "a buffer", "a module", "a gate", "a hook", "float64"],
 )
 def test_what_native_code_does_not_know_is_left_to_torch(change: Any, reason: str) -> None:
     model = shaped(MODELS["mixed"])
@@ -93,7 +98,7 @@ def test_what_native_code_does_not_know_is_left_to_torch(change: Any, reason: st
 
 def test_an_attention_of_another_kind_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(CAUSAL, "window", lambda *sizes_and_options: TwoGates(*sizes_and_options[:3]))
-    assert "TwoGates declares no native form" in str(why_no_fast_step(shaped(MODELS["mixed"])))
+    assert "TwoGates has no native decode step" in str(why_no_fast_step(shaped(MODELS["mixed"])))
 
 
 FAULTS: dict[str, tuple[str, str, str, str]] = {

@@ -1,21 +1,24 @@
 """A kind of attention brings its own native decode step: the engine need not know it."""
 
-from collections.abc import Iterator
+import ctypes
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from machine import needs_compiler
 from model.test_native_step import shaped
+from torch import nn
 
 from lmlong.attention.registry import CAUSAL
-from lmlong.attention.softmax.decode import KEY_VALUES
+from lmlong.attention.softmax.layer import KEY_VALUES
 from lmlong.attention.window.layer import WEIGHTS, WindowAttention, WindowDecode
 from lmlong.model import native_step
 from lmlong.model.fast_step import make_fast_step, why_no_fast_step
 from lmlong.model.native_step import NativeStep
 from lmlong.native.build import MORE_FLAGS
+from lmlong.native.decode.packer import Packer
 from lmlong.native.decode.structures import structure
-from lmlong.native.spec import NativeSpec
 from lmlong.recipe import Attention
 
 pytestmark = needs_compiler
@@ -28,14 +31,14 @@ class OwnDecode(WindowDecode):
     weights = structure("OwnWindow::Weights", *WEIGHTS)
     state = structure("OwnWindow::State", *KEY_VALUES)
 
+    def pack(self, packer: Packer, attention: Any, gates: Mapping[str, nn.Module]) -> ctypes.Structure:
+        return self.weights(packer.known(attention, OwnWindow).window)
+
 
 class OwnWindow(WindowAttention):
     """A window by another name, with a header of its own."""
 
     native_decode = OwnDecode()
-
-    def native_spec(self) -> NativeSpec:
-        return super().native_spec()
 
 
 @pytest.fixture(autouse=True)

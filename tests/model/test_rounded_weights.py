@@ -8,10 +8,10 @@ from torch.nn.functional import linear
 from torch.testing import assert_close
 
 from lmlong import recipe
+from lmlong.model.fast_step import why_no_fast_step
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.layers import Linear, rounded_weight
 from lmlong.model.quantization import GroupFormat, quantized
-from lmlong.native.spec import NoNativeForm, spec_of
 
 TOKENS = torch.randint(40, (2, 48), generator=torch.Generator().manual_seed(0))
 FORMATS: tuple[GroupFormat, ...] = ("int4", "int8")
@@ -101,7 +101,9 @@ def test_rounding_a_rounded_matrix_changes_nothing(rounding: GroupFormat) -> Non
 
 def test_native_code_refuses_rounded_weights() -> None:
     model = build()
-    model.round_weights("int4")
-    for module in (model.lm_head, model.blocks[0].mixer.in_proj, model.blocks[0].mixer.out_proj):
-        with pytest.raises(NoNativeForm, match="rounded to int"):
-            spec_of(module)
+    for name in ("lm_head", "blocks.0.mixer.in_proj", "blocks.0.mixer.out_proj"):
+        module = model.get_submodule(name)
+        module.rounding = "int4"
+        assert why_no_fast_step(model) == f"{name}: computes with its weight rounded to int4."
+        module.rounding = None
+    assert why_no_fast_step(model) is None

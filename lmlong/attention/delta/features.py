@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from lmlong.attention.feature_maps import Elu, FeatureMap, Relu
-from lmlong.native.spec import NativeSpec
 
 TINY = 1e-6
 """Added to squared lengths, so that a vector much shorter than its square root stays short, and a zero key changes
@@ -23,9 +22,6 @@ class Silu(FeatureMap):
     def query(self, q: Tensor) -> Tensor:
         return silu(q)
 
-    def native_spec(self) -> NativeSpec:
-        return NativeSpec("silu")
-
 
 class UnitFeatures(FeatureMap):
     """The features of another map, scaled to length one."""
@@ -36,9 +32,6 @@ class UnitFeatures(FeatureMap):
 
     def query(self, q: Tensor) -> Tensor:
         return _unit(self.inner.query(q.to(torch.promote_types(q.dtype, torch.float32))))
-
-    def native_spec(self) -> NativeSpec:
-        return NativeSpec("unit", parts={"inner": self.inner})
 
 
 def _unit(x: Tensor) -> Tensor:

@@ -22,13 +22,13 @@ from lmlong.attention.delta.naive import DeltaState, recurrent
 from lmlong.attention.delta.native import NativeDelta
 from lmlong.attention.feature_maps import FeatureMap
 from lmlong.attention.inputs import NOTHING, Gate, Inputs
+from lmlong.attention.native_weights import pack_features, pack_forgetting, pack_gate
 from lmlong.attention.parallel_window.layer import with_window
 from lmlong.attention.recurrence import Recurrence
 from lmlong.attention.scan import ScanInputs, recomputed, without_autocast
 from lmlong.native.decode.kind import DecodeKind, Packer
 from lmlong.native.decode.structures import FeatureMapWeights, Forgetting, ints, pointers, structure
 from lmlong.native.decode.structures import Gate as GateWeights
-from lmlong.native.spec import NativeSpec
 
 BETA_START = 2.0
 """Initial logit of beta, which is then 0.88. Models that start at one half learn to recall later, or never."""
@@ -55,11 +55,10 @@ class DeltaDecode(DecodeKind[DeltaState]):
     constants = MappingProxyType({"UNIT_TINY": TINY})
 
     def pack(self, packer: Packer, attention: Any, gates: Mapping[str, nn.Module]) -> ctypes.Structure:
-        spec = packer.open(attention, "delta")
-        unit = packer.open(spec.parts["feature_map"], "unit")
-        forgetting = packer.forgetting(attention, spec.weights["log_decay"], gates.get("log_decay"))
-        beta = packer.gate(gates["beta"], "sigmoid", attention.heads)
-        return self.weights(packer.features(unit.parts["inner"]), forgetting, beta)
+        packer.known(attention, DeltaAttention)
+        features = pack_features(packer, packer.known(attention.feature_map, UnitFeatures).inner)
+        forgetting = pack_forgetting(packer, attention, gates.get("log_decay"))
+        return self.weights(features, forgetting, pack_gate(packer, gates["beta"], "sigmoid", attention.heads))
 
 
 class DeltaAttention(Recurrence[DeltaState]):
@@ -126,6 +125,3 @@ class DeltaAttention(Recurrence[DeltaState]):
     def after_effect(self, state: DeltaState, effect: DeltaEffect) -> DeltaState:
         with without_autocast(state.S):
             return DeltaState(effect.transition.to(state.S.dtype) @ state.S + effect.added.to(state.S.dtype))
-
-    def native_spec(self) -> NativeSpec:
-        return NativeSpec("delta", weights={"log_decay": self.log_decay}, parts={"feature_map": self.feature_map})

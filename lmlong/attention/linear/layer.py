@@ -22,12 +22,12 @@ from lmlong.attention.linear.fla import FlaLinear
 from lmlong.attention.linear.naive import MIN_DENOMINATOR, LinearState, quadratic, recurrent_step
 from lmlong.attention.linear.native import NativeLinear
 from lmlong.attention.linear.triton import TritonLinear
+from lmlong.attention.native_weights import pack_features, pack_forgetting
 from lmlong.attention.parallel_window.layer import with_window
 from lmlong.attention.recurrence import Recurrence
 from lmlong.attention.scan import Scan, ScanInputs
 from lmlong.native.decode.kind import DecodeKind, Packer
 from lmlong.native.decode.structures import FeatureMapWeights, Forgetting, ints, pointers, structure
-from lmlong.native.spec import NativeSpec
 
 
 class LinearDecode(DecodeKind[LinearState]):
@@ -39,10 +39,9 @@ class LinearDecode(DecodeKind[LinearState]):
     constants = MappingProxyType({"MIN_DENOMINATOR": MIN_DENOMINATOR})
 
     def pack(self, packer: Packer, attention: Any, gates: Mapping[str, nn.Module]) -> ctypes.Structure:
-        spec = packer.open(attention, "linear")
-        features = packer.features(spec.parts["feature_map"])
-        gate = gates.get("log_decay")
-        return self.weights(features, packer.forgetting(attention, spec.weights["log_decay"], gate, features.size))
+        packer.known(attention, LinearAttention)
+        features = pack_features(packer, attention.feature_map)
+        return self.weights(features, pack_forgetting(packer, attention, gates.get("log_decay"), features.size))
 
 
 class LinearAttention(Recurrence[LinearState]):
@@ -110,6 +109,3 @@ class LinearAttention(Recurrence[LinearState]):
 
     def after_effect(self, state: LinearState, effect: LinearEffect) -> LinearState:
         return self.unpack(effect.on(self.pack(state)))
-
-    def native_spec(self) -> NativeSpec:
-        return NativeSpec("linear", weights={"log_decay": self.log_decay}, parts={"feature_map": self.feature_map})

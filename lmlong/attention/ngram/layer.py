@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from lmlong import recipe
 from lmlong.attention.base import CausalAttention, at_least_float32
 from lmlong.attention.inputs import NOTHING, Gate, Inputs, LastTokens
+from lmlong.attention.native_weights import pack_gate
 from lmlong.attention.ngram.hashing import NO_NGRAM, ngram_hashes, row_of
 from lmlong.attention.ngram.naive import quadratic
 from lmlong.attention.ngram.native.kernel import NativeNgram
@@ -26,7 +27,6 @@ from lmlong.attention.scan import without_autocast
 from lmlong.native.decode.kind import DecodeKind, Packer
 from lmlong.native.decode.structures import Gate as GateWeights
 from lmlong.native.decode.structures import ints, pointers, structure
-from lmlong.native.spec import NativeSpec
 from lmlong.recipe.kinds import ATTENTION_KINDS
 
 
@@ -44,11 +44,11 @@ class NgramDecode(DecodeKind[NgramState]):
     constants = MappingProxyType({"RECENT": RECENT, "WAITING": WAITING})
 
     def pack(self, packer: Packer, attention: Any, gates: Mapping[str, nn.Module]) -> ctypes.Structure:
-        spec = packer.open(attention, "ngram")
-        sizes = packer.address(torch.tensor(spec.options["sizes"]))
-        gate = packer.gate(gates["read_gate"], "identity", attention.heads)
-        weights = (packer.floats(attention, spec.weights[name]) for name in ("number_weight", "raw_smoothing"))
-        return self.weights(spec.options["rows"], sizes, gate, *weights)
+        packer.known(attention, NgramAttention)
+        sizes = packer.address(torch.tensor(attention.sizes))
+        gate = pack_gate(packer, gates["read_gate"], "identity", attention.heads)
+        weights = (packer.floats(attention, x) for x in (attention.number_weight, attention.raw_smoothing))
+        return self.weights(attention.buckets, sizes, gate, *weights)
 
     def each_written(self, change: Callable[[Tensor], Tensor], state: NgramState) -> NgramState:
         """Change only the recent values: a step writes neither to the table nor to the waiting values."""
@@ -152,7 +152,3 @@ class NgramAttention(CausalAttention[NgramState]):
             seen = torch.einsum("hj,bjt->bht", self.number_weight.to(dtype), numbers.log1p())
             weight = (gate.to(dtype) + seen).sigmoid() / (numbers + self.raw_smoothing.to(dtype).exp()[:, None])
             return sums * weight[..., None]
-
-    def native_spec(self) -> NativeSpec:
-        weights = {"number_weight": self.number_weight, "raw_smoothing": self.raw_smoothing}
-        return NativeSpec("ngram", {"sizes": tuple(self.sizes), "rows": self.buckets}, weights)

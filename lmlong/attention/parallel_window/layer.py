@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from lmlong import recipe
 from lmlong.attention.base import CausalAttention
 from lmlong.attention.inputs import NOTHING, Gate, Inputs, Rotated
+from lmlong.attention.native_weights import pack_gate
 from lmlong.attention.recurrence import Recurrence
 from lmlong.attention.window.layer import WindowAttention, WindowEffect, WindowState
 from lmlong.native.decode.kind import DecodeKind, Packer
 from lmlong.native.decode.structures import Gate as GateWeights
 from lmlong.native.decode.structures import structure
-from lmlong.native.spec import NativeSpec
 
 WINDOW = WindowAttention.native_decode
 
@@ -56,10 +56,10 @@ class ParallelWindowDecode(DecodeKind[ParallelState]):
         return {**self.recurrence.headers, **WINDOW.headers, **super().headers}
 
     def pack(self, packer: Packer, attention: Any, gates: Mapping[str, nn.Module]) -> ctypes.Structure:
-        spec = packer.open(attention, "parallel_window")
-        recurrence = self.recurrence.pack(packer, spec.parts["recurrence"], gates)
-        window = WINDOW.pack(packer, spec.parts["window"], gates)
-        return self.weights(recurrence, window, packer.gate(gates["window_share"], "sigmoid", attention.heads))
+        packer.known(attention, ParallelWindow)
+        recurrence = self.recurrence.pack(packer, attention.recurrence, gates)
+        window = WINDOW.pack(packer, attention.window, gates)
+        return self.weights(recurrence, window, pack_gate(packer, gates["window_share"], "sigmoid", attention.heads))
 
     def fields(self, state: ParallelState) -> Sequence[int]:
         return *self.recurrence.fields(state.recurrence), *WINDOW.fields(state.window)
@@ -147,9 +147,6 @@ class ParallelWindow(CausalAttention[ParallelState]):
     @property
     def parts(self) -> Sequence[CausalAttention[Any]]:
         return self.recurrence, self.window
-
-    def native_spec(self) -> NativeSpec:
-        return NativeSpec("parallel_window", parts={"recurrence": self.recurrence, "window": self.window})
 
 
 def with_window(recurrence: Recurrence[Any], options: recipe.Attention) -> CausalAttention[Any]:

@@ -4,8 +4,13 @@ B batch, H query heads, G key/value heads, each shared by H / G neighbouring que
 K key dim, V value dim.
 """
 
+import ctypes
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from lmlong.attention.base import CausalAttention, causal_mask
@@ -13,7 +18,6 @@ from lmlong.attention.block_sparse import attend, attends
 from lmlong.attention.device_policy import DevicePolicy
 from lmlong.attention.inputs import NOTHING, Inputs
 from lmlong.attention.key_blocks import visible_keys
-from lmlong.attention.softmax.decode import SoftmaxDecode
 from lmlong.attention.softmax.state import (
     KeyValues,
     KVCache,
@@ -25,8 +29,68 @@ from lmlong.attention.softmax.state import (
     with_room,
     without_unused,
 )
-from lmlong.native.spec import NativeSpec
+from lmlong.native.decode.kind import DecodeKind, Packer, native
+from lmlong.native.decode.packer import DTYPES
+from lmlong.native.decode.structures import ints, pointers, structure
 from lmlong.recipe.kinds import ATTENTION_KINDS
+
+KEY_VALUES = (*pointers(*KeyValues._fields), *ints("dtype"))
+"""The fields of the C++ KeyValues: tensors of past tokens, and the dtype of keys and values."""
+
+
+def key_value_fields(k: Tensor, v: Tensor, current: Tensor) -> list[int]:
+    return [k.data_ptr(), v.data_ptr(), current.data_ptr(), DTYPES[k.dtype]]
+
+
+def cached(*tensors: Tensor) -> list[Tensor]:
+    """Return keys and values in one dtype that native code reads: bfloat16 if all are, else float32."""
+    if all(x.dtype is torch.bfloat16 for x in tensors):
+        return [x.contiguous() for x in tensors]
+    return list(map(native, tensors))
+
+
+class SoftmaxDecode(DecodeKind[KVCache]):
+    name = "SoftmaxAttention"
+    header = Path(__file__).with_name("decode.h")
+    weights = structure("SoftmaxAttention::Weights")
+    state = structure(
+        "SoftmaxAttention::State",
+        *((name, structure("KeyValues", *KEY_VALUES)) for name in KVCache._fields),
+        *ints("settled_size", "recent_size"),
+    )
+    takes_groups = True
+    grows = True
+
+    def pack(self, packer: Packer, attention: Any, gates: Mapping[str, nn.Module]) -> ctypes.Structure:
+        packer.known(attention, SoftmaxAttention)
+        return self.weights()
+
+    def fields(self, state: KVCache) -> list[int]:
+        sizes = (part.k.shape[2] for part in state)
+        return [*key_value_fields(*state.settled), *key_value_fields(*state.recent), *sizes]
+
+    def as_native(self, state: KVCache) -> KVCache:
+        (k, v, current), (recent_k, recent_v, recent_current) = state
+        k, v, recent_k, recent_v = cached(k, v, recent_k, recent_v)
+        return KVCache(KeyValues(k, v, native(current)), KeyValues(recent_k, recent_v, native(recent_current)))
+
+    def each_written(self, change: Callable[[Tensor], Tensor], state: KVCache) -> KVCache:
+        return KVCache(*(KeyValues(*map(change, part)) for part in state))
+
+    def empty_after(self, state: KVCache, by_row: bool) -> KVCache:
+        """Return the state with room for one more recent token. A row that does not read the token keeps its tokens
+        last; a row that begins a document attends to no settled token."""
+        settled, (k, v, current) = state
+        if by_row:
+            recent = KeyValues(pad(k, (0, 0, 1, 0)), pad(v, (0, 0, 1, 0)), pad(current, (1, 0)))
+            return KVCache(settled._replace(current=settled.current.clone()), recent)
+        batch, kv_heads, time, head_dim = k.shape
+        new_k = k.new_empty(batch, kv_heads, time + 1, head_dim)
+        new_v = v.new_empty(batch, kv_heads, time + 1, v.shape[3])
+        return KVCache(settled, KeyValues(new_k, new_v, current.new_empty(batch, time + 1)))
+
+    def with_room(self, state: KVCache, full: bool) -> KVCache:
+        return with_room(state)
 
 
 class SoftmaxAttention(CausalAttention[KVCache]):
@@ -129,9 +193,6 @@ class SoftmaxAttention(CausalAttention[KVCache]):
         unused = ~current[:, None, :, None]
         whole = KeyValues(k.masked_fill(unused, 0), v.masked_fill(unused, 0), current)
         return settle(KVCache(tokens_between(whole, 0, 0), whole))
-
-    def native_spec(self) -> NativeSpec:
-        return NativeSpec("softmax_attention")
 
 
 def _ones(k: Tensor) -> Tensor:

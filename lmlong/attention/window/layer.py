@@ -21,14 +21,13 @@ from lmlong.attention.base import CausalAttention, causal_mask
 from lmlong.attention.block_sparse import attend, attends
 from lmlong.attention.inputs import NOTHING, Gate, Inputs
 from lmlong.attention.key_blocks import VisibleKeys, visible_keys
-from lmlong.attention.softmax.decode import KEY_VALUES, cached, key_value_fields
-from lmlong.attention.softmax.layer import last_document, softmax_reference
+from lmlong.attention.native_weights import pack_gate
+from lmlong.attention.softmax.layer import KEY_VALUES, cached, key_value_fields, last_document, softmax_reference
 from lmlong.attention.softmax.state import cache_dtype
 from lmlong.attention.tail import Tail, after_tail, tail_of
 from lmlong.native.decode.kind import DecodeKind, Packer, native
 from lmlong.native.decode.structures import Gate as GateWeights
 from lmlong.native.decode.structures import ints, pointers, structure
-from lmlong.native.spec import NativeSpec
 from lmlong.recipe.kinds import ATTENTION_KINDS
 
 SINK = "window_sink"
@@ -68,11 +67,11 @@ class WindowDecode(DecodeKind[WindowState]):
     takes_groups = True
 
     def pack(self, packer: Packer, attention: Any, gates: Mapping[str, nn.Module]) -> ctypes.Structure:
-        spec = packer.open(attention, "window")
-        packed = self.weights(spec.options["window"])
-        if spec.weights["sink_value"] is not None:
-            packed.sink = packer.gate(gates[SINK], "identity", attention.heads)
-            packed.sink_value = packer.floats(attention, spec.weights["sink_value"])
+        packer.known(attention, WindowAttention)
+        packed = self.weights(attention.window)
+        if attention.sink_value is not None:
+            packed.sink = pack_gate(packer, gates[SINK], "identity", attention.heads)
+            packed.sink_value = packer.floats(attention, attention.sink_value)
         return packed
 
     def fields(self, state: WindowState) -> Sequence[int]:
@@ -182,9 +181,6 @@ class WindowAttention(CausalAttention[WindowState]):
             for past, new in ((state.k, effect.k), (state.v, effect.v))
         )
         return WindowState(k, v, after_tail(current, effect.current))
-
-    def native_spec(self) -> NativeSpec:
-        return NativeSpec("window", {"window": self.window}, {"sink_value": self.sink_value})
 
     def _mask(self, visible: VisibleKeys, block: int, missing: int) -> Tensor:
         """Return (B N, C, W - 1 + C), true if a query sees a key. Padding sees only padding."""

@@ -51,8 +51,8 @@ class DecodeKind(ABC, Generic[State]):
 
     @abstractmethod
     def pack(self, packer: Packer, attention: Any, gates: Mapping[str, nn.Module]) -> ctypes.Structure:
-        """Return the weights of an attention and of its gates. `gates` maps the names of the inputs that they compute
-        to modules."""
+        """Return the weights of an attention of the class that this is the kind of (`Packer.known`) and of its gates.
+        `gates` maps the names of the inputs that they compute to modules."""
 
     def fields(self, state: State) -> Sequence[int]:
         """Return the fields of the C++ State."""

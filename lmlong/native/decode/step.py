@@ -12,7 +12,6 @@ from torch import Tensor
 from lmlong.native.build import NativeLibrary, load
 from lmlong.native.decode import structures
 from lmlong.native.decode.kind import DecodeKind
-from lmlong.native.decode.pack import PackedModel
 from lmlong.native.decode.structures import DecodeJob, Dtype, LayerState, Pooling
 from lmlong.native.feature_maps import FeatureMap
 from lmlong.native.source import NativeCode, Shared
@@ -90,7 +89,7 @@ def kind_headers(kinds: Sequence[DecodeKind[Any]]) -> dict[str, str]:
 
 def decode(
     functions: ctypes.CDLL,
-    packed: PackedModel,
+    model: structures.Model,
     tokens: Integers,
     positions: Integers,
     before: States,
@@ -103,14 +102,12 @@ def decode(
     documents, and whether a state has no room for another token. Fill the states `after`, on `workers` threads.
     `separate`: each row has its own state. `consecutive`: each of these is the state `after` of the row before, so that
     the rows are the tokens of one text."""
-    rows, vocabulary = len(tokens), packed.model.output.outputs
-    size = packed.model.state_size * (rows if separate else 1)
+    rows, vocabulary = len(tokens), model.output.outputs
+    size = model.state_size * (rows if separate else 1)
     assert len(before.layers) * before.layers.itemsize == len(after.layers) * after.layers.itemsize == size
-    logits, hidden = (
-        torch.empty(rows, size, dtype=torch.float32, device="cpu") for size in (vocabulary, packed.model.width)
-    )
+    logits, hidden = (torch.empty(rows, size, dtype=torch.float32, device="cpu") for size in (vocabulary, model.width))
     states = (address(state.layers) for state in (before, after))
-    job = DecodeJob(ctypes.addressof(packed.model), *states)
+    job = DecodeJob(ctypes.addressof(model), *states)
     if before.hourglass is not None and after.hourglass is not None:
         job.tail_before, job.upsampled_before = (x.data_ptr() for x in before.hourglass)
         job.tail_after, job.upsampled_after = (x.data_ptr() for x in after.hourglass)

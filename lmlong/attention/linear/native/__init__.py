@@ -57,9 +57,8 @@ class NativeFavor(NativeLinear):
         if features.form == "hyperbolic":
             rows = torch.cat([rows, -rows], dim=1)
         rows = pad(rows, (0, -rows.shape[2] % PADDED_TO, 0, -rows.shape[1] % PADDED_TO))
-        constants = features.native_spec().weights["constants"]
-        assert constants is not None
-        weights = {"projection": rows, "projection_T": rows.mT, "favor_constants": constants.float()}
+        constants = features.native_constants().float()
+        weights = {"projection": rows, "projection_T": rows.mT, "favor_constants": constants}
         self.weights = {name: x.contiguous() for name, x in weights.items()}
         """The weights, by the job fields that take them."""
 

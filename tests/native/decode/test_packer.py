@@ -1,11 +1,23 @@
-"""Where the weights of the native step lie."""
+"""The addresses of weights, and which weights of a model have one."""
 
 from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
-from lmlong.native.decode.pack import pack_in_huge_pages
+from lmlong.native.decode.packer import NoNativeForm, Packer, pack_in_huge_pages
+
+
+def test_a_transposed_weight_is_packed_and_a_part_of_one_is_not() -> None:
+    module = nn.Linear(2, 6, bias=False)
+    packer = Packer(module)
+    packer.known(module, nn.Linear)
+    packer.floats(module, module.weight[:3])
+    with pytest.raises(NoNativeForm, match="has weight, which is not supported"):
+        packer.check_complete()
+    packer.floats(module, module.weight, transposed=True)
+    packer.check_complete()
 
 
 def test_the_pages_are_large() -> None:

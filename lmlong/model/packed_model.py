@@ -1,0 +1,165 @@
+"""A language model's weights in the memory layout of step.cpp."""
+
+import ctypes
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lmlong.attention.inputs import Gate
+from lmlong.model.base import LMHead, QuantizedLMHead
+from lmlong.model.block import Block, Mixer
+from lmlong.model.hourglass import Hourglass
+from lmlong.model.language_model import LanguageModel
+from lmlong.model.layers import BFloat16Linear, GroupedLinear, Linear, RMSNorm, StackedLinear, SwiGLU
+from lmlong.model.ngram_embedding import NgramEmbedding
+from lmlong.model.rope import rope_frequencies
+from lmlong.model.short_conv import ShortConvolution
+from lmlong.native.decode import structures
+from lmlong.native.decode.kind import DecodeKind
+from lmlong.native.decode.packer import DTYPES, NoNativeForm, Packer, pack_in_huge_pages
+from lmlong.native.decode.structures import Dtype, Pooling
+
+
+def packed_for_decoding(model: LanguageModel, kinds: Collection[DecodeKind[Any]]) -> "PackedModel":
+    """Move the model's matrices, so that memory holds them in the order of their use. Return the packed model."""
+    pack_in_huge_pages(PackedModel(model, kinds).matrices)
+    return PackedModel(model, kinds)
+
+
+class PackedModel(Packer):
+    """A model as addresses of its weights. `kinds`: the kinds of attention that were compiled."""
+
+    def __init__(self, model: LanguageModel, kinds: Collection[DecodeKind[Any]]):
+        super().__init__(model)
+        self.matrices: list[Tensor] = []
+        """Weight matrices, in the order in which a token needs them."""
+        self.kinds: list[DecodeKind[Any]] = []
+        """The kind of each mixer's attention."""
+        self._compiled = list(kinds)
+        self._attentions: list[ctypes.Structure] = []
+        self.known(model, LanguageModel)
+        self._epsilon = self.known(model.norm, RMSNorm).epsilon
+        self.model = self._language_model(model)
+        self.check_complete()
+
+    def _language_model(self, model: LanguageModel) -> structures.Model:
+        embedding = self.known(model.embedding, nn.Embedding)
+        whole = structures.Model(
+            width=embedding.weight.shape[1],
+            embedding_scale=model.embedding_scale,
+            past_tokens=model.past_tokens or 0,
+            norm_epsilon=self._epsilon,
+            embedding=self.floats(embedding, embedding.weight),
+            norm=self._norm(model.norm),
+        )
+        if model.ngram_embedding is not None:
+            whole.tables = self._tables(self.known(model.ngram_embedding, NgramEmbedding))
+        if model.hourglass is not None:
+            whole.hourglass = self._hourglass(self.known(model.hourglass, Hourglass), model.downsampled_layers)
+        layers = [layer for block in model.blocks for layer in self._block(self.known(block, Block), whole)]
+        self._layers = (structures.Layer * len(layers))(*layers)
+        whole.layer, whole.layers = self._layers, len(layers)
+        head = self.known(model.lm_head, LMHead, QuantizedLMHead)
+        _refuse_rounded(head)
+        whole.output = self._matrix(head.quantized[0] if isinstance(head, QuantizedLMHead) else head.output)
+        return whole
+
+    def _tables(self, tables: NgramEmbedding) -> structures.NgramTables:
+        return structures.NgramTables(
+            count=len(tables.orders),
+            rows=tables.rows,
+            width=tables.table.shape[1],
+            orders=self.address(torch.tensor(tables.orders)),
+            table=self.floats(tables, tables.table),
+            projection=self._matrix(tables.projection),
+        )
+
+    def _hourglass(self, hourglass: Hourglass, layers: range) -> structures.Hourglass:
+        packed = structures.Hourglass(
+            pooling=Pooling[hourglass.kind.upper()],
+            factor=hourglass.factor,
+            first_layer=layers.start,
+            end_layer=layers.stop,
+            norm=self._norm(hourglass.norm),
+            out_proj=self._matrix(hourglass.out_proj),
+        )
+        if hourglass.convolution is not None:
+            packed.conv = self._matrix(hourglass.convolution)
+        return packed
+
+    def _block(self, block: Block, whole: structures.Model) -> list[structures.Layer]:
+        """Return a layer for each mixer of a block; the last one has the MLP."""
+        layers = []
+        for mixer in block.mixers:
+            layers.append(structures.Layer())
+            self._mixer(self.known(mixer, Mixer), layers[-1], whole)
+        layer, mlp = layers[-1], self.known(block.mlp, SwiGLU)
+        layer.mlp_norm = self._norm(mlp.norm)
+        layer.mlp_in_proj = self._matrix(mlp.in_proj)
+        layer.mlp_out_proj = self._matrix(mlp.out_proj)
+        whole.mlp_width = layer.mlp_out_proj.inputs
+        return layers
+
+    def _mixer(self, mixer: Mixer, layer: structures.Layer, whole: structures.Model) -> None:
+        attention = mixer.attention
+        layer.norm = self._norm(mixer.norm)
+        if mixer.head_norm is not None:
+            layer.head_norm = self._norm(mixer.head_norm)
+        layer.in_proj = self._matrix(mixer.in_proj)
+        layer.out_proj = self._matrix(mixer.out_proj)
+        if mixer.convolution is not None:
+            convolution = self.known(mixer.convolution, ShortConvolution)
+            layer.conv_weight = self.floats(convolution, convolution.weight, transposed=True)
+            whole.conv_width = convolution.width
+        whole.heads, whole.head_dim, whole.value_dim = mixer.heads, attention.head_dim, attention.value_dim
+        layer.uses_rope, layer.gated = mixer.uses_rope, mixer.gate_width > 0
+        layer.kv_heads = mixer.kv_heads
+        layer.head_dim = attention.head_dim if attention.has_keys else 0
+        if mixer.rotates:
+            layer.rotates = whole.any_rope = True
+            whole.frequencies = self.address(rope_frequencies(attention.head_dim, mixer.rope))
+        kind = self._attention(mixer, layer)
+        layer.grouped = kind.takes_groups
+        layer.state = whole.state_size
+        whole.state_size += ctypes.sizeof(structures.LayerState) + ctypes.sizeof(kind.state)
+
+    def _attention(self, mixer: Mixer, layer: structures.Layer) -> DecodeKind[Any]:
+        """Pack the attention of a layer and its gates; return its kind."""
+        attention = mixer.attention
+        kind = attention.native_decode
+        if kind is None or kind not in self._compiled:
+            raise NoNativeForm(attention, f"{type(attention).__name__} has no native decode step")
+        gates = {name: getattr(mixer, gate.name) for name, gate in attention.inputs.items() if isinstance(gate, Gate)}
+        weights = kind.pack(self, attention, gates)
+        self._attentions.append(weights)
+        layer.kind, layer.attention = self._compiled.index(kind), ctypes.addressof(weights)
+        self.kinds.append(kind)
+        return kind
+
+    def _norm(self, module: nn.Module) -> int:
+        norm = self.known(module, RMSNorm)
+        if norm.epsilon != self._epsilon:
+            raise NoNativeForm(norm, "has another epsilon than the last norm; native code supports one for all norms")
+        return self.floats(norm, norm.weight)
+
+    def _matrix(self, module: nn.Module) -> structures.Matrix:
+        self.known(module, Linear, StackedLinear, nn.Embedding, BFloat16Linear, GroupedLinear)
+        _refuse_rounded(module)
+        if isinstance(module, GroupedLinear):
+            self.matrices.append(module.panels)
+            dtype = Dtype[module.format.upper()]
+            return structures.Matrix(self.address(module.panels), dtype, module.outputs, module.inputs)
+        weight = module.weight
+        assert isinstance(weight, Tensor)
+        self.matrices.append(weight)
+        if weight.dtype not in DTYPES:
+            raise NoNativeForm(module, f"its weight is in {weight.dtype}, which native code does not support")
+        return structures.Matrix(self.address(weight), DTYPES[weight.dtype], *weight.shape)
+
+
+def _refuse_rounded(module: nn.Module) -> None:
+    """Refuse a matrix that is rounded where it is used, as in training for quantized decoding."""
+    if getattr(module, "rounding", None) is not None:
+        raise NoNativeForm(module, f"computes with its weight rounded to {module.rounding}")
