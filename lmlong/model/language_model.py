@@ -82,7 +82,6 @@ class LanguageModel(AttentionLayers, QuantizableModel):
         """The decode step by native code or a CUDA graph; None if torch runs `decode_step`."""
         self.learning_rates = DEFAULT_RATES
         """The rates with which states that learn from the text do so."""
-        """Whether such states learn from the text that the model writes too."""
         self.init_weights()
 
     @torch.no_grad()
