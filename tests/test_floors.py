@@ -125,6 +125,42 @@ def nearest(imported: str, modules: Container[str]) -> str:
     return imported
 
 
+PRIVATE = {
+    "lightning.pytorch.loops.training_epoch_loop._TrainingEpochLoop": "its signals wait for a GPU in each step",
+    "torch._C.DisableTorchFunction": "no public name ends a TorchFunctionMode for one call",
+    "torch._dynamo.config": "torch.compiler has no limit of compilations",
+    "torch._dynamo.maybe_mark_dynamic": "the public mark_dynamic fails where a size is constant",
+    "torch._foreach_lerp": "the only fused interpolation of many tensors",
+    "torch._inductor.config": "the documented place of its options",
+    "torch.utils._python_dispatch.TorchDispatchMode": "the documented class to see every operation",
+    "torch.utils._pytree.tree_leaves": "torch has no public pytree",
+}
+"""Every private name of torch, Lightning and DeepSpeed that is used, and why."""
+
+
+def private_names(path: Path) -> Iterator[str]:
+    """Iterate over the private names of torch, Lightning and DeepSpeed in a file, as written."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{name.name}" for name in node.names]
+        else:
+            names = [ast.unparse(node)] if isinstance(node, ast.Attribute) else []
+        for name in names:
+            library, *parts = name.split(".")
+            if library in ("torch", "lightning", "deepspeed") and any(
+                part.startswith("_") and not part.startswith("__") for part in parts
+            ):
+                yield name
+
+
+def test_no_private_name_of_a_library_is_used_without_a_reason() -> None:
+    used = {name for path in PACKAGE.rglob("*.py") for name in private_names(path)}
+    assert {known for known in PRIVATE if known in used} == PRIVATE.keys()
+    assert [
+        name for name in used if not any(known.startswith(name) or name.startswith(known) for known in PRIVATE)
+    ] == []
+
+
 def test_the_package_keeps_to_its_floors() -> None:
     assert violations(PACKAGE) == []
 

@@ -5,6 +5,7 @@ from typing import Literal
 import torch
 
 from lmlong.errors import UsageError
+from lmlong.native.processor import processor_features
 
 Precision = Literal["32", "bf16", "16"]
 
@@ -23,8 +24,7 @@ def computes_in_bf16(device: torch.device) -> bool:
         return torch.cuda.get_device_capability(device) >= (8, 0)
     if device.type == "mps":
         return False
-    # private functions: torch has no public ones for a CPU
-    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return bool(processor_features() & {"avx512_bf16", "amx_bf16"})
 
 
 def evaluation_precision(chosen: Precision | None, trained_in: str, device: torch.device) -> Precision:
