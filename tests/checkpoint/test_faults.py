@@ -24,8 +24,7 @@ OPERATIONS = [
     (Path, "write_text"),
     (Path, "write_bytes"),
     (shutil, "rmtree"),
-    (write, "save_file"),
-    (torch, "save"),
+    (write, "save_in_turn"),
 ]
 
 
@@ -180,11 +179,11 @@ def test_a_disk_that_fills_up_while_saving(small_disk: Path, monkeypatch: pytest
     (small_disk / "ballast").write_bytes(bytes(290_000))
     if not small_disk.is_mount():  # a stand-in for the disk that could not be mounted
 
-        def half(weights: dict, path: Path) -> None:
+        def half(tensors: dict, path: Path) -> None:
             path.write_bytes(bytes(20_000))
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        monkeypatch.setattr(write, "save_weights", half)
+        monkeypatch.setattr(write, "save_one_at_a_time", half)
     reason = "more than are free" if small_disk.is_mount() else "the disk or a quota is full"
     with pytest.raises(LmlongError, match=f"a checkpoint needs .*{reason}") as failed:
         save(small_disk, 2)
