@@ -174,7 +174,7 @@ class _Worker:
         try:
             pickle.dump(batch, self._to, pickle.HIGHEST_PROTOCOL)
             self._to.flush()
-            result = pickle.load(self._from)
+            result = pickle.load(self._from)  # from a child of this process, by a pipe that only both have
         except (EOFError, BrokenPipeError, pickle.UnpicklingError):
             raise LmlongError(_ended(self.process.wait())) from None
         if isinstance(result, LmlongError):

@@ -60,7 +60,7 @@ def checked_kernels(
 
 
 def usable_kernel(attention: CausalAttention, device: torch.device) -> str:
-    """Return the first kernel that can compute an attention on a device, torch only if there is no other."""
+    """Return the first kernel other than torch that can compute an attention on a device; torch if none can."""
     reasons = attention.kernel_reasons(device)
     return next((name for name, why in reasons.items() if why is None and name != "torch"), "torch")
 

@@ -138,9 +138,9 @@ class Panel(NamedTuple):
     y_scale: Literal["linear", "log", "log 1-2-5"] = "linear"
     """With 1-2-5, the ticks 1, 2 and 5 of each decade are named in full."""
     right_label: str = ""
-    """The label of an axis at the right end, which has the ticks of the y axis; with none, there is no such axis."""
+    """The label of a second y axis on the right, with the ticks of the first; empty for no second axis."""
     right_name: Callable[[float], str] = str
-    """The names of its ticks."""
+    """The label of each tick of the right axis."""
     legend: bool = False
     """Whether the panel has a legend of its own, above it."""
     note: str = ""

@@ -1,4 +1,4 @@
-"""The files of sessions in a folder: which of them are bases of others, and how many bytes they have.
+"""Session files in a folder: their total size, and which files are bases of others.
 
 `ID.state` is a session. `ID-DIGEST.base` is what a session was before it was changed or deleted, and remains while a
 file needs it. Every file is complete or absent under its name, and a base is in the folder before any file that needs

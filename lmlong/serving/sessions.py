@@ -35,7 +35,7 @@ SMALL = 1 << 14
 
 
 class UnknownSession(LmlongError):
-    """There is no such session."""
+    """The requested session does not exist."""
 
 
 class NoState(LmlongError):

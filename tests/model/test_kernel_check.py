@@ -7,12 +7,13 @@ import pytest
 import torch
 from machine import needs_triton
 from torch import Tensor
+from wrong_kernel import WrongDk
 
 from lmlong import recipe
 from lmlong.attention.device_policy import GPU_POLICY, use_policy
 from lmlong.attention.linear.chunk import ChunkKernel
 from lmlong.attention.linear.triton import TritonLinear
-from lmlong.attention.scan import Before, Span
+from lmlong.attention.scan import Span
 from lmlong.model.kernel_check import checked_kernels
 from lmlong.model.language_model import LanguageModel
 
@@ -21,17 +22,6 @@ CPU = torch.device("cpu")
 
 class Good(ChunkKernel):
     name = "good"
-
-
-class WrongDk(ChunkKernel):
-    """A kernel with a small error in one gradient."""
-
-    name = "bad"
-
-    def backward(self, x: Span, dx: Span, state: Tensor, dstate: Tensor, dweights: list[Tensor]) -> Before:
-        before = super().backward(x, dx, state, dstate, dweights)
-        before.k.mul_(1.02)
-        return before
 
 
 class WrongAtDocumentStarts(ChunkKernel):

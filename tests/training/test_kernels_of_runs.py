@@ -3,11 +3,10 @@
 from pathlib import Path
 
 import pytest
-from torch import Tensor
+from wrong_kernel import WrongDk
 
 from lmlong.attention.linear.chunk import ChunkKernel
 from lmlong.attention.linear.layer import LinearAttention
-from lmlong.attention.scan import Before, Span
 from lmlong.errors import UsageError
 from lmlong.inference.loading import load
 from lmlong.training.prepare import prepare_run
@@ -16,23 +15,14 @@ from lmlong.training.run import train
 from .conftest import Recipes
 
 
-class WrongDk(ChunkKernel):
-    name = "wrong"
-
-    def backward(self, x: Span, dx: Span, state: Tensor, dstate: Tensor, dweights: list[Tensor]) -> Before:
-        before = super().backward(x, dx, state, dstate, dweights)
-        before.k.mul_(1.02)
-        return before
-
-
 def test_a_wrong_gradient_is_refused_before_the_first_step(
     recipe_of: Recipes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(LinearAttention, "kernels", {"torch": ChunkKernel, "wrong": WrongDk})
+    monkeypatch.setattr(LinearAttention, "kernels", {"torch": ChunkKernel, "bad": WrongDk})
     train(recipe_of("training.steps=1"), tmp_path / "run")
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("kernel")]
-    assert lines == ["kernel: linear is computed by torch, since wrong differs: dk is off by 2e-02"]
-    assert load(tmp_path / "run", "cpu").model.kernel_names == {"linear": "wrong"}  # its outputs are right
+    assert lines == ["kernel: linear is computed by torch, since bad differs: dk is off by 2e-02"]
+    assert load(tmp_path / "run", "cpu").model.kernel_names == {"linear": "bad"}  # its outputs are right
 
 
 def test_a_kernel_that_no_attention_has_is_refused(recipe_of: Recipes) -> None:

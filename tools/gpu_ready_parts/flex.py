@@ -110,7 +110,7 @@ def made_up_gpu(codes: list[str]) -> Iterator[None]:
 
     def take(code: str, *_: Any, **__: Any) -> None:
         codes.append(code)
-        raise NotImplementedError(TAKEN)  # torch then leaves this form out, and compiles nothing
+        raise NotImplementedError(TAKEN)  # torch skips a template whose code raises this, and compiles nothing
 
     def without_copy(x: Tensor, strides: tuple[int, ...]) -> Tensor:
         from torch._inductor.ir import get_fill_order
