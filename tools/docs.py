@@ -12,11 +12,11 @@ import inspect
 import json
 import re
 import textwrap
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, NoneType
+from typing import Any
 
 import click
 
@@ -27,24 +27,62 @@ from lmlong.recipe.reference import Option, reference
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
 NOTE = "<!-- Written by tools/docs.py: change the code, not this page. -->"
-SHARED = 4
+SHARED = 3
 """Options with the same text in at least this many commands are listed once."""
 SAME_SECTIONS = {"text.validation.sources.N.": "text.sources.N", "conversion.predictions.": "conversion.layers"}
+METHODS = {
+    "CausalAttention": ["init_state", "forward", "reference", "effect", "after_effect"],
+    "Encoder": ["forward", "hidden_states"],
+    "FeatureMap": ["query", "key"],
+    "LanguageModel": ["init_state", "forward", "step", "loss", "hidden_states"],
+    "Recipe": ["load"],
+    "TrainedLanguageModel": [
+        "stream",
+        "read",
+        "save_state",
+        "load_state",
+        "conversation",
+        "hidden_states",
+        "stream_hidden_states",
+        "use_fast_step",
+    ],
+    "TrainingResult": ["losses", "metrics"],
+}
+"""The methods of public classes that users call or define; all others are internal."""
+MADE = ["Encoder", "FeatureMap", "LanguageModel", "LinearAttention", "SoftmaxAttention", "WindowAttention"]
+"""The public classes that users build by themselves."""
+WITH_FIELDS = ["HiddenStates", "PerplexityReport", "Surprise", "TrainingResult"]
+"""The public classes that are results: their fields are listed."""
+MOST_WORDS = 24
+"""The first sentence of an explanation is shown, and further ones up to this number of words."""
+PLAIN = (int, float, str, tuple, NoneType)
+"""The types of defaults that are shown as they are."""
 
 
-def cell(text: str) -> str:
-    """Return a text for a cell of a table."""
-    return re.sub(r"[|*]", r"\\\g<0>", " ".join(text.split())).replace("<", "&lt;")
+def escaped(text: str) -> str:
+    """Return a text for a line of Markdown."""
+    return re.sub(r"[*]", r"\\\g<0>", " ".join(text.split())).replace("<", "&lt;")
 
 
 def code(text: str) -> str:
-    """Return code for a cell of a table: backticks keep the backslash of an escaped bar."""
-    return f"<code>{text.replace('<', '&lt;').replace('|', '&#124;')}</code>" if "|" in text else f"`{text}`"
+    return f"`{' '.join(text.split())}`"
 
 
-def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    lines = [head, ("---",) * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+def item(name: str, text: str = "", note: str = "") -> str:
+    """Return an entry of a list: a name as code, a note in parentheses, and what the name means."""
+    note = f" ({note})" if note else ""
+    return f"- {code(name)}{note}" + (f": {text}" if text else "")
+
+
+def shortened(text: str) -> str:
+    """Return the first sentences of an explanation, as many as have MOST_WORDS words together."""
+    sentences = re.split(r"(?<=[.?])\s+(?=[A-Z0-9*-])", escaped(text))
+    shown = sentences[:1]
+    for sentence in sentences[1:]:
+        if len(" ".join([*shown, sentence]).split()) > MOST_WORDS:
+            break
+        shown.append(sentence)
+    return " ".join(shown)
 
 
 def leaves(group: click.Group, path: str) -> Iterator[tuple[str, click.Command, click.Context]]:
@@ -58,53 +96,47 @@ def leaves(group: click.Group, path: str) -> Iterator[tuple[str, click.Command, 
             yield f"{path} {name}", command, click.Context(command, context, f"{path} {name}", show_default=True)
 
 
-def paragraphs(text: str) -> str:
-    """Return a docstring or help text as Markdown: indented lines and examples become blocks of code, and lines of a
-    name and its meaning become a list."""
-    parts = []
-    for part in re.split(r"\n\s*\n", inspect.cleandoc(text).replace("\b\n", "").replace("\f", "")):
-        lines = part.splitlines()
-        named = [re.fullmatch(r"([\w-]+) {2,}(\S.*)", line) for line in lines]
-        if len(lines) > 1 and all(named):
-            parts.append("\n".join(f"- `{match[1]}`: {match[2]}" for match in named if match))
-            continue
-        first = next(
-            (i for i, line in enumerate(lines) if line.startswith((" ", ">>>", "lmlong ", "curl "))), len(lines)
-        )
-        prose, code = " ".join(lines[:first]), textwrap.dedent("\n".join(lines[first:]))
-        kind = "python" if code.startswith(">>>") else "text" if code and not code.startswith("lmlong ") else "bash"
-        parts += [*([prose] if prose and prose != "Example:" else []), *([f"```{kind}\n{code}\n```"] if code else [])]
-    return "\n\n".join(parts)
+def summary(text: str) -> str:
+    """Return the first paragraph of a docstring or help text."""
+    return " ".join(inspect.cleandoc(text).replace("\b\n", "").split("\n\n")[0].split())
+
+
+def examples(text: str) -> list[str]:
+    """Return the commands that a help text gives as examples."""
+    lines = [line.strip() for line in text.splitlines()]
+    return [line for line in lines if line.startswith(("lmlong ", "curl "))]
 
 
 def options_of(command: click.Command, context: click.Context) -> list[tuple[str, str]]:
     records = [each.get_help_record(context) for each in command.params if isinstance(each, click.Option)]
-    return [(code(name.replace(" RANGE", "")), cell(text)) for name, text in filter(None, records)]
+    return [(name.replace(" RANGE", ""), escaped(text)) for name, text in filter(None, records)]
 
 
 def commands() -> str:
     """Return the page of all commands."""
     found = list(leaves(command_line, "lmlong"))
-    counts = Counter(option for _, command, context in found for option in options_of(command, context))
-    shared = [option for option, count in counts.items() if count >= SHARED]
+    users: dict[tuple[str, str], list[str]] = {}
+    for name, command, context in found:
+        for option in options_of(command, context):
+            users.setdefault(option, []).append(name.removeprefix("lmlong "))
+    shared = {option: names for option, names in users.items() if len(names) >= SHARED}
     parts = [
         "# Commands",
         NOTE,
-        "Every command has `--help`. `KEY.PATH=VALUE` changes an option of the [recipe](recipe-options.md). Results go "
-        "to standard output, everything else to standard error. [Exit codes](exit-codes.md).",
-        "## Common options",
-        "All commands take `--plugin`; each command lists which of the others it takes.",
-        table(("option", "meaning"), shared),
+        "`KEY.PATH=VALUE` changes an option of the [recipe](recipe-options.md). Every command has `--help`, with more "
+        "explanation than this page.",
+        "## Options of several commands",
+        "\n".join(
+            item(name, text, "all commands" if len(names) == len(found) else ", ".join(names))
+            for (name, text), names in shared.items()
+        ),
     ]
     for name, command, context in found:
         usage = command.collect_usage_pieces(context)
-        parts += [f"## {name}", f"```text\n{name} {' '.join(usage)}\n```", paragraphs(command.help or "")]
-        options = options_of(command, context)
-        own = [option for option in options if option not in shared]
-        common = [re.findall(r"--[\w-]+", option)[0] for option, text in options if (option, text) in shared]
-        parts += [table(("option", "meaning"), own)] if own else []
-        common = [f"`{option}`" for option in common if option != "--plugin"]
-        parts += [f"Common options: {', '.join(common)}."] if common else []
+        own = [option for option in options_of(command, context) if option not in shared]
+        parts += [f"## {name}", f"```text\n{name} {' '.join(usage)}\n```", escaped(summary(command.help or ""))]
+        parts += [f"```bash\n{lines}\n```"] if (lines := "\n".join(examples(command.help or ""))) else []
+        parts += ["\n".join(item(*option) for option in own)] if own else []
     return "\n\n".join(parts) + "\n"
 
 
@@ -112,10 +144,15 @@ def is_section(option: Option) -> bool:
     return option.type.startswith("a section")
 
 
-def option_row(option: Option) -> tuple[str, str, str, str]:
-    key = f"`{option.key}`" + (f" (kind: {option.kind})" if option.kind else "")
-    default = "required" if option.required else "" if is_section(option) else code(json.dumps(option.default))
-    return key, cell(option.type), default, cell(option.meaning)
+def option_item(option: Option) -> str:
+    """Return the line of an option of a recipe: its default as it is written in a command, its values, its meaning."""
+    if option.kind and option.key.endswith(".kind"):
+        return item(f"{option.key}={option.kind}", shortened(option.meaning))
+    written = "" if option.required or is_section(option) else f"={json.dumps(option.default)}"
+    listed = not is_section(option) and (option.required or option.default is None or "one of" in option.type)
+    values = escaped(option.type.removeprefix("one of ")) if listed else ""
+    note = "; ".join(filter(None, [f"kind: {option.kind}" if option.kind else "", values]))
+    return item(option.key + written, shortened(option.meaning), note)
 
 
 def recipe_options() -> str:
@@ -123,8 +160,8 @@ def recipe_options() -> str:
     parts = [
         "# Recipe options",
         NOTE,
-        "Write `training.steps=100` on the command line, or nested sections in a [recipe](../guides/recipes.md). `N` "
-        "is an index in a list. `lmlong recipe options WORD` searches this list.",
+        "Each option with its default, as it is written in a command. `N` is an index in a list. "
+        "`lmlong recipe options WORD` explains an option in full.",
     ]
     sections: dict[str, list[Option]] = {}
     for option in reference(recipe_class()):
@@ -132,102 +169,84 @@ def recipe_options() -> str:
         if not option.key.startswith(tuple(SAME_SECTIONS)):
             sections.setdefault(top if dot or is_section(option) else "General", []).append(option)
     for name, options in sections.items():
-        rows = [option_row(option) for option in options]
-        parts += [f"## {name}", table(("option", "values", "default", "meaning"), rows)]
+        parts += [f"## {name}", "\n".join(option_item(option) for option in options)]
     parts += [f"`{prefix[:-1]}` has the options of `{same}`." for prefix, same in SAME_SECTIONS.items()]
     return "\n\n".join(parts) + "\n"
 
 
-def syntax(value: object) -> ast.ClassDef | ast.FunctionDef:
-    (node,) = ast.parse(textwrap.dedent(inspect.getsource(value))).body  # type: ignore[arg-type]
-    assert isinstance(node, ast.ClassDef | ast.FunctionDef)
-    return node
+def call(function: Callable[..., Any], name: str) -> str:
+    """Return the call of a function with its defaults."""
+    given = inspect.signature(function)
+    arguments = [
+        each.replace(
+            annotation=inspect.Parameter.empty,
+            default=each.default if isinstance(each.default, PLAIN) or each.default is each.empty else ...,
+        )
+        for each in given.parameters.values()
+        if each.name != "self"
+    ]
+    return name + str(inspect.Signature(arguments)).replace("'", '"').replace("Ellipsis", "...")
 
 
-def definition(function: ast.FunctionDef, name: str) -> str:
-    """Return the call of a function with its types and defaults."""
-    arguments = re.sub(r"^(self|cls)(, )?", "", ast.unparse(function.args)).replace("=", " = ")
-    returns = f" -> {ast.unparse(function.returns)}" if function.returns else ""
-    return textwrap.fill(
-        f"{name}({arguments}){returns}".replace("'", '"'), 84, subsequent_indent="    ", break_long_words=False
-    )
-
-
-def fields(value: type) -> Sequence[tuple[str, ...]]:
+def fields(value: type) -> list[str]:
     """Return the fields of a class with their docstrings, or the comments beside them."""
     lines = textwrap.dedent(inspect.getsource(value)).splitlines()
-    body = [*syntax(value).body, None]
-    rows = []
-    for node, after in pairwise(body):
+    items = []
+    (definition,) = ast.parse("\n".join(lines)).body
+    assert isinstance(definition, ast.ClassDef)
+    for node, after in pairwise([*definition.body, None]):
         if not isinstance(node, ast.AnnAssign):
             continue
         documented = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
         comment = lines[(node.end_lineno or 0) - 1].partition("# ")[2]
         text = str(after.value.value) if documented else comment  # type: ignore[union-attr]
-        rows.append((f"`{ast.unparse(node.target)}`", code(ast.unparse(node.annotation)), cell(text)))
-    return rows
+        items.append(item(f"{ast.unparse(node.target)}: {ast.unparse(node.annotation)}", escaped(text)))
+    return items
 
 
-def function_parts(node: ast.FunctionDef, name: str, text: str | None) -> list[str]:
-    is_property = any("property" in ast.unparse(each) for each in node.decorator_list)
-    shown = (
-        f"{name}: {ast.unparse(node.returns)}".replace("'", '"')
-        if is_property and node.returns
-        else definition(node, name)
-    )
-    return [f"```python\n{shown}\n```", paragraphs(text or "")]
+def method_item(value: type, name: str) -> str:
+    """Return the line of a method, or of a property."""
+    method = getattr(value, name)
+    shown = f".{name}" if isinstance(method, property) else call(method, f".{name}")
+    return item(shown, escaped(summary(inspect.getdoc(method) or "")))
 
 
-def class_parts(value: type) -> list[str]:
-    """Return the parts of a class: what it extends, its fields, and the documented methods that it defines, or that its
-    bases do if they are not public."""
-    bases = [f"`{base.__name__}`" for base in value.__bases__ if base.__name__ in lmlong.__all__]
-    ours = [each for each in value.__mro__ if each.__module__.startswith("lmlong.")]
-    described = [each for each in value.__bases__ if each in ours and each.__name__ not in lmlong.__all__]
-    nodes = [node for each in (value, *described) for node in syntax(each).body]
-    owner = next(base for base in value.__mro__ if "__init__" in vars(base))
-    if owner in ours[1:]:
-        nodes.append(syntax(vars(owner)["__init__"]))
-    methods: dict[str, ast.FunctionDef] = {}
-    for node in nodes:
-        if isinstance(node, ast.FunctionDef):
-            methods.setdefault(node.name, node)
-    parts = [f"Extends {', '.join(bases)}."] if bases else []
-    parts += [table(("field", "type", "meaning"), rows)] if (rows := fields(value)) else []
-    for node in methods.values():
-        if node.name == "__init__":
-            parts.insert(0, f"```python\n{definition(node, value.__name__)}\n```")
-        elif not node.name.startswith("_") and (text := ast.get_docstring(node)):
-            parts += [f"#### {value.__name__}.{node.name}", *function_parts(node, node.name, text)]
-    return parts
+def class_parts(name: str, value: type) -> list[str]:
+    """Return the parts of a class: how it is made, and the fields and methods that users need."""
+    lines = [item(call(value, f"lmlong.{name}"))] if name in MADE else []
+    lines += fields(value) if name in WITH_FIELDS else []
+    lines += [method_item(value, method) for method in METHODS.get(name, [])]
+    return [f"### {name}", escaped(summary(inspect.getdoc(value) or "")), *(["\n".join(lines)] if lines else [])]
 
 
-def module_parts(module: ModuleType) -> list[str]:
+def module_parts(name: str, module: ModuleType) -> list[str]:
     classes = [each for each in vars(module).values() if inspect.isclass(each)]
-    public = [each for each in classes if each.__module__.startswith(module.__name__)]
-    return [
-        table(("class", "meaning"), [(f"`{c.__name__}`", cell((c.__doc__ or "").split("\n\n")[0])) for c in public])
-    ]
+    public = [code(each.__name__) for each in classes if each.__module__.startswith(module.__name__)]
+    return [f"### {name}", f"{escaped(summary(inspect.getdoc(module) or ''))} {', '.join(public)}."]
 
 
 def python() -> str:
     """Return the page of the public names."""
-    parts = ["# Python API", NOTE, "All names are attributes of `lmlong`. See the [guide](../guides/python.md)."]
+    parts = [
+        "# Python API",
+        NOTE,
+        "All names are attributes of `lmlong`, and typed. `help(lmlong.train)` explains arguments. The "
+        "[guide](../guides/python.md) shows them in use.",
+    ]
     values = {name: getattr(lmlong, name) for name in lmlong.__all__}
     parts.append("## Functions")
     for name, value in values.items():
         if inspect.isfunction(value):
-            node = syntax(value)
-            assert isinstance(node, ast.FunctionDef)
-            parts += [f"### {name}", *function_parts(node, f"lmlong.{name}", inspect.getdoc(value))]
+            arguments = textwrap.fill(call(value, f"lmlong.{name}"), 84, subsequent_indent="    ")
+            parts += [f"### {name}", f"```python\n{arguments}\n```", escaped(summary(inspect.getdoc(value) or ""))]
     parts.append("## Classes")
     for name, value in values.items():
         if inspect.isclass(value):
-            parts += [f"### {name}", paragraphs(inspect.getdoc(value) or ""), *class_parts(value)]
+            parts += class_parts(name, value)
     parts.append("## Modules")
     for name, value in values.items():
         if inspect.ismodule(value):
-            parts += [f"### {name}", (inspect.getdoc(value) or "").split("\n\n")[0], *module_parts(value)]
+            parts += module_parts(name, value)
     return "\n\n".join(parts) + "\n"
 
 
