@@ -246,7 +246,7 @@ def test_the_file_map_names_what_exists_and_every_room() -> None:
 
 
 def test_the_page_of_laws_has_each_with_the_name_that_check_prints() -> None:
-    page = PAGES["docs/reference/causal-attention-laws.md"]
+    page = PAGES["docs/reference/attentions.md"]
     rows = re.findall(r"^\| (\d+) \| .* \| (.*) \|$", page, flags=re.MULTILINE)
     assert {int(number): name for number, name in rows} == dict(laws.LAWS)
     assert "Twelve laws" in page and len(laws.LAWS) == 12

@@ -85,7 +85,7 @@ ATTENTION_KINDS: dict[str, AttentionInfo] = {
     "linformer": AttentionInfo(
         encoder=True,
         misfit="linformer mixes all positions, also future ones, into each projected key and value, so it cannot be "
-        "causal (docs/reference/why-linformer-is-not-causal.md). Use linear, window or softmax, or train an "
+        "causal (docs/guides/encoders.md). Use linear, window or softmax, or train an "
         "encoder by objective: masked.",
     ),
     "efficient": AttentionInfo(

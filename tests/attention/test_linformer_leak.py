@@ -1,4 +1,4 @@
-"""The demonstration of docs/reference/why-linformer-is-not-causal.md, by the command that the page gives."""
+"""The demonstration of docs/guides/encoders.md, by the command that the page gives."""
 
 import re
 import runpy
@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "reference" / "why-linformer-is-not-causal.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "guides" / "encoders.md").read_text(encoding="utf-8")
 
 
 def test_masked_linformer_leaks_and_linear_attention_does_not(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (command,) = re.findall(r"```sh\n(.*?)\n```", PAGE)
+    (command,) = re.findall(r"```sh\n(python .*?)\n```", PAGE)
     python, script, *arguments = shlex.split(command)
     assert python == "python"
     monkeypatch.setattr("sys.argv", [script, *arguments])
