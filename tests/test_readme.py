@@ -133,6 +133,16 @@ def test_the_readme_begins_and_ends_with_the_commands_of_everyone() -> None:
     assert lines[1].startswith("lmlong generate runs/quickstart")
 
 
+def test_the_readme_shows_the_line_that_score_finds(run_once: Callable[[str], Finished]) -> None:
+    (command,) = [each for each in commands("README.md") if "app.log" in each]
+    found = [line.split("\t") for line in run_once(command).stdout.splitlines()]
+    shown = [[cell.strip() for cell in row.split("|")[1:-1]] for row in README.splitlines() if row.startswith("| ")]
+    head = next(place for place, row in enumerate(shown) if row[-1] == "text")
+    assert set(shown[head]) <= set(found[0])
+    number, *_, text = shown[head + 1]
+    assert [number, text] == [found[1][1], found[1][-1].removesuffix("\\n")]
+
+
 @pytest.mark.parametrize(
     "page",
     [
