@@ -53,7 +53,7 @@ MADE = ["Encoder", "FeatureMap", "LanguageModel", "LinearAttention", "SoftmaxAtt
 """The public classes that users build by themselves."""
 WITH_FIELDS = ["HiddenStates", "PerplexityReport", "Surprise", "TrainingResult"]
 """The public classes that are results: their fields are listed."""
-MOST_WORDS = 24
+MOST_WORDS = 20
 """The first sentence of an explanation is shown, and further ones up to this number of words."""
 PLAIN = (int, float, str, tuple, NoneType)
 """The types of defaults that are shown as they are."""
@@ -132,9 +132,10 @@ def commands() -> str:
         ),
     ]
     for name, command, context in found:
-        usage = command.collect_usage_pieces(context)
+        arguments = " ".join(piece for piece in command.collect_usage_pieces(context) if piece != "[OPTIONS]")
         own = [option for option in options_of(command, context) if option not in shared]
-        parts += [f"## {name}", f"```text\n{name} {' '.join(usage)}\n```", escaped(summary(command.help or ""))]
+        parts += [f"## {name}", *([f"Arguments: {code(arguments)}"] if arguments else [])]
+        parts.append(escaped(summary(command.help or "")))
         parts += [f"```bash\n{lines}\n```"] if (lines := "\n".join(examples(command.help or ""))) else []
         parts += ["\n".join(item(*option) for option in own)] if own else []
     return "\n\n".join(parts) + "\n"
