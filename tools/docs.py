@@ -151,8 +151,8 @@ def option_item(option: Option) -> str:
         return item(f"{option.key}={option.kind}", shortened(option.meaning))
     written = "" if option.required or is_section(option) else f"={json.dumps(option.default)}"
     listed = not is_section(option) and (option.required or option.default is None or "one of" in option.type)
-    values = escaped(option.type.removeprefix("one of ")) if listed else ""
-    note = "; ".join(filter(None, [f"kind: {option.kind}" if option.kind else "", values]))
+    values = re.split(r", (?:above|at|or)| or a list| \(or", option.type.removeprefix("one of "))[0] if listed else ""
+    note = "; ".join(filter(None, [f"kind: {option.kind}" if option.kind else "", escaped(values)]))
     return item(option.key + written, shortened(option.meaning), note)
 
 
