@@ -106,17 +106,15 @@ class Recipe(Options):
             yield mistake("learn", f"{CAUSAL_ONLY['training.learn']}. Leave it out.")
         parts, within = self.training.sequence_parallel, min(self.training.sequence_parallel, self.devices)
         if self.devices % within or parts % within or self.processes % parts:
-            yield mistake(
-                "training.sequence_parallel",
-                f"{parts} devices cannot read a row together with devices: {self.devices} on nodes: {self.nodes}. "
-                "Use a divisor of devices, or all devices of several machines.",
-            )
+            why = f"{parts} devices cannot read a row together with devices: {self.devices} on nodes: {self.nodes}."
+            remedy = "Use a divisor of devices, or all devices of several machines."
+            yield mistake("training.sequence_parallel", f"{why} {remedy}")
         for key, length in (self.conversion.lengths() if self.conversion else {}).items():
             if length and self.text.sequence_length % length:
-                yield mistake(
-                    f"conversion.{key}",
-                    f"text.sequence_length, {self.text.sequence_length}, is not a multiple of {length}. Use a divisor.",
+                why = (
+                    f"text.sequence_length, {self.text.sequence_length}, is not a multiple of {length}. Use a divisor."
                 )
+                yield mistake(f"conversion.{key}", why)
 
 
 def load(

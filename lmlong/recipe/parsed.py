@@ -13,7 +13,6 @@ from lmlong.recipe.paths import absolute, is_file
 from lmlong.recipe.section import Options
 from lmlong.recipe.yaml import (
     MAX_SIZE,
-    UNREADABLE,
     BadOverride,
     BrokenYAML,
     KeyPath,
@@ -105,11 +104,9 @@ def parse_recipe(
         _override(tree, given)
     if not as_trained:
         _complete_from_start(tree.values)
-    version, where = tree.values.get("format", FORMAT), tree.file or "the recipe"
-    if version is not UNREADABLE and (type(version) is not int or version < 1):
-        raise RecipeError([f"{where}: format: expected {FORMAT}, got {version!r}. Write format: {FORMAT}."])
-    if type(version) is int and version != FORMAT:
-        raise RecipeError([other_format(where, version, FORMAT)])
+    version = tree.values.get("format")
+    if type(version) is int and version > FORMAT:
+        raise RecipeError([other_format(tree.file or "the recipe", version, FORMAT)])
     return tree
 
 

@@ -1,4 +1,4 @@
-"""Every mistake of a recipe is told at once: one plain sentence each, at its line or with its override."""
+"""All mistakes of a recipe are reported at once: one sentence each, at its line or with its override."""
 
 from pathlib import Path
 
@@ -418,3 +418,18 @@ def test_a_wrong_level_is_answered_by_the_override_that_was_meant(override: str,
         load("book", [override])
     (message,) = error.value.mistakes
     assert message.startswith(override) and message.endswith(remedy)
+
+
+def test_mistakes_inside_an_override_are_all_reported(file: Path) -> None:
+    override = "training={steps: 1, steps: 2, compile: !x 3}"
+    assert complaints(file, ENOUGH, override) == [
+        f"{override}: training.steps: given twice, first on line 1. Keep one of them.",
+        f"{override}: training.compile: a recipe holds plain values only. Remove the tag !x.",
+    ]
+    assert load(str(file), [override, "training={steps: 3}"]).training.steps == 3, "replaced by a later override"
+
+
+def test_section_built_in_python_names_an_option_of_a_section_in_it() -> None:
+    with pytest.raises(RecipeError) as caught:
+        Training(offload_parameters=True)  # type: ignore[call-arg]
+    assert caught.value.mistakes == ["offload_parameters: unknown key. Did you mean 'deepspeed.offload_parameters'?"]
