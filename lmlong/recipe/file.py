@@ -1,4 +1,10 @@
-"""A whole recipe: its top-level options, loading, and writing as YAML."""
+"""A whole recipe: its top-level options, loading, and writing as YAML.
+
+    text -> yaml.parse_yaml: Tree -> parsed.parse_recipe: overrides -> pydantic: Recipe -> mistakes: sentences
+
+A tree holds plain values and the line or override of each; pydantic's errors, and the mistakes found before, become
+one sentence each.
+"""
 
 import io
 import json

@@ -10,7 +10,6 @@ from pydantic_core import ErrorDetails
 
 from lmlong.errors import nearest
 from lmlong.recipe.bounds import LARGEST_SHOWN
-from lmlong.recipe.option_types import pattern_words
 from lmlong.recipe.reference import (
     Shape,
     choices,
@@ -23,7 +22,6 @@ from lmlong.recipe.reference import (
     sections,
     shape_of,
     shape_of_field,
-    takes_patterns,
 )
 from lmlong.recipe.yaml import UNREADABLE, KeyPath, Mistake, Tree, at, dotted, undotted
 
@@ -106,9 +104,7 @@ def _wrong_value(detail: ErrorDetails, values: Any, section: type[BaseModel]) ->
         case "union_tag_invalid":
             return (*path, "kind"), _not_one_of(value["kind"], kinds_of(shape))
         case "literal_error":
-            names = pattern_words(value) if isinstance(value, str) and takes_patterns(shape) else [value]
-            words = choices(shape)
-            return path, _not_one_of(next(name for name in names if name not in words), words)
+            return path, _not_one_of(context.get("name", value), choices(shape))
     most = inf if detail["type"] == "less_than_equal" else LARGEST_SHOWN
     return path, f"expected {in_words(shape, most)}, got {_show(value)}.{_remedy(shape, value, path)}"
 

@@ -237,6 +237,9 @@ def test_a_mistake_across_keys_is_blamed_on_the_override_that_made_the_section(f
     assert complaints(file, f"{ENOUGH}model:\n  heads: 4\n", "model.width=250") == [
         "file:3: model.heads: 4 heads do not divide a width of 250. Use a divisor, or give model.head_dim."
     ]
+    assert complaints(file, ENOUGH, "model={}", "model.width=250") == [
+        "model.width=250: model.heads: 4 heads do not divide a width of 250. Use a divisor, or give model.head_dim."
+    ]
 
 
 def test_a_wrong_value_is_blamed_on_the_override_that_set_it(file: Path) -> None:
