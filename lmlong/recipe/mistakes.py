@@ -80,8 +80,9 @@ def _unknown_key(detail: ErrorDetails, values: Any, section: type[BaseModel]) ->
         return path, f"no longer an option. {REMOVED[path]} Leave it out."
     names = list(sections(shape)[0].model_fields)
     hint = nearest(key, names)
-    if not hint and (paths := paths_of(str(key), section)):
-        hint = f" Did you mean {' or '.join(map(repr, paths))}?"
+    elsewhere = [other for other in paths_of(str(key), section) if other != dotted(path)]  # of another kind of section
+    if not hint and elsewhere:
+        hint = f" Did you mean {' or '.join(map(repr, elsewhere))}?"
     return path, f"unknown key.{hint or _known_keys(key, above, names)}"
 
 

@@ -115,7 +115,7 @@ def _plain(values: Any) -> Any:
     if isinstance(values, Options):
         return values.model_dump(exclude_unset=True)
     if isinstance(values, Mapping):
-        return {key: _plain(value) for key, value in values.items()}
+        return {str(key): _plain(value) for key, value in values.items()}
     return [_plain(value) for value in values] if isinstance(values, list) else values
 
 

@@ -80,6 +80,8 @@ class Tree:
             elif isinstance(self.origins.get(above), str):
                 self.origins[above] = origin
         self._set(path, new)
+        self.mistakes = [mistake for mistake in self.mistakes if mistake.path[: len(path)] != path]
+        self.mistakes += [mistake._replace(path=(*path, *mistake.path)) for mistake in new.mistakes]
 
     def _path(self, key: str) -> KeyPath:
         """Return the path of a dotted key, which must not go past the end of a list."""
@@ -95,10 +97,7 @@ class Tree:
 
     def _set(self, path: KeyPath, new: "Tree") -> None:
         at(self.values, path[:-1])[path[-1]] = new.values
-        inside = len(path)
-        self.mistakes = [mistake for mistake in self.mistakes if mistake.path[:inside] != path]
-        self.mistakes += [mistake._replace(path=(*path, *mistake.path)) for mistake in new.mistakes]
-        self.origins = {key: origin for key, origin in self.origins.items() if key[:inside] != path}
+        self.origins = {key: origin for key, origin in self.origins.items() if key[: len(path)] != path}
         self.origins |= {(*path, *key): origin for key, origin in new.origins.items()}
 
 

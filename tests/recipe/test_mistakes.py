@@ -261,6 +261,9 @@ def test_equal_keys_stay_a_mistake_unless_the_override_settles_them(file: Path) 
     text = "seed: 1\nseed: 2\n" + ENOUGH
     assert complaints(file, text, "model.width=64") == ["file:2: seed: given twice, first on line 1. Keep one of them."]
     assert load(str(file), ["seed=3"]).seed == 3
+    text = "text: {rows: windows}\ntext:\n" + ENOUGH
+    found = complaints(file, text, "text.sequence_length=64")
+    assert found == ["file:2: text: given twice, first on line 1. Keep one of them."], "a part of the section is set"
 
 
 KEYS = [option.key for option in reference(recipe_class()) if "." in option.key and ".N." not in option.key]
@@ -430,6 +433,19 @@ def test_mistakes_inside_an_override_are_all_reported(file: Path) -> None:
         f"{override}: training.compile: a recipe holds plain values only. Remove the tag !x.",
     ]
     assert load(str(file), [override, "training={steps: 3}"]).training.steps == 3, "replaced by a later override"
+
+
+def test_key_of_another_kind_of_section_is_no_hint(file: Path) -> None:
+    (found,) = complaints(file, "text:\n  sources:\n    - {kind: files, paths: [a.txt], dataset: x}\n")
+    assert found == (
+        "file:3: text.sources.0.dataset: unknown key. Known here: kind, paths, column, soft_masks, weight."
+    )
+
+
+def test_dict_with_a_key_that_is_no_text_names_it() -> None:
+    with pytest.raises(RecipeError) as caught:
+        Recipe.load({"model": {3: 1}})
+    assert caught.value.mistakes[0].startswith("model.3: unknown key.")
 
 
 def test_section_built_in_python_names_an_option_of_a_section_in_it() -> None:
