@@ -1,4 +1,4 @@
-"""environment.json: the text a run was trained on, the command, the packages and the machine."""
+"""environment.json: the text a run was trained on, the packages and the machine."""
 
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,6 @@ class TokenizedText(BaseModel):
 class Environment(BaseModel):
     """A run's environment, as far as it is shown; what is missing in the file is empty."""
 
-    command: list[str] = []
     begun: str = ""
     python: str = ""
     packages: dict[str, str] = {}

@@ -42,7 +42,6 @@ def _panels(
         "bits per byte, ± 2 standard errors",
         ticks=ticks,
         tick_name=name_length,
-        small=True,
         y_limits=(0.0, math.inf),
         least_span=LEAST_SPAN,
     )

@@ -1,44 +1,37 @@
 """A report on runs as one HTML page that needs nothing else."""
 
-import re
 import shlex
 import statistics
-from collections.abc import Callable, Iterator, Sequence
-from difflib import SequenceMatcher
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from lmlong import __version__
-from lmlong.checkpoint.environment import SourceText, text_sources
+from lmlong.checkpoint.environment import text_sources
 from lmlong.evaluation import perplexity_figure, perplexity_report, probe_accuracy, run_report
 from lmlong.evaluation.perplexity import VIEWS
 from lmlong.evaluation.results import PerplexityReport
 from lmlong.evaluation.run_report import ReportedRun
-from lmlong.evaluation.state_health import Health
 from lmlong.evaluation.training_curves import UNITS, TrainingCurves, denominator_panel, time_unit, training_panels
 from lmlong.model.state_size import binary_size
 from lmlong.recipe import file as recipe_file
 from lmlong.recipe.lengths import name_length
 from lmlong.recipe.paths import last_part, without_folders
+from lmlong.report.chart import charts
 from lmlong.report.figure import Panel, lines_of
-from lmlong.report.html import Html, data_table, details, element, join, page
-from lmlong.report.svg import charts
-from lmlong.report.table import Column, format_number, in_words, plural
+from lmlong.report.html import Html, data_table, details, element, page
+from lmlong.report.table import Column, cell_texts, format_number, in_words, plural
 
 SAMPLES, SAMPLE_SIZE = 4, 2000
 """Samples of a run that are shown, and the largest number of characters of each."""
 
-FOLDERS = re.compile(r"(?<![^\s=,\[{'\"])(?:~[^\\/\s]*|[A-Za-z]:)?[\\/](?:[^\\/,\]}'\"]*[\\/])*(?=[^\\/])")
-"""The folders of an absolute path in a word of a command."""
-
 Parts = list[Html]
-Rows = dict[str, Callable[[ReportedRun], Any]]
 
 
 def run_page(runs: Sequence[ReportedRun]) -> str:
     """Return the page."""
     title = " and ".join(run.name for run in runs)
     sections = {
-        "Summary": [_by_run(runs, {**SUMMARY, **_measures(runs)}, "What was trained, and how well it predicts")],
+        "Summary": [_by_run(runs, [*SUMMARY, *_measures(runs)], "What was trained, and how well it predicts")],
         "Training text": _text(runs),
         "Training": _training(runs),
         "Samples": _samples(runs),
@@ -60,19 +53,20 @@ def run_page(runs: Sequence[ReportedRun]) -> str:
 FOOTER = f"Written by lmlong {__version__}. Files are named without their folders."
 
 
-def _p(*text: str) -> Html:
-    return element("p", *text)
+def _p(text: str) -> Html:
+    return element("p", text)
 
 
-def _by_run(runs: Sequence[ReportedRun], rows: Rows, caption: str) -> Html:
-    """Return a table with a column for each run; rows that are empty for all of them are left out."""
-    columns = [Column(title, 0, align="<") for title in ("", *(run.name for run in runs))]
-    filled = {name: [_shown(of(run)) for run in runs] for name, of in rows.items()}
-    return data_table(columns, [[name, *values] for name, values in filled.items() if any(values)], caption)
+def _by_run(runs: Sequence[ReportedRun], facts: Sequence[Column], caption: str) -> Html:
+    """Return a table with a row for each fact and a column for each run; facts that no run has are left out."""
+    columns = [Column(title, align="<") for title in ("", *(run.name for run in runs))]
+    texts = zip(*(cell_texts(facts, run) for run in runs), strict=True)
+    rows = [[fact.title, *of_runs] for fact, of_runs in zip(facts, texts, strict=True) if any(of_runs)]
+    return data_table(columns, rows, caption)
 
 
-def _shown(value: Any) -> str:
-    return "" if value is None else in_words(value)
+def _fact(name: str) -> Callable[[ReportedRun], Any]:
+    return lambda run: run.facts.get(name)
 
 
 def _loss(run: ReportedRun) -> str | None:
@@ -108,10 +102,10 @@ def _trained_time(run: ReportedRun) -> str | None:
 
 
 def _at_longest(run: ReportedRun) -> str | None:
-    points = [report.context[-1] for report in _reports([run]) if report.context]
-    for length, sums, _ in points:
-        value, error = sums.per_byte
-        return f"{value:.4f} ± {format_number(error, '.4f')} bits per byte at {name_length(length)}"
+    for report in _reports([run]):
+        for length, sums, _ in report.context[-1:]:
+            value, error = sums.per_byte
+            return f"{value:.4f} ± {format_number(error, '.4f')} bits per byte at {name_length(length)}"
     return None
 
 
@@ -123,25 +117,62 @@ def _masked(run: ReportedRun) -> str | None:
     return f"{masked.sums.totals.perplexity:,.3f} ± {format_number(masked.error, '.3f')}{beside}"
 
 
-SUMMARY: Rows = {
-    "objective": lambda run: run.facts["objective"],
-    "model": _model,
-    "attention by layer": lambda run: run.facts["attention by layer"],
-    "window beside": lambda run: run.facts.get("window beside"),
-    "parameters": lambda run: run.facts["parameters"],
-    "in tables of n-grams": lambda run: run.facts.get("in tables of n-grams"),
-    "tokenizer": _tokenizer,
-    "trained on": _trained,
-    "trained length": lambda run: run.facts["trained length"],
-    "training time": _trained_time,
-    "validation loss": _loss,
-}
+def _trained_per_second(run: ReportedRun) -> float | None:
+    speeds = [entry["tokens_per_second"] for entry in run.metrics if entry.get("tokens_per_second")]
+    return statistics.median(speeds) if speeds else None
 
 
-def _measures(runs: Sequence[ReportedRun]) -> Rows:
-    """Return the rows of what was measured for the report, which name its text."""
+def _read_per_second(run: ReportedRun) -> float | None:
+    return next((report.tokens / max(report.seconds, 1e-9) for report in _reports([run])), None)
+
+
+SUMMARY = [
+    Column("objective", value=_fact("objective")),
+    Column("model", value=_model),
+    Column("attention by layer", format=in_words, value=_fact("attention by layer")),
+    Column("window beside", format=",", value=_fact("window beside")),
+    Column("parameters", format=",", value=_fact("parameters")),
+    Column("in tables of n-grams", format=",", value=_fact("in tables of n-grams")),
+    Column("tokenizer", value=_tokenizer),
+    Column("trained on", value=_trained),
+    Column("trained length", format=",", value=_fact("trained length")),
+    Column("training time", value=_trained_time),
+    Column("validation loss", value=_loss),
+]
+SPEED = [
+    Column("measured on", value=lambda run: run.measured and run.measured.machine),
+    Column("training, median of steps", format=",.0f", value=_trained_per_second),
+    Column("reading, as in evaluation", format=",.0f", value=_read_per_second),
+    Column("writing one text", format=",.0f", value=lambda run: run.measured and run.measured.written_per_second),
+    Column("decoded by", value=_fact("decoded by")),
+    Column("kernels", format=in_words, value=_fact("kernels here")),
+    Column("state", format=binary_size, value=_fact("state bytes")),
+    Column("state added by each token", format=binary_size, value=_fact("state bytes per token")),
+    Column("state with --learn", format=binary_size, value=_fact("state bytes with --learn")),
+]
+ENVIRONMENT = [
+    Column("began", value="environment.begun"),
+    Column("machine", value="environment.machine"),
+    Column("device", value=lambda run: run.environment.device or run.recipe.device),
+    Column("threads", value=lambda run: run.environment.threads or None),
+    Column("python", value="environment.python"),
+    Column("packages", format=in_words, value=lambda run: run.environment.packages or None),
+]
+AMOUNTS = ("documents", "bytes", "tokens")
+SOURCES = [
+    Column("source", align="<", value="name"),
+    *(Column(amount, format=",", value=f"train.{amount}") for amount in AMOUNTS),
+    *(Column(f"held-out {amount}", format=",", value=f"validation.{amount}") for amount in AMOUNTS),
+]
+
+
+def _measures(runs: Sequence[ReportedRun]) -> list[Column]:
+    """Return the facts that were measured for the report, which name its text."""
     text = _measured_text(runs)
-    return {f"measured on {text}": _at_longest, f"perplexity of masked tokens of {text}": _masked}
+    return [
+        Column(f"measured on {text}", value=_at_longest),
+        Column(f"perplexity of masked tokens of {text}", value=_masked),
+    ]
 
 
 def _measured_text(runs: Sequence[ReportedRun]) -> str:
@@ -154,23 +185,18 @@ def _measured_text(runs: Sequence[ReportedRun]) -> str:
 
 
 def _text(runs: Sequence[ReportedRun]) -> Parts:
-    amounts = ("documents", "bytes", "tokens")
-    columns = [
-        Column("source", 0, align="<", value="name"),
-        *(Column(amount, 0, ",", value=f"train.{amount}") for amount in amounts),
-        *(Column(f"held-out {amount}", 0, ",", value=f"validation.{amount}") for amount in amounts),
-    ]
-    tables = []
-    for run in runs:
-        sources: list[SourceText] = text_sources(run.environment, run.recipe)
-        tables += [data_table(columns, sources, f"Text of {run.name}, by source")] if sources else []
-    return tables
+    sources = {run.name: text_sources(run.environment, run.recipe) for run in runs}
+    return [data_table(SOURCES, rows, f"Text of {name}, by source") for name, rows in sources.items() if rows]
 
 
 def _training(runs: Sequence[ReportedRun]) -> Parts:
-    panels = training_panels([TrainingCurves.of(run.name, run.recipe, run.metrics) for run in runs])
+    panels = training_panels(_curves(runs))
     note = "Training loss is that of single steps; validation is an even sample of the held-out text."
     return [_p(note), charts(panels)] if panels else []
+
+
+def _curves(runs: Sequence[ReportedRun]) -> list[TrainingCurves]:
+    return [TrainingCurves.of(run.name, run.recipe, run.metrics) for run in runs]
 
 
 def _samples(runs: Sequence[ReportedRun]) -> Parts:
@@ -192,13 +218,12 @@ def _perplexity(runs: Sequence[ReportedRun]) -> Parts:
     reports = _reports(runs)
     if not reports:
         return []
-    panels = [panel for row in perplexity_figure.figure(reports).rows for panel in row if isinstance(panel, Panel)]
     note = (
         f"Measured on {_measured_text(runs)}. By context: the same tokens, each time with that many tokens before "
         f"them. By position: each {reports[0].unit} read once, from its beginning. Numbers after ± are standard errors "
         f"over {reports[0].unit}s; an asterisk marks the length of training."
     )
-    parts = [_p(note), charts(panels)]
+    parts = [_p(note), charts(perplexity_figure.figure(reports).panels)]
     for compared in perplexity_report.differences(reports):
         title = perplexity_report.difference_lines(compared)[0].rstrip(":")
         columns = perplexity_report.difference_columns(compared)
@@ -213,101 +238,52 @@ def _recall(runs: Sequence[ReportedRun]) -> Parts:
     results = [run.measured.recall for run in runs if run.measured and run.measured.recall]
     if not results:
         return []
-    (panels,) = probe_accuracy.figure(results).rows
     note = (
         f"How often the likeliest token is the right one where a text of symbols repeats something, in "
         f"{results[0].scores[0].texts} texts for each distance: a whole sequence (copy), what followed one symbol "
         "(induction), the values of eight keys (mqar)."
     )
-    return [_p(note), charts([panel for panel in panels if isinstance(panel, Panel)])]
+    return [_p(note), charts(probe_accuracy.figure(results).panels)]
 
 
 def _state(runs: Sequence[ReportedRun]) -> Parts:
-    healths: dict[str, list[Health]] = {report.name: report.health for report in _reports(runs) if report.health}
+    healths = {report.name: report.health for report in _reports(runs) if report.health}
     positions = sorted({point.position for points in healths.values() for point in points})
     common: dict[str, Any] = {"x_label": "tokens read", "ticks": positions, "tick_name": name_length, "y_scale": "log"}
+    shown = {
+        "norm": ("Norm of the state S", "median of layers and heads"),
+        "smallest": ("Smallest denominator while reading", "smallest of layers and heads"),
+    }
     panels = [
-        Panel(lines_of(healths, "position", value, marker_size=5), title, y_label=y_label, **common)
-        for title, value, y_label in (
-            ("Norm of the state S", "norm", "median of layers and heads"),
-            ("Smallest denominator while reading", "smallest", "smallest of layers and heads"),
-        )
-        if healths
+        Panel(lines_of(healths, "position", value, marker_size=5), title, y_label=label, **common)
+        for value, (title, label) in (shown if healths else {}).items()
     ]
-    in_validation = denominator_panel([TrainingCurves.of(run.name, run.recipe, run.metrics) for run in runs])
+    in_validation = denominator_panel(_curves(runs))
     panels += [in_validation] if in_validation else []
     parts = [charts(panels)] if panels else []
     for run in runs:
         for name in ("effective memory by head", "smallest denominators"):
             layers = run.facts.get(name, {})
             heads = max(map(len, layers.values()), default=0)
-            columns = [Column("", 0, align="<"), *(Column(f"head {head + 1}", 0, ",.4g") for head in range(heads))]
+            columns = [Column("", align="<"), *(Column(f"head {head + 1}", format=",.4g") for head in range(heads))]
             rows = [[layer, *values] for layer, values in layers.items()]
             parts += [data_table(columns, rows, f"{run.name}, {name}, in the last validation")] if rows else []
     return parts
 
 
-def _read_per_second(run: ReportedRun) -> float | None:
-    return next((report.tokens / max(report.seconds, 1e-9) for report in _reports([run])), None)
-
-
-def _trained_per_second(run: ReportedRun) -> float | None:
-    speeds = [entry["tokens_per_second"] for entry in run.metrics if entry.get("tokens_per_second")]
-    return statistics.median(speeds) if speeds else None
-
-
-def _count(of: Callable[[ReportedRun], float | None]) -> Callable[[ReportedRun], str | None]:
-    return lambda run: None if (value := of(run)) is None else f"{value:,.0f}"
-
-
-def _bytes(name: str) -> Callable[[ReportedRun], str | None]:
-    return lambda run: binary_size(run.facts[name]) if name in run.facts else None
-
-
-SPEED: Rows = {
-    "measured on": lambda run: run.measured and run.measured.machine,
-    "training, median of steps": _count(_trained_per_second),
-    "reading, as in evaluation": _count(_read_per_second),
-    "writing one text": _count(lambda run: run.measured and run.measured.written_per_second),
-    "decoded by": lambda run: run.facts.get("decoded by"),
-    "kernels": lambda run: run.facts.get("kernels here"),
-    "state": _bytes("state bytes"),
-    "state added by each token": _bytes("state bytes per token"),
-    "state with --learn": _bytes("state bytes with --learn"),
-}
-
-ENVIRONMENT: Rows = {
-    "began": lambda run: run.environment.begun,
-    "machine": lambda run: run.environment.machine,
-    "device": lambda run: run.environment.device or run.recipe.device,
-    "threads": lambda run: run.environment.threads or None,
-    "python": lambda run: run.environment.python,
-    "packages": lambda run: run.environment.packages or None,
-}
-
-
 def _recipes(runs: Sequence[ReportedRun]) -> Parts:
-    """Return the options that differ, and each recipe with the lines marked in which it differs from another."""
+    """Return the options that differ, and each recipe."""
     parts: Parts = []
     if len(runs) > 1:
         options = [recipe_file.flat(without_folders(run.recipe.model_dump())) for run in runs]
         keys = dict.fromkeys(key for each in options for key in each)
         rows = [[key, *(str(each.get(key, "")) for each in options)] for key in keys]
-        columns = [Column(title, 0, align="<") for title in ("option", *(run.name for run in runs))]
+        columns = [Column(title, align="<") for title in ("option", *(run.name for run in runs))]
         parts.append(data_table(columns, [row for row in rows if len(set(row[1:])) > 1], "Options that differ"))
-    texts = [recipe_file.dump_without_folders(run.recipe).splitlines() for run in runs]
-    for number, run in enumerate(runs):
-        others = texts[0] if number else texts[-1]
-        lines = element("pre", *_marked(texts[number], others))
-        parts.append(details(f"{run.recipe.name}.yaml of {run.name}", lines, class_="printed"))
+    for run in runs:
+        recipe = element("pre", recipe_file.dump_without_folders(run.recipe))
+        parts.append(details(f"{run.recipe.name}.yaml of {run.name}", recipe, class_="printed"))
     return parts
-
-
-def _marked(lines: Sequence[str], others: Sequence[str]) -> Iterator[Html]:
-    """Yield lines, those that other lines lack marked."""
-    for kind, begin, end, *_ in SequenceMatcher(None, lines, others, autojunk=False).get_opcodes():
-        for line in lines[begin:end]:
-            yield join([line if kind == "equal" else element("mark", line), "\n"])
 
 
 def _commands(runs: Sequence[ReportedRun]) -> Parts:
@@ -316,22 +292,28 @@ def _commands(runs: Sequence[ReportedRun]) -> Parts:
     if unnamed := [run.name for run in runs if run.path is None]:
         parts.append(_p(f"In these commands, {' and '.join(unnamed)} stands for the path of the run."))
     for run, path in zip(runs, names, strict=True):
-        name = run.recipe.name
         folder = path.partition("/checkpoints/")[0]
-        parts.append(element("pre", shlex.join(["lmlong", "train", f"{name}.yaml", "--out", folder])))
-        if run.environment.command:
-            program, *words = run.environment.command
-            started = shlex.join([last_part(program, True), *(FOLDERS.sub("", word) for word in words)])
-            parts += [_p(f"{run.name} was started by:"), element("pre", started)]
-    measured = [run.measured for run in runs if run.measured and run.measured.perplexity]
+        parts.append(element("pre", shlex.join(["lmlong", "train", f"{run.recipe.name}.yaml", "--out", folder])))
+    measured = next((run.measured for run in runs if run.measured and run.measured.perplexity), None)
     if measured:
-        data = [word for file in measured[0].files for word in ("--data", last_part(str(file)))]
-        views, probes = (["--by", ",".join(VIEWS)], ["--probe", ",".join(run_report.PROBES)])
-        distances, trials = ",".join(map(name_length, run_report.DISTANCES)), str(run_report.TRIALS)
-        text = [*data, "--tokens", str(measured[0].tokens)]
+        data = [word for file in measured.files for word in ("--data", last_part(str(file)))]
+        text = [*data, "--tokens", str(measured.tokens)]
+        views, targets = ",".join(VIEWS), str(run_report.TARGETS)
+        probes, lengths = ",".join(run_report.PROBES), ",".join(map(name_length, run_report.DISTANCES))
         commands = [
-            ["lmlong", "eval", *names, *views, "--targets", str(run_report.TARGETS), *text],
-            ["lmlong", "probe", *names, *probes, "--lengths", distances, "--trials", trials, *text],
+            ["lmlong", "eval", *names, "--by", views, "--targets", targets, *text],
+            [
+                "lmlong",
+                "probe",
+                *names,
+                "--probe",
+                probes,
+                "--lengths",
+                lengths,
+                "--trials",
+                str(run_report.TRIALS),
+                *text,
+            ],
         ]
         parts += [_p("These commands measure the same:")]
         parts += [element("pre", "\n".join(map(shlex.join, commands)))]

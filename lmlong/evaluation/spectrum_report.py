@@ -89,8 +89,7 @@ def _curves(spectrum: Spectrum) -> Panel:
         title=f"{spectrum.name}, {name_length(spectrum.length)} tokens",
         x_label="largest singular values",
         y_label="share of their sum",
-        marks=[Mark(quarter_of(size), f"{quarter_of(size):,}", "foot") for size in sizes],
-        x_range=(0, spectrum.length),
+        marks=[Mark(quarter_of(size), f"{quarter_of(size):,}") for size in sizes],
         y_range=(0, 1.02),
     )
 

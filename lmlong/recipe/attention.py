@@ -148,9 +148,8 @@ class Attention(Options):
 
     def disagreements(self) -> Iterator[PydanticCustomError]:
         if self.decay == "channel" and "delta" in self.kind_names:
-            yield mistake(
-                "decay", "delta has one decay for each head, not for each channel. Use learned, or only linear layers."
-            )
+            why = "delta has one decay for each head, not for each channel. Use learned, or only linear layers."
+            yield mistake("decay", why)
         if self.decay == "channel" and "linear" in self.kind_names and FEATURE_MAP_KINDS[self.feature_map].signed:
             yield mistake(
                 "decay",

@@ -1,4 +1,10 @@
-"""A whole recipe: its top-level options, loading, and writing as YAML."""
+"""A whole recipe: its top-level options, loading, and writing as YAML.
+
+    text -> yaml.parse_yaml: Tree -> parsed.parse_recipe: overrides -> pydantic: Recipe -> mistakes: sentences
+
+A tree holds plain values and the line or override of each; pydantic's errors, and the mistakes found before, become
+one sentence each.
+"""
 
 import io
 import json
@@ -15,22 +21,19 @@ from lmlong.errors import RecipeError
 from lmlong.recipe import bounds
 from lmlong.recipe.attention import Attention
 from lmlong.recipe.kinds import plugin_sections, plugins_needed
-from lmlong.recipe.mistakes import mistakes
+from lmlong.recipe.mistakes import REMOVED, messages, sentences
 from lmlong.recipe.model import Model
 from lmlong.recipe.objective import CAUSAL_ONLY, ENCODER_DEFAULTS, Sections, disagreements
-from lmlong.recipe.parsed import ATTENTION, FORMAT, parse_recipe
+from lmlong.recipe.parsed import ATTENTION, FORMAT, check_plugins, load_plugins, parse_recipe
 from lmlong.recipe.paths import with_absolute, without_folders
-from lmlong.recipe.removed import drop_removed
 from lmlong.recipe.section import Options, completed, mistake
 from lmlong.recipe.text import Text
 from lmlong.recipe.training import Conversion, Training
-from lmlong.recipe.yaml import at
+from lmlong.recipe.yaml import KeyPath, Mistake, at
 
 
 class Recipe(Options):
     """One training run from text to weights, built from its sections or loaded from a file."""
-
-    is_recipe = True
 
     format: Literal[1] = FORMAT
     """Version of the recipe format; 1 if left out."""
@@ -109,17 +112,15 @@ class Recipe(Options):
             yield mistake("learn", f"{CAUSAL_ONLY['training.learn']}. Leave it out.")
         parts, within = self.training.sequence_parallel, min(self.training.sequence_parallel, self.devices)
         if self.devices % within or parts % within or self.processes % parts:
-            yield mistake(
-                "training.sequence_parallel",
-                f"{parts} devices cannot read a row together with devices: {self.devices} on nodes: {self.nodes}. "
-                "Use a divisor of devices, or all devices of several machines.",
-            )
+            why = f"{parts} devices cannot read a row together with devices: {self.devices} on nodes: {self.nodes}."
+            remedy = "Use a divisor of devices, or all devices of several machines."
+            yield mistake("training.sequence_parallel", f"{why} {remedy}")
         for key, length in (self.conversion.lengths() if self.conversion else {}).items():
             if length and self.text.sequence_length % length:
-                yield mistake(
-                    f"conversion.{key}",
-                    f"text.sequence_length, {self.text.sequence_length}, is not a multiple of {length}. Use a divisor.",
+                why = (
+                    f"text.sequence_length, {self.text.sequence_length}, is not a multiple of {length}. Use a divisor."
                 )
+                yield mistake(f"conversion.{key}", why)
 
 
 def load(
@@ -137,19 +138,29 @@ def load(
     The plug-ins that the recipe lists are loaded by `load_plugin`. Without it nothing is imported: an untrusted recipe,
     such as a checkpoint's, requires its plug-ins to be loaded already.
     """
-    parsed = parse_recipe(source, overrides, as_trained)
+    tree = parse_recipe(source, overrides, as_trained)
     if load_plugin:
-        parsed.load_plugins(load_plugin)
+        load_plugins(tree, load_plugin)
     else:
-        parsed.check_plugins()
-    wrong = drop_removed(parsed.values, as_trained)
+        check_plugins(tree)
+    _drop_removed(tree.values, as_trained)
+    wrong: dict[KeyPath, str] = {}
     try:
-        recipe = recipe_class(plugins_needed(at(parsed.values, ATTENTION))).model_validate(parsed.values)
+        recipe = recipe_class(plugins_needed(at(tree.values, ATTENTION))).model_validate(tree.values)
     except ValidationError as error:
-        wrong = mistakes(error, parsed.values, recipe_class(), suggest_paths=True) | wrong
-    if messages := parsed.messages(wrong):
-        raise RecipeError(messages)
+        wrong = messages(error, tree.values, recipe_class())
+    if mistakes := tree.mistakes + [Mistake(path, tree.origin(path), message) for path, message in wrong.items()]:
+        raise RecipeError(sentences(tree, mistakes))
     return with_absolute_paths(recipe)
+
+
+def _drop_removed(values: dict[str, Any], as_trained: bool) -> None:
+    """Drop options of earlier versions at their defaults, since runs were saved with every option. Those of a recipe
+    `as_trained` have had their effect."""
+    for path in REMOVED:
+        section = at(values, path[:-1])
+        if isinstance(section, dict) and (as_trained or section.get(path[-1]) is None):
+            section.pop(path[-1], None)
 
 
 def with_absolute_paths(recipe: Recipe) -> Recipe:

@@ -1,5 +1,6 @@
-"""Messages for mistakes in a recipe: pydantic's errors as one plain sentence for each key."""
+"""Sentences about the mistakes in a recipe: in its YAML, in its overrides, and the errors of pydantic in its values."""
 
+from collections.abc import Iterable
 from difflib import get_close_matches
 from math import inf
 from typing import Any
@@ -9,7 +10,6 @@ from pydantic_core import ErrorDetails
 
 from lmlong.errors import nearest
 from lmlong.recipe.bounds import LARGEST_SHOWN
-from lmlong.recipe.option_types import pattern_words
 from lmlong.recipe.reference import (
     Shape,
     choices,
@@ -22,9 +22,8 @@ from lmlong.recipe.reference import (
     sections,
     shape_of,
     shape_of_field,
-    takes_patterns,
 )
-from lmlong.recipe.yaml import UNREADABLE, KeyPath, at, dotted, undotted
+from lmlong.recipe.yaml import UNREADABLE, KeyPath, Mistake, Tree, at, dotted, undotted
 
 MAX_SHOWN = 60
 """The characters of a value that a message shows."""
@@ -33,38 +32,58 @@ MAX_LISTED, MAX_NEAREST = 8, 3
 """The message for an unknown key lists all keys of a section with up to MAX_LISTED keys, else the MAX_NEAREST most
 similar."""
 
+REMOVED: dict[KeyPath, str] = {
+    ("training", "keep_predictions"): "The teacher predicts in each step.",
+    ("conversion", "keep_predictions"): "The teacher predicts in each step.",
+}
+"""Options of earlier versions, and what happens without them. All were null by default."""
 
-def mistakes(
-    error: ValidationError, values: Any, section: type[BaseModel], suggest_paths: bool = False
-) -> dict[KeyPath, str]:
-    """Return a message for each wrong key in the values of a section.
 
-    With `suggest_paths`, the hint for an unknown key names options of that name in any section below.
-    """
-    messages: dict[KeyPath, str] = {}
+def sentences(tree: Tree, mistakes: Iterable[Mistake]) -> list[str]:
+    """Return one sentence for each mistake: first those in the file by line, then those in overrides in their order."""
+
+    def position(mistake: Mistake) -> tuple[bool, int]:
+        origin = mistake.origin
+        return (True, tree.overrides.index(origin)) if isinstance(origin, str) else (False, origin)
+
+    return [_sentence(tree, mistake) for mistake in sorted(mistakes, key=position)]
+
+
+def _sentence(tree: Tree, mistake: Mistake) -> str:
+    key, origin = dotted(mistake.path), mistake.origin
+    if isinstance(origin, int):
+        where = [f"{tree.file}:{origin}"] if tree.file else []
+    else:
+        where = [origin]
+        key = "" if origin.startswith(f"{key}=") else key
+    return ": ".join([*where, *([key] if key else []), mistake.message])
+
+
+def messages(error: ValidationError, values: Any, section: type[BaseModel]) -> dict[KeyPath, str]:
+    """Return a message for each wrong key in the values of a section."""
+    found: dict[KeyPath, str] = {}
     for detail in error.errors(include_url=False):
-        if detail["type"] == "extra_forbidden":
-            path, message = _unknown_key(detail, values, section, suggest_paths)
-        else:
-            path, message = _wrong_value(detail, values, section)
+        explain = _unknown_key if detail["type"] == "extra_forbidden" else _wrong_value
+        path, message = explain(detail, values, section)
         if message:
-            messages.setdefault(path, message)
-    return messages
+            found.setdefault(path, message)
+    return found
 
 
-def _unknown_key(
-    detail: ErrorDetails, values: Any, section: type[BaseModel], suggest_paths: bool
-) -> tuple[KeyPath, str]:
+def _unknown_key(detail: ErrorDetails, values: Any, section: type[BaseModel]) -> tuple[KeyPath, str]:
     """Return the path of an unknown key, and a message that names a similar key of its section, else options of
-    that name elsewhere, else keys of its section."""
+    that name in any section below, else keys of its section."""
     *outer, key = detail["loc"]
-    path, shape = _follow(tuple(outer), values, section)
+    above, shape = _follow(tuple(outer), values, section)
+    path = (*above, key)
+    if path in REMOVED:
+        return path, f"no longer an option. {REMOVED[path]} Leave it out."
     names = list(sections(shape)[0].model_fields)
     hint = nearest(key, names)
-    if not hint and suggest_paths and (paths := paths_of(str(key), section)):
-        hint = f" Did you mean {' or '.join(map(repr, paths))}?"
-    hint = hint or _known_keys(key, path, names)
-    return (*path, key), f"unknown key.{hint}"
+    elsewhere = [other for other in paths_of(str(key), section) if other != dotted(path)]  # of another kind of section
+    if not hint and elsewhere:
+        hint = f" Did you mean {' or '.join(map(repr, elsewhere))}?"
+    return path, f"unknown key.{hint or _known_keys(key, above, names)}"
 
 
 def _wrong_value(detail: ErrorDetails, values: Any, section: type[BaseModel]) -> tuple[KeyPath, str]:
@@ -86,9 +105,7 @@ def _wrong_value(detail: ErrorDetails, values: Any, section: type[BaseModel]) ->
         case "union_tag_invalid":
             return (*path, "kind"), _not_one_of(value["kind"], kinds_of(shape))
         case "literal_error":
-            names = pattern_words(value) if isinstance(value, str) and takes_patterns(shape) else [value]
-            words = choices(shape)
-            return path, _not_one_of(next(name for name in names if name not in words), words)
+            return path, _not_one_of(context.get("name", value), choices(shape))
     most = inf if detail["type"] == "less_than_equal" else LARGEST_SHOWN
     return path, f"expected {in_words(shape, most)}, got {_show(value)}.{_remedy(shape, value, path)}"
 

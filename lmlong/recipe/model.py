@@ -214,13 +214,11 @@ class Model(Options):
 
     def disagreements(self) -> Iterator[PydanticCustomError]:
         if self.heads % (self.kv_heads or 1):
-            yield mistake(
-                "kv_heads", f"{self.kv_heads} do not divide {self.heads} heads. Use a divisor of model.heads."
-            )
+            why = f"{self.kv_heads} do not divide {self.heads} heads. Use a divisor of model.heads."
+            yield mistake("kv_heads", why)
         if not self.head_norm and "delta" in self.kinds:
-            yield mistake(
-                "head_norm", "delta requires it, since its output is not an average of values. Set it to true."
-            )
+            why = "delta requires it, since its output is not an average of values. Set it to true."
+            yield mistake("head_norm", why)
         if self.head_dim is None and self.width % self.heads:
             why = f"{self.heads} heads do not divide a width of {self.width}. Use a divisor, or give model.head_dim."
             yield mistake("heads", why)
@@ -230,10 +228,8 @@ class Model(Options):
         elif self.downsample and not 0 < len(self.downsampled_layers) < self.layers:
             layers = self.downsample.layers or "all but the first and the last"
             left = "at full length" if self.downsampled_layers else "downsampled"
-            yield mistake(
-                "downsample.layers",
-                f"{layers} of {self.layers} layers leaves none {left}. Give 1 to {self.layers - 1}.",
-            )
+            why = f"{layers} of {self.layers} layers leaves none {left}. Give 1 to {self.layers - 1}."
+            yield mistake("downsample.layers", why)
         else:
             yield from self._downsampled_tokens()
 
@@ -251,8 +247,6 @@ class Model(Options):
         kinds = self.kinds
         wrong = [layer for layer in self.downsampled_layers if ATTENTION_KINDS[kinds[layer]].reads_tokens]
         for layer in wrong[:1]:
-            yield mistake(
-                "attention.kind",
-                f"{kinds[layer]} reads token ids, but layer {layer + 1} is downsampled and has none. Choose another "
-                "kind for the middle layers, or leave downsample out.",
-            )
+            why = f"{kinds[layer]} reads token ids, but layer {layer + 1} is downsampled and has none."
+            remedy = "Choose another kind for the middle layers, or leave downsample out."
+            yield mistake("attention.kind", f"{why} {remedy}")

@@ -83,28 +83,23 @@ def _kinds_by_key(model: Model) -> Iterator[tuple[str, str]]:
 def _causal(text: Text, model: Model, training: Training) -> Iterator[PydanticCustomError]:
     if model.positions == "absolute":
         yield mistake("model.positions", "absolute positions are only for encoders. Use rotary, none or auto.")
+    passing = [key for key in STATE_PASSING if getattr(training, key)]
     for key in ("segment", *STATE_PASSING):
         if getattr(training, key) and (why := why_state_grows(model.kinds)):
             yield mistake(f"training.{key}", why)
     if training.only_ngram and not model.add_ngram:
         yield mistake("training.only_ngram", "the model has no added heads. Choose layers in model.add_ngram.")
     if text.sequence_length % model.factor:
-        yield mistake(
-            "text.sequence_length",
-            f"{text.sequence_length} is not a multiple of model.downsample.factor, {model.factor}. "
-            f"Use {-(-text.sequence_length // model.factor) * model.factor}.",
-        )
-    for key in STATE_PASSING:
-        if getattr(training, key) and text.rows == "documents":
-            yield mistake(
-                f"training.{key}", "not used with whole documents, which begin from an empty state. Leave it out."
-            )
-        if getattr(training, key) and model.attention.favor.resample_every:
-            yield mistake(
-                f"training.{key}",
-                "states become invalid when random features are resampled. Leave this out, or resample_every.",
-            )
-
+        why = f"{text.sequence_length} is not a multiple of model.downsample.factor, {model.factor}."
+        longer = -(-text.sequence_length // model.factor) * model.factor
+        yield mistake("text.sequence_length", f"{why} Use {longer}.")
+    for key in passing:
+        if text.rows == "documents":
+            why = "not used with whole documents, which begin from an empty state. Leave it out."
+            yield mistake(f"training.{key}", why)
+        if model.attention.favor.resample_every:
+            why = "states become invalid when random features are resampled. Leave this out, or resample_every."
+            yield mistake(f"training.{key}", why)
     if (parts := training.sequence_parallel) > 1:
         yield from _in_parts(parts, text, model)
 
@@ -128,9 +123,8 @@ def _masked(sections: Sections) -> Iterator[PydanticCustomError]:
         if option(sections) != option(ENCODER):
             yield mistake(key, f"{why}. Leave it out.")
     if training.kernel in ("triton", "fla"):
-        yield mistake(
-            "training.kernel", "the kernels only read the past, but an encoder looks at both sides. Leave it out."
-        )
+        why = "the kernels only read the past, but an encoder looks at both sides. Leave it out."
+        yield mistake("training.kernel", why)
     longest = model.layer_lengths("linformer", text.sequence_length)
     if longest and (misfit := model.attention.linformer.misfit(longest, model.heads)):
         key, why = misfit

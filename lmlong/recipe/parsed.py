@@ -1,29 +1,25 @@
-"""Recipes before validation, from files found by name or path or from dicts, with overrides applied.
-
-Each value keeps its line or override, where mistakes in it are reported.
-"""
+"""Recipes before validation: found by name or path, or given as dicts, with overrides applied."""
 
 import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from lmlong.errors import RecipeError, UsageError, nearest, other_format
 from lmlong.recipe.kinds import ATTENTION_KINDS, FEATURE_MAP_KINDS, attention_words
-from lmlong.recipe.overrides import BadOverride, sets, with_item, with_override
+from lmlong.recipe.mistakes import sentences
 from lmlong.recipe.paths import absolute, is_file
+from lmlong.recipe.section import Options
 from lmlong.recipe.yaml import (
     MAX_SIZE,
-    UNREADABLE,
+    BadOverride,
     BrokenYAML,
     KeyPath,
     Mistake,
-    ParsedYAML,
-    Section,
+    Tree,
     at,
     dotted,
-    origin_of,
     parse_yaml,
 )
 
@@ -94,121 +90,111 @@ def read_recipe_file(file: Path) -> str:
         raise RecipeError([f"{file}:{line}: not UTF-8. Save the file in that encoding."]) from None
 
 
-class ParsedRecipe(NamedTuple):
-    """The values of a recipe before validation, with the file and the overrides that they come from."""
-
-    file: Path | None
-    values: Section
-    mistakes: list[Mistake]
-    """Mistakes in the YAML of the file."""
-    overrides: list[str]
-    rejected: list[str]
-    """Messages for overrides that cannot be applied."""
-
-    def load_plugins(self, load_plugin: Callable[[str], object]) -> None:
-        """Load the plug-ins that the recipe lists; files are relative to the recipe's folder."""
-        for number, name in self._plugins.items():
-            path = ("plugins", number)
-            in_file = self.file is not None and isinstance(origin_of(self.values, path, 1), int)
-            folder = self.file.parent if self.file and in_file else Path()
-            try:
-                load_plugin(absolute(folder / Path(name).expanduser()) if is_file(name) else name)
-            except UsageError as error:
-                raise RecipeError([self._message(self._mistake_at(path, str(error)))]) from None
-
-    def check_plugins(self) -> None:
-        """Raise `MissingPlugin` if the recipe lists plug-ins and its attention needs one that is not loaded."""
-        kinds, maps = attention_words(at(self.values, ATTENTION))
-        missing = [f"the attention {kind}" for kind in kinds if kind not in ATTENTION_KINDS]
-        missing += [f"the feature map {name}" for name in maps if name not in FEATURE_MAP_KINDS]
-        if missing and self._plugins:
-            plugins = " or ".join(dotted((Path(name).name,)) for name in self._plugins.values())
-            needs = f"needs {missing[0]} of the plug-in {plugins}"
-            raise MissingPlugin(
-                [f"{self.file or 'the recipe'}: {needs}: load it by --plugin FILE, or in Python by lmlong.load_plugin."]
-            )
-
-    def messages(self, wrong: Mapping[KeyPath, str]) -> list[str]:
-        """Return one message for each mistake: first those in the file by line, then those in overrides in their order.
-
-        `wrong` holds the mistakes found by validation.
-        """
-        mistakes = [each for each in self.mistakes if not any(sets(override, each.path) for override in self.overrides)]
-        mistakes += [self._mistake_at(path, message) for path, message in wrong.items()]
-        return [self._message(mistake) for mistake in sorted(mistakes, key=self._position)] + self.rejected
-
-    @property
-    def _plugins(self) -> dict[int, str]:
-        """The plug-ins that the recipe lists, by their index."""
-        plugins = self.values.get("plugins")
-        listed = plugins if isinstance(plugins, list) else []
-        return {number: name for number, name in enumerate(listed) if isinstance(name, str)}
-
-    def _mistake_at(self, path: KeyPath, message: str) -> Mistake:
-        return Mistake(path, origin_of(self.values, path, 1), message)
-
-    def _position(self, mistake: Mistake) -> tuple[int, int]:
-        if isinstance(mistake.origin, str):
-            return 1, self.overrides.index(mistake.origin)
-        return 0, mistake.origin
-
-    def _message(self, mistake: Mistake) -> str:
-        key, origin = dotted(mistake.path), mistake.origin
-        if isinstance(origin, int):
-            return (f"{self.file}:{origin}: " if self.file else "") + f"{key}: {mistake.message}"
-        return f"{origin}: " + ("" if origin.startswith(f"{key}=") else f"{key}: ") + mistake.message
-
-
 def parse_recipe(
     source: str | Path | Mapping[str, Any],
     overrides: Sequence[str] | Mapping[str, Any],
     as_trained: bool = False,
-) -> ParsedRecipe:
-    """Parse a recipe from a file or from a dict of sections, and apply overrides.
+) -> Tree:
+    """Return the values of a recipe before validation, from a file or from a dict of sections, with overrides applied.
 
     Missing values are taken from the run of training.init_from; a recipe `as_trained` is complete.
     """
-    file = None if isinstance(source, Mapping) else find_recipe(str(source))
-    document = _document(file) if file else ParsedYAML(source, [])
-    values = Section(({"name": file.stem} if file else {}) | document.values, getattr(document.values, "origins", {}))
-    applied, rejected = [], []
+    tree = Tree(_plain(source)) if isinstance(source, Mapping) else _read(find_recipe(str(source)))
     for given in overrides.items() if isinstance(overrides, Mapping) else overrides:
-        text = given if isinstance(given, str) else f"{given[0]}={given[1]!r}"
-        try:
-            values = with_override(values, text) if isinstance(given, str) else with_item(values, *given, text)
-            applied.append(text)
-        except BadOverride as error:
-            rejected.append(str(error))
-    values = values if as_trained else _with_start(values)
-    version, where = values.get("format", FORMAT), file or "the recipe"
-    if version is not UNREADABLE and (type(version) is not int or version < 1):
-        raise RecipeError([f"{where}: format: expected {FORMAT}, got {version!r}. Write format: {FORMAT}."])
-    if type(version) is int and version != FORMAT:
-        raise RecipeError([other_format(where, version, FORMAT)])
-    return ParsedRecipe(file, values, document.mistakes, applied, rejected)
+        _override(tree, given)
+    if not as_trained:
+        _complete_from_start(tree.values)
+    version = tree.values.get("format")
+    if type(version) is int and version > FORMAT:
+        raise RecipeError([other_format(tree.file or "the recipe", version, FORMAT)])
+    return tree
 
 
-def _document(file: Path) -> ParsedYAML:
-    """Return the YAML document in a file, which must hold sections."""
+def _plain(values: Any) -> Any:
+    """Return a copy of sections built in Python, typed ones as dicts of the options that were set."""
+    if isinstance(values, Options):
+        return values.model_dump(exclude_unset=True)
+    if isinstance(values, Mapping):
+        return {str(key): _plain(value) for key, value in values.items()}
+    return [_plain(value) for value in values] if isinstance(values, list) else values
+
+
+def _override(tree: Tree, given: str | tuple[str, Any]) -> None:
+    """Replace a value by an override: key.path=value with a value in YAML, or a key and its value."""
+    if isinstance(given, str):
+        text, example = given, "key.path=value, such as training.steps=20."
+        key, equals, value = given.partition("=")
+    else:
+        (key, value), equals = given, "="
+        text, example = f"{key}={value!r}", "a key.path, such as training.steps."
+    tree.overrides.append(text)
     try:
-        return _sections(file)
+        if not equals or not all(key.split(".")):
+            raise BadOverride(f"expected {example}")
+        new = parse_yaml(value, text) if isinstance(given, str) else Tree(_plain(value), text)
+        tree.replace(key, new)
+    except BrokenYAML as error:
+        tree.mistakes.append(Mistake((), text, f"broken YAML: {error}"))
+    except BadOverride as error:
+        tree.mistakes.append(Mistake((), text, str(error)))
+
+
+def load_plugins(tree: Tree, load_plugin: Callable[[str], object]) -> None:
+    """Load the plug-ins that a recipe lists; files are relative to the recipe's folder."""
+    for number, name in _plugins(tree).items():
+        origin = tree.origin(("plugins", number))
+        folder = tree.file.parent if tree.file and isinstance(origin, int) else Path()
+        try:
+            load_plugin(absolute(folder / Path(name).expanduser()) if is_file(name) else name)
+        except UsageError as error:
+            mistake = Mistake(("plugins", number), origin, str(error))
+            raise RecipeError(sentences(tree, [mistake])) from None
+
+
+def check_plugins(tree: Tree) -> None:
+    """Raise `MissingPlugin` if a recipe lists plug-ins and its attention needs one that is not loaded."""
+    kinds, maps = attention_words(at(tree.values, ATTENTION))
+    missing = [f"the attention {kind}" for kind in kinds if kind not in ATTENTION_KINDS]
+    missing += [f"the feature map {name}" for name in maps if name not in FEATURE_MAP_KINDS]
+    plugins = " or ".join(dotted((Path(name).name,)) for name in _plugins(tree).values())
+    if missing and plugins:
+        needs = f"needs {missing[0]} of the plug-in {plugins}"
+        raise MissingPlugin(
+            [f"{tree.file or 'the recipe'}: {needs}: load it by --plugin FILE, or in Python by lmlong.load_plugin."]
+        )
+
+
+def _plugins(tree: Tree) -> dict[int, str]:
+    """Return the plug-ins that a recipe lists, by their index."""
+    plugins = tree.values.get("plugins")
+    listed = plugins if isinstance(plugins, list) else []
+    return {number: name for number, name in enumerate(listed) if isinstance(name, str)}
+
+
+def _read(file: Path) -> Tree:
+    """Return the tree of a recipe file."""
+    try:
+        tree = _sections(file)
     except RecipeError:
         if file.suffix in SUFFIXES or not file.is_file() or not os.access(file, os.R_OK):
             raise
         remedy = f"To train on it: {_training_on(file, 'book')}"
         raise RecipeError([f"{file}: not a recipe (.yaml). {remedy}."]) from None
+    tree.file = file
+    tree.values.setdefault("name", file.stem)
+    return tree
 
 
-def _sections(file: Path) -> ParsedYAML:
+def _sections(file: Path) -> Tree:
     try:
-        document = parse_yaml(read_recipe_file(file))
+        tree = parse_yaml(read_recipe_file(file))
     except BrokenYAML as error:
         raise RecipeError([f"{file}:{error.line}: broken YAML: {error}"]) from None
-    if document.values is None:
+    if tree.values is None:
         raise RecipeError([f"{file}: the file is empty. A recipe needs at least training: {{steps: ...}}."])
-    if not isinstance(document.values, dict):
+    if not isinstance(tree.values, dict):
         raise RecipeError([f"{file}:1: a recipe is made of sections, such as training: {{steps: ...}}."])
-    return document
+    return tree
 
 
 def _training_on(path: Path, recipe: str) -> str:
@@ -216,34 +202,28 @@ def _training_on(path: Path, recipe: str) -> str:
     return f"`lmlong train {recipe} {shlex.quote(f'text.sources.0.paths={path}')}`"
 
 
-def _with_start(values: Section) -> Section:
-    """Return the values of a recipe with its missing options of `model` and its missing tokenizer filled in.
+def _complete_from_start(values: dict[str, Any]) -> None:
+    """Add the missing options of `model` and the missing tokenizer to the values of a recipe.
 
     Options are taken from the run of `training.init_from`, the tokenizer from that run or else from the teacher.
     A run that cannot be read is ignored here and reported when its weights are loaded.
     """
     start, teacher = (_recipe_of(at(values, ("training", key))) for key in ("init_from", "teacher"))
     tokenizer = at(start or teacher, ("text", "tokenizer"))
-    values = _with_defaults(values, "model", at(start, ("model",)))
-    return _with_defaults(values, "text", None if tokenizer is None else {"tokenizer": tokenizer})
+    defaults = {"model": at(start, ("model",)), "text": None if tokenizer is None else {"tokenizer": tokenizer}}
+    for name, section in defaults.items():
+        own = values.get(name, {})
+        if isinstance(section, dict) and isinstance(own, dict):
+            values[name] = section | own
 
 
 def _recipe_of(run: object) -> Any:
     """Return the sections of the recipe in a run folder, a run under runs/ or a checkpoint, or None."""
     if not isinstance(run, str):
         return None
-    for folder in (Path(run).expanduser(), Path("runs") / run):
+    for folder in (Path(run).expanduser(), RUNS / run):
         try:
             return parse_yaml((folder / RECIPE).read_text(encoding="utf-8")).values
         except (OSError, ValueError, BrokenYAML):
             continue
     return None
-
-
-def _with_defaults(values: Section, name: str, defaults: Any) -> Section:
-    """Return values whose section `name` has defaults for its missing keys."""
-    section = values.get(name, {})
-    if not isinstance(section, dict) or not isinstance(defaults, dict):
-        return values
-    completed = Section({**defaults, **section}, getattr(section, "origins", {}))
-    return Section({**values, name: completed}, values.origins)

@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
 from lmlong.recipe.bounds import LARGEST_SHOWN
-from lmlong.recipe.option_types import FILE_NAMES, LENGTH, NameIn, PatternIn
+from lmlong.recipe.option_types import FILE_NAMES, LENGTH, NameIn
 
 PLAIN = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
 BOUNDS = {"gt": "above {}", "ge": "at least {}", "lt": "below {}", "le": "at most {}", "pattern": "of the form {}"}
@@ -90,11 +90,6 @@ def choices(shape: Shape) -> list[str]:
         words += [name for bound in branch.bounds if isinstance(bound, NameIn) for name in bound.names]
         words += map(str, get_args(branch.type) if get_origin(branch.type) is Literal else ())
     return words
-
-
-def takes_patterns(shape: Shape) -> bool:
-    """Return whether a shape allows a pattern of several of its words."""
-    return any(isinstance(bound, PatternIn) for branch in shape for bound in branch.bounds)
 
 
 def in_words(shape: Shape, most: float = LARGEST_SHOWN) -> str:

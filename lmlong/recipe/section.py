@@ -1,13 +1,13 @@
 """The base class of all sections of a recipe: typed keys, unknown keys refused."""
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from lmlong.errors import RecipeError
-from lmlong.recipe.mistakes import mistakes
+from lmlong.recipe.mistakes import messages
 from lmlong.recipe.yaml import dotted
 
 
@@ -18,16 +18,13 @@ class Options(BaseModel):
         extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
 
-    is_recipe: ClassVar[bool] = False
-    """Whether this is a whole recipe; hints for unknown keys then name options of all sections."""
-
     def __init__(self, /, **values: Any) -> None:
         """Validate the values; all mistakes in them are raised as one `RecipeError`."""
         try:
             super().__init__(**values)
         except ValidationError as error:
-            messages = mistakes(error, values, type(self), self.is_recipe)
-            raise RecipeError([f"{dotted(path)}: {message}" for path, message in messages.items()]) from None
+            found = messages(error, values, type(self))
+            raise RecipeError([f"{dotted(path)}: {message}" for path, message in found.items()]) from None
 
     # As on pydantic's own `__init__`: nested sections are validated together, so that no mistake hides another.
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]

@@ -109,9 +109,8 @@ class Tokenizer(Options):
         if self.kind == "characters" and self.alphabet is None:
             yield mistake("alphabet", "required by a tokenizer of this kind. Give its characters, such as ACGTN.")
         if self.kind != "characters" and self.alphabet is not None:
-            yield mistake(
-                "alphabet", f"not used by a tokenizer of kind {self.kind}. Set text.tokenizer.kind=characters."
-            )
+            why = f"not used by a tokenizer of kind {self.kind}. Set text.tokenizer.kind=characters."
+            yield mistake("alphabet", why)
         repeated = [character for character, count in Counter(self.alphabet or "").items() if count > 1]
         if repeated:
             yield mistake("alphabet", f"contains {min(repeated)!r} more than once. Give each character once.")

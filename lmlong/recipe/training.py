@@ -200,65 +200,48 @@ class Training(Budget):
         return self.carry_state or self.state_passing > 0
 
     def disagreements(self) -> Iterator[PydanticCustomError]:
+        layers, deepspeed = self.teacher_of == "layers", self.strategy == "deepspeed"
+        freezing = "only_ngram" if self.only_ngram else "teacher_of: layers" if layers else ""
         if self.carry_state and self.state_passing:
-            yield mistake(
-                "state_passing",
-                "with carry_state, no row begins with the state of another text. Use one of them.",
-            )
-        if self.teacher_of == "layers" and self.teacher is None:
+            why = "with carry_state, no row begins with the state of another text. Use one of them."
+            yield mistake("state_passing", why)
+        if layers and self.teacher is None:
             yield mistake("teacher", "teacher_of: layers needs one. Name a run, or leave out teacher_of.")
-        elif self.teacher_of == "layers" and self.segment:
+        elif layers and self.segment:
             why = "teacher_of: layers compares whole sequences. Leave it out, or leave out teacher_of."
             yield mistake("segment", why)
-        if self.teacher_of == "layers" and self.strategy == "deepspeed":
-            yield mistake(
-                "strategy",
-                "deepspeed is not supported with teacher_of: layers, which freezes weights. Use ddp or auto.",
-            )
         if self.teacher and self.carry_state:
-            yield mistake(
-                "teacher",
-                "a teacher reads each row from an empty state, unlike a model with carry_state. Leave out one of them, "
-                "or use state_passing.",
-            )
-        if self.teacher_of == "layers" and self.state_passing:
+            why = "a teacher reads each row from an empty state, unlike a model with carry_state."
+            yield mistake("teacher", f"{why} Leave out one of them, or use state_passing.")
+        if layers and self.state_passing:
             yield mistake("state_passing", "teacher_of: layers reads each row from an empty state. Leave it out.")
-        if self.only_ngram and self.teacher_of == "layers":
+        if layers and self.only_ngram:
             yield mistake("only_ngram", "teacher_of: layers trains the attention of each layer. Leave out one of them.")
-        if self.only_ngram and self.strategy == "deepspeed":
-            yield mistake(
-                "strategy", "deepspeed is not supported with only_ngram, which freezes weights. Use ddp or auto."
-            )
-        if self.quantize and self.only_ngram:
-            yield mistake("quantize", "only_ngram trains parts of the model only. Leave out one of them.")
-        if self.quantize and self.teacher_of == "layers":
-            yield mistake("quantize", "teacher_of: layers trains parts of the model only. Leave out one of them.")
-        if self.quantize and self.compile:
-            yield mistake("quantize", "not supported with compile. Leave out one of them.")
-        for key in ("segment", "teacher"):
-            if self.learn and getattr(self, key):
-                yield mistake("learn", f"not supported with {key}. Leave out one of them.")
-        yield from self._undividable()
-        if self.strategy == "deepspeed" and self.precision == "16":
+        if freezing and deepspeed:
+            why = f"deepspeed is not supported with {freezing}, which freezes weights. Use ddp or auto."
+            yield mistake("strategy", why)
+        if freezing and self.quantize:
+            yield mistake("quantize", f"{freezing} trains parts of the model only. Leave out one of them.")
+        for key, other in (("quantize", "compile"), ("learn", "segment"), ("learn", "teacher")):
+            if getattr(self, key) and getattr(self, other):
+                yield mistake(key, f"not supported with {other}. Leave out one of them.")
+        if self.sequence_parallel > 1:
+            yield from (mistake(key, why) for key, why in UNDIVIDABLE.items() if getattr(self, key))
+        if deepspeed and self.precision == "16":
             yield mistake("precision", "16 is not supported with strategy: deepspeed. Use bf16, 32 or auto.")
-        if self.strategy == "deepspeed" and self.deepspeed.stage == 3 and self.compile:
-            yield mistake(
-                "compile",
-                "stage 3 of deepspeed gathers weights by layer, which compile does not support. Use stage 1 or 2.",
-            )
+        if deepspeed and self.deepspeed.stage == 3 and self.compile:
+            why = "stage 3 of deepspeed gathers weights by layer, which compile does not support. Use stage 1 or 2."
+            yield mistake("compile", why)
 
-    def _undividable(self) -> Iterator[PydanticCustomError]:
-        """Iterate over the options that do not go together with several parts of a row."""
-        if self.sequence_parallel == 1:
-            return
-        reasons = {
-            "segment": "the parts of a row exchange states layer by layer, but segments run through all layers one "
-            "after the other. Use activation_checkpointing and more devices instead, or leave out sequence_parallel.",
-            "compile": "the exchange between the parts of a row cannot be compiled. Leave out one of them.",
-            "teacher": "a teacher reads whole rows. Leave it out, or sequence_parallel.",
-            "learn": "what a row teaches the output layer does not pass between its parts. Leave out one of them.",
-        }
-        yield from (mistake(key, why) for key, why in reasons.items() if getattr(self, key))
+
+UNDIVIDABLE = {
+    "segment": "the parts of a row exchange states layer by layer, but segments run through all layers one after the "
+    "other. Use activation_checkpointing and more devices instead, or leave out sequence_parallel.",
+    "compile": "the exchange between the parts of a row cannot be compiled. Leave out one of them.",
+    "teacher": "a teacher reads whole rows. Leave it out, or sequence_parallel.",
+    "learn": "what a row teaches the output layer does not pass between its parts. Leave out one of them.",
+}
+"""Options that do not go together with several parts of a row, and why."""
 
 
 class Stage(Budget):

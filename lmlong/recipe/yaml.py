@@ -1,16 +1,14 @@
-"""YAML 1.2 as plain values with their line numbers, for messages about mistakes.
+"""YAML 1.2 as a tree of plain values, with the line or override that each value comes from.
 
-Only sections, lists, text, numbers, booleans and null are built from the text.
+Only sections, lists, text, numbers, booleans and null are built from a text.
 """
 
-from collections.abc import Iterable, Mapping
 from itertools import accumulate
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from ruamel.yaml import YAML
-from ruamel.yaml.composer import Composer, ComposerError
 from ruamel.yaml.error import MarkedYAMLError
-from ruamel.yaml.events import AliasEvent
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.reader import ReaderError
 
@@ -21,33 +19,31 @@ Origin = int | str
 """Where a value comes from: its line in a file, or the override that set it."""
 
 UNREADABLE = object()
-"""Stands for a value that is not plain YAML; a mistake of the document reports it."""
+"""Stands for a value that is not plain YAML; a mistake of the tree reports it."""
 
 MAX_SIZE = 1 << 20
-"""Maximum number of characters and values in a recipe, with its aliases expanded."""
+"""Maximum size of a recipe, with its aliases written out: its characters, and VALUE_SIZE for each value."""
+VALUE_SIZE = 8
 
 MAX_DEPTH = 200
-"""Maximum depth of nested brackets; the parser takes seconds for thousands of them."""
+"""Maximum depth of nested values; the parser takes seconds for thousands of brackets."""
 
 STANDARD = "tag:yaml.org,2002:"
 WORDS = {STANDARD + name for name in ("str", "timestamp", "value", "merge")}
+MERGE = STANDARD + "merge"
 CONVERTED = {STANDARD + name for name in ("null", "bool", "int", "float")}
 
 
-class Section(dict[str, Any]):
-    """A section of a recipe, with the origins of its keys."""
+class BrokenYAML(Exception):
+    """A text that is not YAML; `line` counts from 1."""
 
-    def __init__(self, values: Mapping[str, Any] = {}, origins: Mapping[str, Origin] = {}):
-        super().__init__(values)
-        self.origins = dict(origins)
+    def __init__(self, line: int, message: str):
+        super().__init__(message)
+        self.line = line
 
 
-class Entries(list[Any]):
-    """A list in a recipe, with the origins of its entries by their index."""
-
-    def __init__(self, values: Iterable[Any] = (), origins: Mapping[int, Origin] = {}):
-        super().__init__(values)
-        self.origins = dict(origins)
+class BadOverride(Exception):
+    """An override of a value that does not exist."""
 
 
 class Mistake(NamedTuple):
@@ -58,19 +54,51 @@ class Mistake(NamedTuple):
     message: str
 
 
-class ParsedYAML(NamedTuple):
-    """The values of a YAML text, and the mistakes in values that could not be built."""
+class Tree:
+    """The values of a recipe, with their origins, and the mistakes found so far."""
 
-    values: Any
-    mistakes: list[Mistake]
+    file: Path | None = None
 
+    def __init__(self, values: Any = None, origin: Origin = 1):
+        self.values = values
+        self.overrides: list[str] = []
+        self.origins: dict[KeyPath, Origin] = {(): origin}
+        self.mistakes: list[Mistake] = []
 
-class BrokenYAML(Exception):
-    """A text that is not YAML; `line` counts from 1."""
+    def origin(self, path: KeyPath) -> Origin:
+        """Return the origin of the value at a path, or of the innermost section around it that has one."""
+        above = (path[:depth] for depth in range(len(path), -1, -1))
+        return next(self.origins[path] for path in above if path in self.origins)
 
-    def __init__(self, line: int, message: str):
-        super().__init__(message)
-        self.line = line
+    def replace(self, key: str, new: "Tree") -> None:
+        """Replace the value at a dotted key. Missing sections above it are added, with the same origin."""
+        path, origin = self._path(key), new.origins[()]
+        for depth in range(1, len(path)):
+            above = path[:depth]
+            if not isinstance(at(self.values, above), list if isinstance(path[depth], int) else dict):
+                self._set(above, Tree({}, origin))
+            elif isinstance(self.origins.get(above), str):
+                self.origins[above] = origin
+        self._set(path, new)
+        self.mistakes = [mistake for mistake in self.mistakes if mistake.path[: len(path)] != path]
+        self.mistakes += [mistake._replace(path=(*path, *mistake.path)) for mistake in new.mistakes]
+
+    def _path(self, key: str) -> KeyPath:
+        """Return the path of a dotted key, which must not go past the end of a list."""
+        path: KeyPath = ()
+        for word in key.split("."):
+            above = at(self.values, path)
+            is_index = word.isdecimal() and not isinstance(above, dict)
+            if is_index and not (isinstance(above, list) and int(word) < len(above)):
+                name = dotted(path)
+                raise BadOverride(f"{name} has no entry {word} here. Give the whole list: '{name}=[...]'")
+            path = (*path, int(word) if is_index else word)
+        return path
+
+    def _set(self, path: KeyPath, new: "Tree") -> None:
+        at(self.values, path[:-1])[path[-1]] = new.values
+        self.origins = {key: origin for key, origin in self.origins.items() if key[: len(path)] != path}
+        self.origins |= {(*path, *key): origin for key, origin in new.origins.items()}
 
 
 def dotted(path: KeyPath) -> str:
@@ -93,27 +121,16 @@ def at(values: Any, path: KeyPath) -> Any:
     return values
 
 
-def origin_of(values: Any, path: KeyPath, origin: Origin) -> Origin:
-    """Return the origin of the value at a path, or of the innermost section around it that has one.
-
-    `origin` is the origin of `values` itself.
-    """
-    for depth, part in enumerate(path):
-        origin = getattr(at(values, path[:depth]), "origins", {}).get(part, origin)
-    return origin
-
-
-def parse_yaml(text: str, origin: Origin | None = None) -> ParsedYAML:
-    """Return the values of a YAML text; their origins are `origin`, or by default their lines."""
+def parse_yaml(text: str, override: str | None = None) -> Tree:
+    """Return the tree of a YAML text. The origins of its values are their lines, or the override that it is part of."""
     depths = accumulate({"[": 1, "{": 1, "]": -1, "}": -1}.get(character, 0) for character in text)
     if max(depths, default=0) > MAX_DEPTH:
         raise BrokenYAML(1, "it is nested too deeply.")
-    builder = _Builder(origin)
+    builder = _Builder(override)
     try:
-        root: Node | None = builder.yaml.compose(text)
-        if root and _expanded_size(root, {}) > MAX_SIZE:
-            raise BrokenYAML(1, f"written out, its aliases are more than {MAX_SIZE:,} characters. Write less of them.")
-        return ParsedYAML(builder.value(root, ()) if root else None, builder.mistakes)
+        if root := builder.yaml.compose(text):
+            builder.tree.values = builder.value(root, ())
+        return builder.tree
     except MarkedYAMLError as error:
         raise BrokenYAML(error.problem_mark.line + 1, _problem(error)) from None
     except ReaderError as error:
@@ -123,43 +140,26 @@ def parse_yaml(text: str, origin: Origin | None = None) -> ParsedYAML:
         raise BrokenYAML(1, "it is nested too deeply.") from None
 
 
-class _UniqueAnchors(Composer):
-    """Refuses an anchor that is defined twice, about which ruamel.yaml only warns."""
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        event = self.parser.peek_event()
-        if not isinstance(event, AliasEvent) and event.anchor in self.anchors:
-            first = self.anchors[event.anchor].start_mark.line + 1
-            why = f"the anchor &{event.anchor} is defined on line {first} already. Give it another name"
-            raise ComposerError(None, None, why, event.start_mark)
-        return super().compose_node(parent, index)
-
-
 class _Builder:
-    """Builds the values of a document from its nodes."""
+    """Builds the tree of a document from its nodes. A node is built again at each alias, so that no value is shared."""
 
-    def __init__(self, origin: Origin | None):
+    def __init__(self, override: str | None):
         self.yaml = YAML(typ="safe", pure=True)
-        self.yaml.Composer = _UniqueAnchors
-        self.mistakes: list[Mistake] = []
-        self._origin = origin
-        # Aliases refer to one node; building it once keeps a small file from expanding into a huge one.
-        self._built: dict[int, Any] = {}
+        self.yaml.composer.warn_double_anchors = False  # YAML allows them: an alias stands for the nearest above
+        self.tree = Tree(origin=1 if override is None else override)
+        self._override = override
+        self._size = 0
 
     def value(self, node: Node, path: KeyPath) -> Any:
-        if id(node) not in self._built:
-            self._built[id(node)] = UNREADABLE
-            self._built[id(node)] = self._build(node, path)
-        elif self._built[id(node)] is UNREADABLE:
-            self._mistake(path, node, "the alias stands for a value that cannot be read. Write the value out.")
-        return self._built[id(node)]
-
-    def _build(self, node: Node, path: KeyPath) -> Any:
+        self._size += VALUE_SIZE + (len(node.value) if isinstance(node, ScalarNode) else 0)
+        if self._size > MAX_SIZE:
+            raise BrokenYAML(1, f"written out, its aliases are more than {MAX_SIZE:,} characters. Write less of them.")
+        if len(path) > MAX_DEPTH:
+            raise BrokenYAML(_line(node), "it is nested too deeply. An alias cannot stand in the value it stands for.")
         if isinstance(node, MappingNode) and node.tag == STANDARD + "map":
             return self._section(node, path)
         if isinstance(node, SequenceNode) and node.tag == STANDARD + "seq":
-            values = [self.value(child, (*path, index)) for index, child in enumerate(node.value)]
-            return Entries(values, {index: self._origin_of(child) for index, child in enumerate(node.value)})
+            return [self._inner(child, child, (*path, index)) for index, child in enumerate(node.value)]
         if isinstance(node, ScalarNode) and node.tag in WORDS:
             return node.value
         if isinstance(node, ScalarNode) and node.tag in CONVERTED:
@@ -171,55 +171,48 @@ class _Builder:
         tag = str(node.tag).replace(STANDARD, "!!")
         return self._mistake(path, node, f"a recipe holds plain values only. Remove the tag {tag}.")
 
-    def _section(self, node: MappingNode, path: KeyPath) -> Section:
-        """Return a section. Its own keys override merged ones, and sections merged earlier override later ones."""
-        own, merged = Section(), Section()
+    def _section(self, node: MappingNode, path: KeyPath) -> dict[str, Any]:
+        """Return a section. Its own keys override those that it merges by <<."""
+        section: dict[str, Any] = {}
         first_lines: dict[str, int] = {}
-        for key, child in node.value:
+        for key, child in sorted(node.value, key=lambda pair: pair[0].tag != MERGE):
             if not isinstance(key, ScalarNode):
                 self._mistake(path, key, "a key must be a single word.")
                 continue
             word = key.value
+            inner = self._merged(child, path) if key.tag == MERGE else self._inner(key, child, (*path, word))
+            section |= inner if key.tag == MERGE else {word: inner}
             if word in first_lines:
                 self._mistake((*path, word), key, f"given twice, first on line {first_lines[word]}. Keep one of them.")
-            first_lines.setdefault(word, key.start_mark.line + 1)
-            if key.tag == STANDARD + "merge":
-                for section in self._merged_sections(child, (*path, word)):
-                    merged.update(section)
-                    merged.origins.update(section.origins)
-            else:
-                own[word] = self.value(child, (*path, word))
-                own.origins[word] = self._origin_of(key)
-        return Section(merged | own, merged.origins | own.origins)
+            first_lines.setdefault(word, _line(key))
+        return section
 
-    def _merged_sections(self, node: Node, path: KeyPath) -> list[Section]:
-        """Return the sections that a merge key `<<` includes, in reverse order."""
-        sections = []
+    def _merged(self, node: Node, path: KeyPath) -> dict[str, Any]:
+        """Return the sections that a merge key includes as one. The first of several that have a key sets it."""
+        merged: dict[str, Any] = {}
         for child in reversed(node.value if isinstance(node, SequenceNode) else [node]):
-            if not isinstance(child, MappingNode):
-                self._mistake(path, child, "only sections can be merged.")
-            elif isinstance(section := self.value(child, path), Section):
-                sections.append(section)
-        return sections
+            section = self.value(child, path)
+            if isinstance(section, dict):
+                merged |= section
+            else:
+                self._mistake((*path, "<<"), child, "only sections can be merged.")
+        return merged
+
+    def _inner(self, start: Node, node: Node, path: KeyPath) -> Any:
+        """Return a value in a section or list, which begins at `start`."""
+        self.tree.origins[path] = self._origin(start)
+        return self.value(node, path)
 
     def _mistake(self, path: KeyPath, node: Node, message: str) -> Any:
-        self.mistakes.append(Mistake(path, self._origin_of(node), message))
+        self.tree.mistakes.append(Mistake(path, self._origin(node), message))
         return UNREADABLE
 
-    def _origin_of(self, node: Node) -> Origin:
-        return node.start_mark.line + 1 if self._origin is None else self._origin
+    def _origin(self, node: Node) -> Origin:
+        return self._override or _line(node)
 
 
-def _expanded_size(node: Node, sizes: dict[int, int]) -> int:
-    """Return the number of characters and values of a node with its aliases expanded; `sizes` caches them by node
-    id."""
-    if id(node) not in sizes:
-        sizes[id(node)] = 0  # a recursive alias is reported when values are built
-        parts = node.value if isinstance(node, MappingNode | SequenceNode) else ()
-        inner = [part for pair in parts for part in (pair if isinstance(pair, tuple) else (pair,))]
-        own = len(node.value) if isinstance(node, ScalarNode) else 0
-        sizes[id(node)] = 1 + own + sum(_expanded_size(part, sizes) for part in inner)
-    return sizes[id(node)]
+def _line(node: Node) -> int:
+    return int(node.start_mark.line) + 1
 
 
 def _problem(error: MarkedYAMLError) -> str:

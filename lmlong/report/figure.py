@@ -106,11 +106,10 @@ class Level(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """A vertical line across a panel, with a text above the panel or beside the line's foot."""
+    """A vertical line across a panel, with a text above it."""
 
     x: float
     text: str
-    at: Literal["above", "foot"] = "above"
 
 
 class Panel(NamedTuple):
@@ -123,13 +122,10 @@ class Panel(NamedTuple):
     ticks: Sequence[int] = ()
     """The named ticks of a log2 x axis; with none, the axis is linear."""
     tick_name: Callable[[int], str] = str
-    small: bool = False
-    """Whether the title and the ticks are in small print."""
     levels: Sequence[Level] = ()
     marks: Sequence[Mark] = ()
     shade_from: float | None = None
     """Where a shade begins that reaches to the last tick."""
-    x_range: tuple[float | None, float | None] | None = None
     y_range: tuple[float | None, float | None] | None = None
     y_limits: tuple[float, float] = (-math.inf, math.inf)
     """The lowest and the highest value that there can be, at which bands and error bars end."""
@@ -141,8 +137,6 @@ class Panel(NamedTuple):
     """The label of a second y axis on the right, with the ticks of the first; empty for no second axis."""
     right_name: Callable[[float], str] = str
     """The label of each tick of the right axis."""
-    legend: bool = False
-    """Whether the panel has a legend of its own, above it."""
     note: str = ""
     """Lines of text below the panel."""
 
@@ -172,3 +166,8 @@ class Figure(NamedTuple):
     """Columns of the legend above all panels; 0 for no such legend."""
     legend_row: int | None = None
     """The row whose first panel the legend is of; None for all panels."""
+
+    @property
+    def panels(self) -> list[Panel]:
+        """The panels of all rows, without heat maps."""
+        return [panel for row in self.rows for panel in row if isinstance(panel, Panel)]

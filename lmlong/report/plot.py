@@ -1,29 +1,35 @@
 """Figures drawn by matplotlib into image files and images."""
 
-from collections.abc import Sequence
+import warnings
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import matplotlib.figure
 import numpy as np
-from matplotlib import colormaps
+from matplotlib import colormaps, rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.text import Annotation
 from matplotlib.ticker import LogLocator, NullLocator
-from matplotlib.transforms import Bbox
 
 from lmlong.errors import UsageError
-from lmlong.report.figure import Figure, HeatMap, Level, Line, Mark, Panel, Style
+from lmlong.report.figure import Figure, HeatMap, Level, Line, Numbers, Panel, Style
+from lmlong.report.html import UNSAFE
 
 FORMATS = (".png", ".pdf", ".svg")
 GUIDE = (0, (4, 3))
 """The dashes of vertical marks."""
 DPI = 160
-TITLE_PAD, LINE_HEIGHT = 6, 14
-"""Points between a panel and its title, and of each row of text between them."""
-LEGEND_COLUMNS = 3
-SMALL: dict[str, Any] = {"fontsize": "small"}
+SVG: dict[Any, Any] = {"svg.fonttype": "none", "font.sans-serif": ["DejaVu Sans"]}
+"""Text stays text in SVG."""
+LARGEST = 1e100
+"""The upper limit of drawn values, and its inverse the lower one on a log scale."""
+NOTE_BELOW = 42
+"""Points between a panel and its note, where its ticks and label stand."""
+TITLE_PAD, MARK_HEIGHT = 6, 12
+"""Points between a panel and its title, and of each row of marks between them."""
+BRIEF = 3
+"""Characters up to which the text of a mark needs no row of its own."""
 MOST_NUMBERED = 64
 """The largest number of fields of a heat map that show their numbers, which are illegible in smaller fields."""
 
@@ -36,7 +42,19 @@ def check_format(path: Path) -> None:
 
 def save(figure: Figure, path: Path) -> None:
     """Draw a figure into an image file."""
-    draw(figure).savefig(path, dpi=DPI)
+    if path.suffix.lower() == ".svg":
+        path.write_text(svg(figure, name="lmlong"), encoding="utf-8")
+    else:
+        draw(figure).savefig(path, dpi=DPI)
+
+
+def svg(figure: Figure, name: str) -> str:
+    """Return a figure as SVG, always the same. Figures of one page need different names, on which their ids depend."""
+    text = StringIO()
+    with rc_context({**SVG, "svg.hashsalt": name}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # the reader's fonts show the text
+        draw(figure).savefig(text, format="svg", metadata={"Date": None})
+    return text.getvalue()
 
 
 def pixels(figure: Figure) -> np.ndarray:
@@ -61,30 +79,24 @@ def draw(figure: Figure) -> matplotlib.figure.Figure:
         squeeze=False,
         width_ratios=figure.column_widths,
     )
-    drawn_panels: list[tuple[Axes, Panel | HeatMap]] = []
-    above: list[list[Annotation]] = []
+    placed = [pair for row, panels in zip(grid, figure.rows, strict=True) for pair in zip(row, panels, strict=False)]
+    for axes, panel in placed:
+        if isinstance(panel, Panel):
+            _draw_panel(axes, panel)
+        else:
+            _draw_heat_map(axes, panel)
     for row, panels in zip(grid, figure.rows, strict=True):
-        of_row = list(zip(row, panels, strict=False))
-        with_titles = [(axes, panel) for axes, panel in of_row if isinstance(panel, Panel)]
-        above += [_draw_panel(axes, panel) for axes, panel in with_titles]
-        _set_titles(with_titles)
-        for axes, heat in of_row:
-            if isinstance(heat, HeatMap):
-                _draw_heat_map(axes, heat)
-        drawn_panels += of_row
+        lines_above = max((1 + row for panel in panels for row in _mark_rows(panel)), default=0)
+        for axes, panel in zip(row, panels, strict=False):
+            axes.set_title(literal(panel.title), y=1.0, pad=TITLE_PAD + MARK_HEIGHT * lines_above)
         for axes in row[len(panels) :]:
             axes.remove()
-    for axes, panel in drawn_panels:
+    for axes, panel in placed:
         if isinstance(panel, Panel):
             _set_ranges(axes, panel)  # last, as an open end of a shared axis takes all panels into account
             _label_outer(axes, figure)
-    if any(len(texts) > 1 for texts in above):
-        drawn.draw_without_rendering()  # places the panels
-    for texts in above:
-        _stack(texts)
     if figure.legend_columns:
-        named = [axes for axes, panel in drawn_panels if isinstance(panel, HeatMap) or not panel.legend]
-        named = named if figure.legend_row is None else [grid[figure.legend_row, 0]]
+        named = [axes for axes, _ in placed] if figure.legend_row is None else [grid[figure.legend_row, 0]]
         pairs = [axes.get_legend_handles_labels() for axes in named]
         handles = {label: handle for pair in pairs for handle, label in zip(*pair, strict=True)}
         # beside the lines and never over them, wherever they run
@@ -94,56 +106,53 @@ def draw(figure: Figure) -> matplotlib.figure.Figure:
     return drawn
 
 
-def _draw_panel(axes: Axes, panel: Panel) -> list[Annotation]:
-    """Draw a panel, and return the texts of marks above it."""
+def _draw_panel(axes: Axes, panel: Panel) -> None:
     for line in panel.lines:
-        _draw_line(axes, line, panel.y_limits)
+        _draw_line(axes, line, panel)
     for level in panel.levels:
         _draw_level(axes, level)
     _set_scales(axes, panel)
-    axes.set_xlabel(panel.x_label)
-    axes.set_ylabel(panel.y_label)
+    axes.set_xlabel(literal(panel.x_label))
+    axes.set_ylabel(literal(panel.y_label))
     if panel.right_label:
         _draw_right_axis(axes, panel)
-    if panel.legend:
-        placed: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0}
-        axes.legend(**placed, ncols=LEGEND_COLUMNS, columnspacing=1, frameon=False, fontsize="small")
     if panel.note:
-        _annotate(axes, panel.note, (0, 0), "axes fraction", (0, -3 * LINE_HEIGHT), va="top")
+        _annotate(axes, panel.note, (0, 0), "axes fraction", (0, -NOTE_BELOW), va="top")
     # only the axes that carry a scale, and faint lines to read values by, behind the data
     axes.grid(axis="y", color="0.9")
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_axisbelow(True)
     if panel.shade_from is not None:
         axes.axvspan(panel.shade_from, panel.ticks[-1], color="0.95", zorder=-1)
-    texts = [_draw_mark(axes, mark) for mark in panel.marks]
-    return [text for text, mark in zip(texts, panel.marks, strict=True) if mark.at == "above"]
+    if panel.marks:
+        _draw_marks(axes, panel)
 
 
-def _set_titles(panels: Sequence[tuple[Axes, Panel]]) -> None:
-    """Draw the titles of a row of panels at one height, above all text between."""
-    rows = max((_rows_above(axes, panel) for axes, panel in panels), default=0)
-    for axes, panel in panels:
-        axes.set_title(panel.title, pad=TITLE_PAD + LINE_HEIGHT * rows, **SMALL if panel.small else {})
-
-
-def _rows_above(axes: Axes, panel: Panel) -> int:
-    """Return the rows of text between a panel and its title."""
-    legend = axes.get_legend()
-    in_legend = 0 if legend is None else -(-len(legend.get_texts()) // LEGEND_COLUMNS)
-    return in_legend + sum(mark.at == "above" for mark in panel.marks)
-
-
-def _draw_line(axes: Axes, line: Line, limits: tuple[float, float]) -> None:
-    color, bounds = _color(line.style), line.bounds(limits)
+def _draw_line(axes: Axes, line: Line, panel: Panel) -> None:
+    color, bounds = _color(line.style), line.bounds(panel.y_limits)
+    x, y = _drawable(line.x, bool(panel.ticks)), _drawable(line.y, panel.y_scale != "linear")
     looks: dict[str, Any] = {"color": color, "linestyle": line.style.dashes, "marker": line.style.marker}
+    if line.label:
+        looks["label"] = literal(line.label)
     if line.errors is not None:
         lengths = np.abs(np.asarray(bounds) - np.asarray(line.y))
-        axes.errorbar(line.x, line.y, yerr=lengths, capsize=3, label=line.label, **looks)
+        axes.errorbar(x, y, yerr=lengths, capsize=3, **looks)
         return
-    axes.plot(line.x, line.y, label=line.label, **looks, **_marker(line.style))
+    axes.plot(x, y, **looks, **_marker(line.style))
     if bounds is not None:
-        axes.fill_between(line.x, *bounds, color=color, alpha=0.15, linewidth=0)
+        axes.fill_between(x, *bounds, color=color, alpha=0.15, linewidth=0)
+
+
+def _drawable(values: Numbers, is_log: bool) -> np.ndarray:
+    """Return values with nan for those that have no place on an axis."""
+    numbers = np.asarray(values, dtype=float)
+    sizes = np.abs(numbers)
+    return np.where((sizes < LARGEST) & ((numbers > 1 / LARGEST) | (not is_log)), numbers, np.nan)
+
+
+def literal(text: str) -> str:
+    """Return text as it is shown: a dollar sign begins no formula, and characters that cannot be shown are replaced."""
+    return UNSAFE.sub("\ufffd", text).replace("$", r"\$")
 
 
 def _color(style: Style) -> Any:
@@ -155,35 +164,37 @@ def _marker(style: Style) -> dict[str, Any]:
     return {"markersize": style.marker_size, "markerfacecolor": _color(style), "markeredgecolor": "white"}
 
 
-def _stack(texts: Sequence[Annotation]) -> None:
-    """Raise each text above a panel until it overlaps none of those before."""
-    boxes: list[Bbox] = []
-    for text in texts:
-        while any(text.get_window_extent().overlaps(box) for box in boxes):
-            text.xyann = (0, text.xyann[1] + 1)
-        boxes.append(text.get_window_extent())
-
-
 def _draw_level(axes: Axes, level: Level) -> None:
     color = _color(level.style)
-    axes.axhline(level.y, color=color, linewidth=level.width, linestyle=level.style.dashes, label=level.label)
+    label = level.label and literal(level.label)
+    axes.axhline(level.y, color=color, linewidth=level.width, linestyle=level.style.dashes, label=label)
     if level.text:
         _annotate(axes, level.text, (0, level.y), ("axes fraction", "data"), (2, 2), color)
 
 
-def _draw_mark(axes: Axes, mark: Mark) -> Annotation:
-    axes.axvline(mark.x, color="0.6", linewidth=1, linestyle=GUIDE, zorder=0)
-    if mark.at == "above":
-        centered: dict[str, Any] = {"ha": "center", "va": "bottom"}
-        return _annotate(axes, mark.text, (mark.x, 1), ("data", "axes fraction"), (0, 4), "0.35", **centered)
-    return _annotate(axes, mark.text, (mark.x, 0), "data", (3, 3), "0.35")
+def _mark_rows(panel: Panel | HeatMap) -> list[int]:
+    """Return the rows of text above a panel in which its marks are named: each in one of its own unless it is brief."""
+    marks = panel.marks if isinstance(panel, Panel) else ()
+    return [row if len(mark.text) > BRIEF else 0 for row, mark in enumerate(marks)]
+
+
+def _draw_marks(axes: Axes, panel: Panel) -> None:
+    """Draw vertical lines, and their texts above the panel."""
+    for mark in panel.marks:
+        axes.axvline(mark.x, color="0.6", linewidth=1, linestyle=GUIDE, zorder=0)
+    texts = [literal(mark.text) + "\n" * row for row, mark in zip(_mark_rows(panel), panel.marks, strict=True)]
+    top = axes.secondary_xaxis("top")
+    top.set_xticks([mark.x for mark in panel.marks], texts, fontsize="small", color="0.35")
+    top.tick_params(length=0)
+    top.xaxis.set_minor_locator(NullLocator())
+    top.spines["top"].set_visible(False)
 
 
 def _annotate(
     axes: Axes, text: str, at: tuple, coordinates: Any, offset: tuple, color: Any = "black", **align: Any
-) -> Annotation:
+) -> None:
     offsets: dict[str, Any] = {"xytext": offset, "textcoords": "offset points"}
-    return axes.annotate(text, at, xycoords=coordinates, **offsets, fontsize="small", color=color, **align)
+    axes.annotate(literal(text), at, xycoords=coordinates, **offsets, fontsize="small", color=color, **align)
 
 
 def _set_scales(axes: Axes, panel: Panel) -> None:
@@ -191,7 +202,7 @@ def _set_scales(axes: Axes, panel: Panel) -> None:
         shown = panel.ticks[:: -(-len(panel.ticks) // 8)]  # no more names than can be read
         axes.set_xscale("log", base=2)
         names = [panel.tick_name(tick) for tick in shown]
-        axes.set_xticks(shown, names, **SMALL if panel.small else {})
+        axes.set_xticks(shown, names)
         axes.xaxis.set_minor_locator(NullLocator())
     if panel.y_scale != "linear":
         axes.set_yscale("log")
@@ -204,8 +215,6 @@ def _set_scales(axes: Axes, panel: Panel) -> None:
 
 
 def _set_ranges(axes: Axes, panel: Panel) -> None:
-    if panel.x_range:
-        axes.set_xlim(*panel.x_range)
     if panel.y_range:
         axes.set_ylim(*panel.y_range)
     low, high = axes.get_ylim()
@@ -239,7 +248,6 @@ def _draw_heat_map(axes: Axes, heat: HeatMap) -> None:
     axes.set_yticks(*_counted(values.shape[0]))
     axes.set_xlabel(heat.x_label)
     axes.set_ylabel(heat.y_label)
-    axes.set_title(heat.title)
     if values.size <= MOST_NUMBERED:
         for (row, column), value in np.ndenumerate(values):
             color = "black" if value > low + 0.6 * (high - low) else "white"

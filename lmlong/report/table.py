@@ -13,10 +13,11 @@ Value = str | Callable[[Any], Any]
 
 
 class Column(NamedTuple):
-    """One column: its title, its width, how its numbers are formatted, and how it is computed from a row."""
+    """One column: its title, its width in a terminal, how its numbers are formatted, and how it is computed from a
+    row."""
 
     title: str
-    width: int
+    width: int = 0
     format: str | Callable[[Any], str] = ""
     align: Literal["<", ">"] = ">"
     value: Value | None = None

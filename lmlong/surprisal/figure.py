@@ -63,12 +63,12 @@ class SurpriseAlong:
             Line("of a stretch", position, bits / sizes, style(0)._replace(marker=None)),
             Line("so far", position, bits.cumsum() / sizes.cumsum(), style(1)._replace(marker=None)),
         ]
-        along = Panel(lines, title=f"{name}: surprisal along the text", y_label="bits per byte", legend=True)
+        along = Panel(lines, title=f"{name}: surprisal along the text", y_label="bits per byte")
         scored = [(at, most.z) for at, most in enumerate(self._most) if most]
         where, highest = np.array(scored).reshape(-1, 2).T
         unusual = Line(None, (where + 0.5) * self._size / 1000, highest, style(0)._replace(marker=None))
         marked = self._marked()
-        marks = [Mark(unit.offset / 1000, str(number), "above") for number, unit in enumerate(marked, 1)]
+        marks = [Mark(unit.offset / 1000, str(number)) for number, unit in enumerate(marked, 1)]
         texts = [f"{number}  {_short(unit.text)}" for number, unit in enumerate(marked, 1)]
         below = Panel(
             [unusual],
@@ -77,7 +77,7 @@ class SurpriseAlong:
             y_label="z of the most unusual\nunit of a stretch",
             marks=marks,
         )
-        return Figure([[along], [below]], (11, 7), share_x=True)
+        return Figure([[along], [below]], (11, 7), share_x=True, legend_columns=2)
 
     def _marked(self) -> list[Along]:
         """Return the most unusual units in descending order of z, which are APART."""
@@ -98,5 +98,4 @@ class SurpriseAlong:
 
 def _short(text: str) -> str:
     line = " ".join(text.split())
-    shown = line if len(line) <= SHOWN else line[: SHOWN - 1] + "…"
-    return shown.replace("$", r"\$")  # a dollar sign would begin a formula
+    return line if len(line) <= SHOWN else line[: SHOWN - 1] + "…"

@@ -1,4 +1,4 @@
-"""Every mistake of a recipe is told at once: one plain sentence each, at its line or with its override."""
+"""All mistakes of a recipe are reported at once: one sentence each, at its line or with its override."""
 
 from pathlib import Path
 
@@ -237,6 +237,9 @@ def test_a_mistake_across_keys_is_blamed_on_the_override_that_made_the_section(f
     assert complaints(file, f"{ENOUGH}model:\n  heads: 4\n", "model.width=250") == [
         "file:3: model.heads: 4 heads do not divide a width of 250. Use a divisor, or give model.head_dim."
     ]
+    assert complaints(file, ENOUGH, "model={}", "model.width=250") == [
+        "model.width=250: model.heads: 4 heads do not divide a width of 250. Use a divisor, or give model.head_dim."
+    ]
 
 
 def test_a_wrong_value_is_blamed_on_the_override_that_set_it(file: Path) -> None:
@@ -258,6 +261,9 @@ def test_equal_keys_stay_a_mistake_unless_the_override_settles_them(file: Path) 
     text = "seed: 1\nseed: 2\n" + ENOUGH
     assert complaints(file, text, "model.width=64") == ["file:2: seed: given twice, first on line 1. Keep one of them."]
     assert load(str(file), ["seed=3"]).seed == 3
+    text = "text: {rows: windows}\ntext:\n" + ENOUGH
+    found = complaints(file, text, "text.sequence_length=64")
+    assert found == ["file:2: text: given twice, first on line 1. Keep one of them."], "a part of the section is set"
 
 
 KEYS = [option.key for option in reference(recipe_class()) if "." in option.key and ".N." not in option.key]
@@ -418,3 +424,31 @@ def test_a_wrong_level_is_answered_by_the_override_that_was_meant(override: str,
         load("book", [override])
     (message,) = error.value.mistakes
     assert message.startswith(override) and message.endswith(remedy)
+
+
+def test_mistakes_inside_an_override_are_all_reported(file: Path) -> None:
+    override = "training={steps: 1, steps: 2, compile: !x 3}"
+    assert complaints(file, ENOUGH, override) == [
+        f"{override}: training.steps: given twice, first on line 1. Keep one of them.",
+        f"{override}: training.compile: a recipe holds plain values only. Remove the tag !x.",
+    ]
+    assert load(str(file), [override, "training={steps: 3}"]).training.steps == 3, "replaced by a later override"
+
+
+def test_key_of_another_kind_of_section_is_no_hint(file: Path) -> None:
+    (found,) = complaints(file, "text:\n  sources:\n    - {kind: files, paths: [a.txt], dataset: x}\n")
+    assert found == (
+        "file:3: text.sources.0.dataset: unknown key. Known here: kind, paths, column, soft_masks, weight."
+    )
+
+
+def test_dict_with_a_key_that_is_no_text_names_it() -> None:
+    with pytest.raises(RecipeError) as caught:
+        Recipe.load({"model": {3: 1}})
+    assert caught.value.mistakes[0].startswith("model.3: unknown key.")
+
+
+def test_section_built_in_python_names_an_option_of_a_section_in_it() -> None:
+    with pytest.raises(RecipeError) as caught:
+        Training(offload_parameters=True)  # type: ignore[call-arg]
+    assert caught.value.mistakes == ["offload_parameters: unknown key. Did you mean 'deepspeed.offload_parameters'?"]

@@ -1,7 +1,6 @@
 """Described figures, drawn."""
 
 from io import BytesIO
-from itertools import combinations
 from operator import itemgetter
 from pathlib import Path
 
@@ -57,7 +56,8 @@ def test_a_panel_shows_its_lines_levels_and_marks() -> None:
         (0, 4),
     )
     assert [label.get_text() for label in axes.get_xticklabels()] == ["n1", "n1024"]
-    assert [text.get_text() for text in axes.texts] == ["carried", "trained"]
+    assert [text.get_text() for text in axes.texts] == ["carried"]
+    assert [label.get_text() for label in axes.child_axes[0].get_xticklabels()] == ["trained"]
     assert [text.get_text() for text in drawn.legends[0].get_texts()] == ["a", "chance", "b"]
 
 
@@ -69,12 +69,24 @@ def test_a_heat_map_numbers_its_fields_where_they_are_few() -> None:
 
 
 def test_texts_of_near_marks_do_not_overlap() -> None:
-    marks = [Mark(x, f"trained at {x}") for x in (400, 512, 640, 8192)]
+    marks = [Mark(x, f"trained at {x}") for x in (400, 512, 640)]
     drawn = draw(Figure([[Panel([], ticks=[256, 16_384], marks=marks)]], (6.4, 4.4)))
     drawn.draw_without_rendering()
-    boxes = [text.get_window_extent() for text in drawn.axes[0].texts]
-    assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
-    assert boxes[0].y0 == boxes[3].y0 < boxes[1].y0 < boxes[2].y0
+    (axes,) = drawn.axes
+    labels = axes.child_axes[0].get_xticklabels()
+    shown = [(label.get_window_extent(), label.get_text().count("\n")) for label in labels]
+    line = shown[0][0].height
+    lowest = [box.y0 + rows * line for box, rows in shown]  # an empty row is below each text but the first
+    assert lowest[0] + 0.8 * line < lowest[1] and lowest[1] + 0.8 * line < lowest[2]
+    assert axes.title.get_window_extent().y0 >= max(box.y1 for box, _ in shown) - 1
+
+
+def test_marks_of_a_log_axis_stand_where_their_values_are() -> None:
+    drawn = draw(Figure([[Panel([], ticks=[256, 16_384], marks=[Mark(512, "a"), Mark(2048, "b")])]], (6.4, 4.4)))
+    drawn.draw_without_rendering()
+    (axes,) = drawn.axes
+    centers = [sum(label.get_window_extent().intervalx) / 2 for label in axes.child_axes[0].get_xticklabels()]
+    assert centers == pytest.approx([axes.transData.transform((x, 1))[0] for x in (512, 2048)], abs=1)
 
 
 def test_of_many_ticks_every_second_is_named() -> None:
@@ -118,17 +130,16 @@ def test_bands_and_error_bars_end_at_the_limits_of_values() -> None:
 
 def test_legends_and_titles_stand_above_the_data_and_notes_begin_at_its_left() -> None:
     lines = [Line(name, [1, 1024], [1.0, 2.0], style(number)) for number, name in enumerate("abcd")]
-    panel = Panel(
-        lines, "loss", "tokens", ticks=[1, 1024], legend=True, note="1  one\n2  two", marks=[Mark(32, "here")]
-    )
-    drawn = draw(Figure([[panel]], (5, 5)))
+    panel = Panel(lines, "loss", "tokens", ticks=[1, 1024], note="1  one\n2  two", marks=[Mark(32, "here")])
+    drawn = draw(Figure([[panel]], (5, 5), legend_columns=3))
     drawn.draw_without_rendering()
     (axes,) = drawn.axes
-    data, legend = axes.get_window_extent(), axes.get_legend().get_window_extent()
+    data, legend = axes.get_window_extent(), drawn.legends[0].get_window_extent()
     note = next(text for text in axes.texts if "one" in text.get_text()).get_window_extent()
-    assert legend.y0 >= data.y1 - 1 and axes.title.get_window_extent().y0 >= legend.y1 - 1
+    title = axes.title.get_window_extent()
+    assert title.y0 >= data.y1 and legend.y0 >= title.y1
     assert note.x0 == pytest.approx(data.x0, abs=3) and note.y1 < axes.xaxis.label.get_window_extent().y0
-    assert note.y0 >= 0 and axes.title.get_window_extent().y1 <= drawn.bbox.y1
+    assert note.y0 >= 0 and legend.y1 <= drawn.bbox.y1
 
 
 def test_lines_can_be_told_apart_in_grey() -> None:
@@ -170,7 +181,7 @@ def test_a_band_is_two_standard_errors_wide_on_either_side() -> None:
 
 def test_titles_of_a_row_stand_at_one_height() -> None:
     plain = PANEL._replace(marks=[])
-    marked = PANEL._replace(marks=[Mark(32, "trained", at="above"), Mark(64, "again", at="above")])
+    marked = PANEL._replace(marks=[Mark(32, "trained"), Mark(64, "again")])
     drawn = draw(Figure([[plain, marked]], size=(8, 4)))
     drawn.draw_without_rendering()
     heights = {round(axes.title.get_window_extent().y0) for axes in drawn.axes}
@@ -183,3 +194,12 @@ def test_small_changes_look_small() -> None:
     low, high = axes.get_ylim()
     assert high - low == pytest.approx(0.02) and (low + high) / 2 == pytest.approx(2.00005)
     assert axes.yaxis.get_major_formatter().get_offset() == ""
+
+
+def test_svg_is_the_same_each_time_and_keeps_text(tmp_path: Path) -> None:
+    named = FIGURE._replace(rows=[[PANEL._replace(title="cost in $ of $5")]])
+    for name in ("a.svg", "b.svg"):
+        save(named, tmp_path / name)
+    drawn = (tmp_path / "a.svg").read_text(encoding="utf-8")
+    assert drawn == (tmp_path / "b.svg").read_text(encoding="utf-8")
+    assert ">cost in $ of $5</text>" in drawn and "<dc:date>" not in drawn
