@@ -149,7 +149,7 @@ def private_names(trees: Sequence[ast.Module]) -> set[str]:
     }
     attributes = [node for node in nodes if isinstance(node, ast.Attribute)]
     names = {name for name in imported | set(map(ast.unparse, attributes)) if any(map(is_private, name.split(".")))}
-    defined = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    defined = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
     defined |= {node.attr for node in attributes if isinstance(node.ctx, ast.Store)}
     defined |= {node.id for node in nodes if isinstance(node, ast.Name)}
     return {name for name in names if name.split(".")[0] in ("torch", "lightning", "deepspeed")} | {

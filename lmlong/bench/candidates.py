@@ -25,6 +25,7 @@ from lmlong.model.kernel_check import checked_kernels
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.precision import autocast
 from lmlong.model.quantization import WeightFormat
+from lmlong.model.segments import text_loss
 from lmlong.model.state import state_bytes
 from lmlong.recipe.candidates import candidates
 from lmlong.training.optimizer import LoopOptimizer
@@ -117,7 +118,7 @@ def training_candidate(
 
     def step() -> Tensor:
         with autocast(device, precision):
-            nll, _ = model.loss(tokens[:, :-1], tokens[:, 1:], segment=segment)
+            nll, _ = text_loss(model, tokens[:, :-1], tokens[:, 1:], segment=segment)
         loss = nll / length
         loss.backward()
         return torch.stack([loss.detach(), optimizer.step()])

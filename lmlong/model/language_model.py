@@ -14,7 +14,6 @@ from lmlong import recipe
 from lmlong.attention.device_policy import FollowsPolicy
 from lmlong.attention.inputs import LastTokens, last_tokens
 from lmlong.attention.state_check import StateError, check_alike, check_range
-from lmlong.attention.tail import after_tail, tail_of
 from lmlong.errors import UsageError
 from lmlong.model.attention_layers import AttentionLayers
 from lmlong.model.base import LMHead
@@ -22,16 +21,13 @@ from lmlong.model.block import Block, BlockState, Positions, run_blocks
 from lmlong.model.finite import is_finite, not_finite
 from lmlong.model.hourglass import BlockPhase, Hourglass, HourglassState, any_phase, block_phase
 from lmlong.model.layers import RMSNorm
-from lmlong.model.learning.loss import Learning
 from lmlong.model.learning.read import Learner, Text
 from lmlong.model.learning.state import DEFAULT_RATES, Learned, init_learned, will_learn_token
-from lmlong.model.loss import IGNORED, TeacherOutput
+from lmlong.model.loss import IGNORED
 from lmlong.model.ngram_embedding import NgramEmbedding
 from lmlong.model.quantized_model import QuantizableModel
 from lmlong.model.rope import document_positions
-from lmlong.model.segments import Segment, checkpointed_loss, segmented_loss
-from lmlong.model.sequence_group import SequenceGroup, SequencePart
-from lmlong.recipe.kinds import why_state_grows
+from lmlong.model.sequence_group import SequencePart
 
 PIECE = 4096
 """Tokens of each row scored at once, or more on a GPU (`LanguageModel.piece`). A longer text is scored piece by piece
@@ -145,80 +141,6 @@ class LanguageModel(AttentionLayers, QuantizableModel):
         learned after it. `hidden` (B, width) and `logits` are those of a decode step."""
         return self.learner.step(token, hidden, logits, position, learned)
 
-    def loss(
-        self,
-        tokens: Tensor,
-        targets: Tensor,
-        mask: Tensor | None = None,
-        state: ModelState | None = None,
-        segment: int | None = None,
-        teacher: TeacherOutput | None = None,
-    ) -> tuple[Tensor, ModelState]:
-        """Return the summed -log p of the targets (B, T), starting from `state`, and the state after.
-
-        With `segment`, the sequence is read in segments of that many tokens, and only the states between them are kept.
-        With a teacher, the loss is two numbers: the mixed loss and the summed -log p. Only the first has a gradient.
-        """
-        whole = Segment(tokens, targets, mask, teacher)
-        if segment is None or not torch.is_grad_enabled():
-            return self.segment_loss(whole, state)
-        if why := why_state_grows(self.kinds):
-            raise UsageError(f"segment: {why}")
-        state = self.init_state(len(tokens)) if state is None else state
-        loss_of_segments = checkpointed_loss if self.partitioned else segmented_loss
-        return loss_of_segments(self, whole.split(segment), state)
-
-    def segment_loss(self, segment: Segment, state: ModelState | None) -> tuple[Tensor, ModelState]:
-        """Return the loss of a segment, starting from `state`, and the state after."""
-        hidden, state = self.hidden_states(segment.tokens, state, segment.document_starts)
-        return self.lm_head(hidden, segment.targets, teacher=segment.teacher), state
-
-    def learning_loss(
-        self, tokens: Tensor, targets: Tensor, document_starts: Tensor, state: ModelState | None = None
-    ) -> tuple[Tensor, ModelState]:
-        """Return the summed -log p of the targets (B, T), each predicted after learning from those before it in its row
-        and document, and the state after, without what was learned."""
-        hidden, state = self.hidden_states(tokens, state, document_starts)
-        return self.lm_head(
-            hidden, targets, learning=Learning(document_starts, self.norm.weight.detach().square().sum())
-        ), state
-
-    def loss_of_part(
-        self,
-        tokens: Tensor,
-        targets: Tensor,
-        document_starts: Tensor | None,
-        state: ModelState | None,
-        group: SequenceGroup,
-    ) -> tuple[Tensor, ModelState]:
-        """Return the summed -log p of the targets (B, T) in this process's part of the rows, starting from `state`, and
-        the state after this part. All processes of the group call this with the same rows."""
-        state = self.init_state(len(tokens)) if state is None else state
-        part = SequencePart(group, tokens.shape[1])
-        own, before = part.own, slice(part.own.start)
-        starts = None if document_starts is None else document_starts[:, own]
-        position, last = state.position, state.last_tokens
-        if before.stop:
-            starts_before = None if document_starts is None else document_starts[:, before]
-            position = document_positions(starts_before, position, before.stop)[:, -1] + 1
-            last = None if last is None else after_tail(last, tail_of(tokens[:, before], last.shape[1]))
-        entered = state._replace(position=position, last_tokens=last)
-        hidden, after = self.hidden_states(tokens[:, own], entered, starts, part)
-        return self.lm_head(hidden, targets[:, own]), after
-
-    @torch.no_grad()
-    def token_nll(
-        self, tokens: Tensor, targets: Tensor, mask: Tensor | None = None, state: ModelState | None = None
-    ) -> tuple[Tensor, ModelState | None]:
-        assert state is None or state.learned is None  # `score` learns
-        nll, size = [], self.piece(len(tokens))
-        for begin in range(0, tokens.shape[1], size):
-            piece = slice(begin, begin + size)
-            document_starts = None if mask is None else mask[:, piece]
-            hidden, state = self.hidden_states(tokens[:, piece], state, document_starts)
-            nll.append(self.lm_head(hidden, targets[:, piece], "none"))
-        return torch.cat(nll, dim=1), state
-
     @torch.no_grad()
     def score(
         self,
@@ -233,7 +155,7 @@ class LanguageModel(AttentionLayers, QuantizableModel):
         hidden, after = self._hidden_states(tokens, state, document_starts)
         if state.learned is None:
             scored = targets != IGNORED
-            nll = self.lm_head(hidden[scored], targets[scored], "none")
+            nll = self.lm_head(hidden[scored], targets=targets[scored], reduction="none")
             nll = nll.new_zeros(targets.shape).masked_scatter(scored, nll)
         else:
             text = Text(tokens, hidden, state.position, document_starts)
@@ -268,7 +190,7 @@ class LanguageModel(AttentionLayers, QuantizableModel):
         if state.last_tokens is not None:
             check_range("last_tokens", state.last_tokens, 0, self.embedding.num_embeddings - 1)
 
-    def hidden_states(  # type: ignore[override]
+    def hidden_states(
         self,
         tokens: Tensor,
         state: ModelState | None = None,

@@ -116,7 +116,7 @@ def _build(
     model = build(recipe, vocabulary)
     if start:
         load_start(model, start, new_attention, verify=False)
-    if isinstance(teacher, Teacher) and training.teacher_of == "layers":
+    if teacher and training.teacher_of == "layers":
         train_mixers_alone(model, teacher.model)
     if training.only_ngram:
         assert isinstance(model, LanguageModel)

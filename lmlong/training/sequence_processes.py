@@ -1,12 +1,17 @@
-"""The processes of `training.sequence_parallel`: neighbouring ranks, which read the parts of the same rows."""
+"""The processes of `training.sequence_parallel`: neighbouring ranks, which read the parts of the same rows.
+
+B batch, T time.
+"""
 
 import torch
 from torch import Tensor, distributed
 
 from lmlong.attention.plugins import in_words
+from lmlong.attention.tail import after_tail, tail_of
 from lmlong.errors import UsageError
-from lmlong.model.language_model import LanguageModel
-from lmlong.model.sequence_group import SequenceGroup
+from lmlong.model.language_model import LanguageModel, ModelState
+from lmlong.model.rope import document_positions
+from lmlong.model.sequence_group import SequenceGroup, SequencePart
 from lmlong.training.collectives import all_gather, reduce_scatter
 
 
@@ -36,6 +41,30 @@ class SequenceProcesses(SequenceGroup):
         x = x.contiguous()
         distributed.broadcast(x, last, self.group)
         return x
+
+
+def loss_of_part(
+    model: LanguageModel,
+    tokens: Tensor,
+    targets: Tensor,
+    document_starts: Tensor | None,
+    state: ModelState | None,
+    group: SequenceGroup,
+) -> tuple[Tensor, ModelState]:
+    """Return the summed -log p of the targets (B, T) in this process's part of the rows, starting from `state`, and the
+    state after this part. All processes of the group call this with the same rows."""
+    state = model.init_state(len(tokens)) if state is None else state
+    part = SequencePart(group, tokens.shape[1])
+    own, before = part.own, slice(part.own.start)
+    starts = None if document_starts is None else document_starts[:, own]
+    position, last = state.position, state.last_tokens
+    if before.stop:
+        starts_before = None if document_starts is None else document_starts[:, before]
+        position = document_positions(starts_before, position, before.stop)[:, -1] + 1
+        last = None if last is None else after_tail(last, tail_of(tokens[:, before], last.shape[1]))
+    entered = state._replace(position=position, last_tokens=last)
+    hidden, after = model.hidden_states(tokens[:, own], entered, starts, part)
+    return model.loss(hidden, targets[:, own]), after
 
 
 def check_divides(model: LanguageModel) -> None:

@@ -20,7 +20,7 @@ from lmlong.model.language_model import LanguageModel
 from lmlong.model.loss import IGNORED
 from lmlong.model.sequence_group import part_of
 from lmlong.model.state import detach_state
-from lmlong.training.sequence_processes import SequenceProcesses
+from lmlong.training.sequence_processes import SequenceProcesses, loss_of_part
 
 ROWS = 2
 """Rows that a group reads together."""
@@ -64,7 +64,7 @@ class Step(nn.Module):
         self.model, self.group = model, group
 
     def forward(self, batch: Batch, state: Any) -> tuple[Tensor, Any]:
-        loss, after = self.model.loss_of_part(*batch, state, self.group)
+        loss, after = loss_of_part(self.model, *batch, state, self.group)
         return loss, detach_state(after)
 
 

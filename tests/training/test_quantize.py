@@ -12,6 +12,7 @@ from lmlong.model.language_model import LanguageModel
 from lmlong.model.layers import Linear
 from lmlong.model.loss import IGNORED
 from lmlong.model.metrics import batch_tensors
+from lmlong.model.segments import text_loss
 from lmlong.recipe import Conversion
 from lmlong.training.conversion import stages
 from lmlong.training.module import TrainingModule
@@ -35,7 +36,7 @@ def test_the_last_quarter_of_the_steps_computes_with_rounded_weights(recipe_of: 
         with torch.no_grad():
             for rounding, into in ((None, plain), ("int4" if number >= 6 else None, expected)):
                 setup.model.round_weights(rounding)  # type: ignore[arg-type]
-                into.append(float(setup.model.loss(tokens, targets, starts)[0] / (targets != IGNORED).sum()))
+                into.append(float(text_loss(setup.model, tokens, targets, starts)[0] / (targets != IGNORED).sum()))
     assert losses(tmp_path / "run") == pytest.approx(expected, rel=1e-5)
     assert all(abs(a - b) > 1e-4 for a, b in zip(plain[6:], expected[6:], strict=True))
     unrounded = train(recipe_of(*still), tmp_path / "plain").validation

@@ -130,7 +130,7 @@ def loss_pass(length: int, width: int | None) -> Pass:
         hidden = torch.zeros(1, length, model.embedding.embedding_dim, dtype=torch.bfloat16, requires_grad=True)
         targets = torch.zeros(1, length, dtype=torch.long)
         with watch:
-            loss = bf16(lambda: model.lm_head(hidden, targets))
+            loss = bf16(lambda: model.loss(hidden, targets))
             kept = watch.now
             loss.backward()
         return kept
