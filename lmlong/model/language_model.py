@@ -18,12 +18,9 @@ from lmlong.errors import UsageError
 from lmlong.model.attention_layers import AttentionLayers
 from lmlong.model.base import LMHead
 from lmlong.model.block import Block, BlockState, Positions, run_blocks
-from lmlong.model.finite import is_finite, not_finite
 from lmlong.model.hourglass import BlockPhase, Hourglass, HourglassState, any_phase, block_phase
 from lmlong.model.layers import RMSNorm
-from lmlong.model.learning.read import Learner, Text
-from lmlong.model.learning.state import DEFAULT_RATES, Learned, init_learned, will_learn_token
-from lmlong.model.loss import IGNORED
+from lmlong.model.learning.state import Learned
 from lmlong.model.ngram_embedding import NgramEmbedding
 from lmlong.model.quantized_model import QuantizableModel
 from lmlong.model.rope import document_positions
@@ -44,14 +41,7 @@ class ModelState(NamedTuple):
     position: Tensor  # (B,) tokens of the current document so far
     hourglass: HourglassState | None = None  # None if no layers are downsampled
     last_tokens: Tensor | None = None  # (B, P) the last tokens that attentions and tables need; None if none needs them
-    learned: Learned | None = None  # None if the output layer does not learn from the text
-
-
-def will_learn(state: ModelState, learn: bool) -> ModelState:
-    """Return the state with which the model learns from the next token, or does not, if it learns from the text."""
-    if state.learned is None:
-        return state
-    return state._replace(learned=will_learn_token(state.learned, learn))
+    learned: Learned | None = None  # from the text (model/learning/read.py); None if nothing learns from it
 
 
 DecodeStep = Callable[[Tensor, ModelState, BlockPhase | None], tuple[Tensor, Tensor, ModelState]]
@@ -76,8 +66,6 @@ class LanguageModel(AttentionLayers, QuantizableModel):
         self.lm_head = LMHead(self.embedding if options.tied_output else nn.Embedding(vocabulary, options.width))
         self.fast_step: DecodeStep | None = None
         """The decode step by native code or a CUDA graph; None if torch runs `decode_step`."""
-        self.learning_rates = DEFAULT_RATES
-        """The rates with which states that learn from the text do so."""
         self.init_weights()
 
     @torch.no_grad()
@@ -86,89 +74,38 @@ class LanguageModel(AttentionLayers, QuantizableModel):
         for mixer in self.mixers:
             mixer.init_recall()
 
-    def init_state(self, batch: int, learn: bool = False) -> ModelState:
-        """Return the state before the first token. With `learn`, the output layer learns from the text that is read."""
+    def init_state(self, batch: int) -> ModelState:
         like = self.embedding.weight.device, self.embedding.weight.dtype
         blocks = tuple(mixer.init_state(batch, *like) for mixer in self.mixers)
         position = torch.zeros(batch, dtype=torch.long, device=self.embedding.weight.device)
         hourglass = self.hourglass.init_state(batch, *like) if self.hourglass else None
         past = None if self.past_tokens is None else position.new_zeros(batch, self.past_tokens)
-        learned = self.init_learned(position) if learn else None
-        return ModelState(blocks, position, hourglass, past, learned)
-
-    def init_learned(self, position: Tensor) -> Learned:
-        """Return what is learned at first by rows that have read `position` (B,) tokens without learning."""
-        return init_learned(position, like=self.embedding.weight)  # as large as the output matrix, in any format
+        return ModelState(blocks, position, hourglass, past)
 
     def forward(
         self, tokens: Tensor, state: ModelState | None = None, document_starts: Tensor | None = None
     ) -> tuple[Tensor, ModelState]:
         """Return logits (B, T, V) of the token after each of `tokens` (B, T), and the state after the last."""
-        state = self.init_state(len(tokens)) if state is None else state
-        hidden, after = self._hidden_states(tokens, state, document_starts)
-        if state.learned is None:
-            return self.logits(hidden), after
-        text = Text(tokens, hidden, state.position, document_starts)
-        logits, learned = self.learner.read(text, state.learned)
-        return logits, after._replace(learned=learned)
+        hidden, after = self.hidden_states(tokens, state, document_starts)
+        return self.logits(hidden), after
 
     def step(self, token: Tensor, state: ModelState) -> tuple[Tensor, ModelState]:
         """Return logits (B, V) of the token after `token` (B,), and the state after it."""
-        if state.learned is None:
-            logits, _, after = self.step_unlearned(token, state)
-            return logits, after
-        logits, hidden, after = self.step_unlearned(token, state._replace(learned=None))
-        logits, learned = self.step_learned(token, hidden, logits, state.position, state.learned)
-        return logits, after._replace(learned=learned)
+        logits, _, after = self.decode(token, state)
+        return logits, after
 
-    def step_unlearned(self, token: Tensor, state: ModelState) -> tuple[Tensor, Tensor, ModelState]:
-        """Return the logits (B, V) and the last hidden state (B, width) after `token` (B,), and the state after it,
-        which learns nothing."""
+    def decode(self, token: Tensor, state: ModelState) -> tuple[Tensor, Tensor, ModelState]:
+        """Return the logits (B, V) and the last hidden state (B, width) after `token` (B,), and the state after it."""
+        assert state.learned is None, "lmlong.model.learning.read reads with a state that learns"
         return (self.fast_step or self.decode_step)(token, state, self.block_phase(state, None, 1))
 
     def decode_step(
         self, token: Tensor, state: ModelState, phase: BlockPhase | None
     ) -> tuple[Tensor, Tensor, ModelState]:
-        """Return the logits and the last hidden state after `token`, and the state, by torch and without learning. This
-        never synchronizes with the device, so it can be a CUDA graph."""
+        """Return the logits and the last hidden state after `token`, and the state, by torch. This never synchronizes
+        with the device, so it can be a CUDA graph."""
         hidden, after = self._run(token[:, None], state, None, phase)
         return self.logits(hidden)[:, 0], hidden[:, 0], after
-
-    def step_learned(
-        self, token: Tensor, hidden: Tensor, logits: Tensor, position: Tensor, learned: Learned
-    ) -> tuple[Tensor, Learned]:
-        """Return the logits (B, V) after `token` (B,) at `position` (B,) by what was learned from the text, and what is
-        learned after it. `hidden` (B, width) and `logits` are those of a decode step."""
-        return self.learner.step(token, hidden, logits, position, learned)
-
-    @torch.no_grad()
-    def score(
-        self,
-        tokens: Tensor,
-        targets: Tensor,
-        state: ModelState | None = None,
-        document_starts: Tensor | None = None,
-    ) -> tuple[Tensor, ModelState]:
-        """Return -log p of each target (B, T), 0 if ignored, and the state after `tokens` (B, T). Raise NotFinite if a
-        value is not finite."""
-        state = self.init_state(len(tokens)) if state is None else state
-        hidden, after = self._hidden_states(tokens, state, document_starts)
-        if state.learned is None:
-            scored = targets != IGNORED
-            nll = self.lm_head(hidden[scored], targets=targets[scored], reduction="none")
-            nll = nll.new_zeros(targets.shape).masked_scatter(scored, nll)
-        else:
-            text = Text(tokens, hidden, state.position, document_starts)
-            nll, learned = self.learner.score(text, targets, state.learned)
-            after = after._replace(learned=learned)
-        if not is_finite(nll):
-            raise not_finite(self, tokens, state, document_starts)
-        return nll, after
-
-    @property
-    def learner(self) -> Learner:
-        """The output layer, as states that learn from their text use it."""
-        return Learner(self.lm_head, self.learning_rates, self.norm.weight)
 
     def settle(self, state: ModelState) -> ModelState:
         """Return the state in the form that a prefill returns, if decode steps keep it in another form."""
@@ -200,17 +137,7 @@ class LanguageModel(AttentionLayers, QuantizableModel):
         """Return the last hidden states (B, T, width), and the state after. If the tokens are a part of longer rows,
         the states of the layers are those before the rows."""
         state = self.init_state(len(tokens)) if state is None else state
-        hidden, after = self._hidden_states(tokens, state, document_starts, part)
-        if state.learned is not None:
-            text = Text(tokens, hidden, state.position, document_starts)
-            _, learned = self.learner.score(text, None, state.learned)
-            after = after._replace(learned=learned)
-        return hidden, after
-
-    def _hidden_states(
-        self, tokens: Tensor, state: ModelState, document_starts: Tensor | None, part: SequencePart | None = None
-    ) -> tuple[Tensor, ModelState]:
-        """Return the last hidden states, and the state after without what is learned."""
+        assert state.learned is None, "lmlong.model.learning.read reads with a state that learns"
         phase = self.block_phase(state, document_starts, tokens.shape[1])
         return self._run(tokens, state, document_starts, phase, part)
 

@@ -9,6 +9,7 @@ from torch.testing import assert_close
 from lmlong.model.base import count_parameters
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.layers import BFloat16Linear, GroupedLinear, SwiGLU, quantized_linear
+from lmlong.model.learning.read import score
 from lmlong.model.metrics import text_nll
 from lmlong.model.quantization import WeightFormat
 from lmlong.model.weight_panels import rounded_activations
@@ -87,7 +88,7 @@ def test_scores_are_those_of_the_logits(weights: WeightFormat) -> None:
         logits, _ = model(tokens[:, :-1])
         expected = nn.functional.cross_entropy(logits.mT, tokens[:, 1:], reduction="none")
         assert_close(text_nll(model, tokens[:, :-1], tokens[:, 1:])[0], expected)
-        assert_close(model.score(tokens[:, :-1], tokens[:, 1:])[0], expected)
+        assert_close(score(model, tokens[:, :-1], tokens[:, 1:])[0], expected)
 
 
 @pytest.mark.parametrize(("weights", "bits"), [("bf16", 16), ("int8", 8.5), ("int4", 5)])
