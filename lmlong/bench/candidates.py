@@ -25,6 +25,7 @@ from lmlong.model.kernel_check import checked_kernels
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.precision import autocast
 from lmlong.model.quantization import WeightFormat
+from lmlong.model.quantized_model import quantize
 from lmlong.model.segments import text_loss
 from lmlong.model.state import state_bytes
 from lmlong.recipe.candidates import candidates
@@ -150,7 +151,7 @@ class GenerationCandidates:
         model.set_cache_dtype(CACHE_DTYPE)
         if precision != "32":
             assert precision in get_args(WeightFormat)
-            model.quantize(cast(WeightFormat, precision))
+            quantize(model, cast(WeightFormat, precision))
         if self.compiled and why_no_fast_step(model) is None:
             model.fast_step = make_fast_step(model)
         return model

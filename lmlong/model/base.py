@@ -17,7 +17,7 @@ from lmlong.model.block import ResidualBlock
 from lmlong.model.layers import BFloat16Linear, GroupedLinear, RMSNorm, quantized_linear, rounded_weight
 from lmlong.model.loss import chunked_cross_entropy, in_float32, logits_in_float32, token_nll
 from lmlong.model.ngram_embedding import tables_of
-from lmlong.model.quantization import GroupFormat, WeightFormat
+from lmlong.model.quantization import GroupFormat, WeightFormat, Weights
 from lmlong.model.short_conv import ShortConvolution
 
 EMBEDDING_STD = 0.02
@@ -99,6 +99,8 @@ class TextModel(FollowsPolicy, ABC):
     blocks: Sequence[ResidualBlock]
     norm: RMSNorm
     lm_head: LMHead
+    weight_format: Weights = "32"
+    """The format of the weight matrices."""
     partitioned = False
     """Whether weights are partitioned and gathered only while their module computes, as in DeepSpeed's stage 3."""
 

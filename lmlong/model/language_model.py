@@ -3,7 +3,7 @@
 B batch, T time, V vocabulary.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -11,18 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from lmlong import recipe
+from lmlong.attention.base import CausalAttention
 from lmlong.attention.device_policy import FollowsPolicy
 from lmlong.attention.inputs import LastTokens, last_tokens
+from lmlong.attention.recurrence import Recurrence
 from lmlong.attention.state_check import StateError, check_alike, check_range
 from lmlong.errors import UsageError
-from lmlong.model.attention_layers import AttentionLayers
-from lmlong.model.base import LMHead
-from lmlong.model.block import Block, BlockState, Positions, run_blocks
+from lmlong.model.base import LMHead, TextModel
+from lmlong.model.block import Block, BlockState, Mixer, Positions, run_blocks
 from lmlong.model.hourglass import BlockPhase, Hourglass, HourglassState, any_phase, block_phase
 from lmlong.model.layers import RMSNorm
 from lmlong.model.learning.state import Learned
 from lmlong.model.ngram_embedding import NgramEmbedding
-from lmlong.model.quantized_model import QuantizableModel
 from lmlong.model.rope import document_positions
 from lmlong.model.sequence_group import SequencePart
 
@@ -48,14 +48,16 @@ DecodeStep = Callable[[Tensor, ModelState, BlockPhase | None], tuple[Tensor, Ten
 """(token (B,), state, block phase) -> logits (B, V), the last hidden state (B, width), and the state after."""
 
 
-class LanguageModel(AttentionLayers, QuantizableModel):
+class LanguageModel(TextModel):
     """A model that predicts the next token from its state. The mask of a batch is its document starts."""
 
     blocks: Sequence[Block]
+    kernel_is_set = False
+    """Whether `use_kernel` has set the kernel, which `kernel: auto` then leaves alone."""
 
     def __init__(self, options: recipe.Model, vocabulary: int, activation_checkpointing: bool = False):
         super().__init__(options, vocabulary, activation_checkpointing)
-        self.kinds = options.mixer_kinds
+        self.kinds = options.mixer_kinds  # of the attention of each mixer, in the recipe
         layers = (Block(options, kind, layer in options.add_ngram) for layer, kind in enumerate(options.kinds, 1))
         self.blocks = nn.ModuleList(layers)  # type: ignore[assignment]
         self.hourglass = Hourglass(options) if options.downsample else None
@@ -232,3 +234,56 @@ class LanguageModel(AttentionLayers, QuantizableModel):
         super().compile_blocks()
         for attention in self.attention_parts:
             attention.compiled = True
+
+    @property
+    def mixers(self) -> list[Mixer]:
+        """The mixers of all layers, in the order in which a token passes them."""
+        return [mixer for block in self.blocks for mixer in block.mixers]
+
+    @property
+    def attentions(self) -> list[CausalAttention]:
+        """The attention of each mixer."""
+        return [mixer.attention for mixer in self.mixers]
+
+    @property
+    def attention_parts(self) -> list[CausalAttention]:
+        """The attentions that the attentions of all mixers consist of."""
+        return [part for attention in self.attentions for part in attention.parts]
+
+    @property
+    def constant_state(self) -> bool:
+        """Whether the state of every mixer has a constant size."""
+        return all(attention.state_growth == "constant" for attention in self.attentions)
+
+    def set_state_dtype(self, dtype: torch.dtype) -> None:
+        """Set the lowest precision of the states of recurrences."""
+        for attention in self.attention_parts:
+            if isinstance(attention, Recurrence):
+                attention.state_dtype = dtype
+
+    def set_cache_dtype(self, dtype: torch.dtype | None) -> None:
+        """Set the dtype in which new states cache keys and values; None for that in which they are computed."""
+        for attention in self.attention_parts:
+            attention.cache_dtype = dtype
+
+    def use_kernel(self, name: str) -> None:
+        """Set the kernel with which attentions compute many tokens: `torch`, `native`, `triton` or `fla`. Torch
+        computes whatever the kernel cannot, and attentions without a kernel of that name."""
+        self.kernel_is_set = True
+        self.use_kernels(dict.fromkeys(self.kinds, name))
+
+    def use_kernels(self, names: Mapping[str, str]) -> None:
+        """Set the kernels with which attentions compute many tokens, by their kinds in the recipe."""
+        for kind, attentions in self.with_kernels.items():
+            for attention in attentions:
+                attention.use_kernel(names[kind])
+
+    @property
+    def with_kernels(self) -> dict[str, list[CausalAttention]]:
+        """The attentions that have kernels, by their kinds."""
+        attentions: dict[str, list[CausalAttention]] = {}
+        for kind, attention in zip(self.kinds, self.attentions, strict=True):
+            for part in attention.parts:
+                if part.kernels:
+                    attentions.setdefault(kind, []).append(part)
+        return attentions

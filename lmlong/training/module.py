@@ -24,6 +24,7 @@ from lmlong.errors import DivergedError
 from lmlong.model.kernel_check import checked_kernels
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.learning.loss import loss_while_learning
+from lmlong.model.quantized_model import round_weights
 from lmlong.model.segments import text_loss
 from lmlong.model.sequence_group import longest_part
 from lmlong.model.state import detach_state, where_state
@@ -127,7 +128,7 @@ class TrainingModule(LightningModule):
         set_learning_rate(self.trainer.optimizers[0], self.learning_rate)
         if options.quantize and isinstance(self.model, LanguageModel):
             rounds = self.in_last(QUANTIZED_SHARE)
-            self.model.round_weights(options.quantize if rounds else None)
+            round_weights(self.model, options.quantize if rounds else None)
             self.is_judged = rounds and not options.learn
 
     def training_step(self, batch: TrainingBatch, batch_idx: int) -> Tensor:

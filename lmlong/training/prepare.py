@@ -200,7 +200,7 @@ def _check_kernel_of(recipe: Recipe, device: torch.device) -> None:
 
 
 def _check_roundable(model: LanguageModel) -> None:
-    """Refuse a model with linear layers that `LanguageModel.round_weights` does not reach."""
+    """Refuse a model with linear layers that `round_weights` does not reach."""
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and not isinstance(module, Linear):
             raise UsageError(

@@ -13,6 +13,7 @@ from lmlong import recipe
 from lmlong.errors import RecipeError
 from lmlong.model.fast_step import make_fast_step
 from lmlong.model.language_model import LanguageModel
+from lmlong.model.quantized_model import quantize
 from lmlong.model.segments import text_loss
 from lmlong.recipe import file as recipe_file
 from lmlong.training.distillation import layer_errors, train_ngram_alone
@@ -68,7 +69,7 @@ def test_native_steps_with_new_heads_are_those_without_to_the_bit(shape: str, we
     models = pair(SHAPES[shape])
     for model in models:
         if weights != "32":
-            model.quantize(weights)
+            quantize(model, weights)
         model.fast_step = make_fast_step(model)
     tokens, starts = text()
     states = [model(tokens, None, starts)[1] for model in models]

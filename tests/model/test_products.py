@@ -13,6 +13,7 @@ from lmlong.model.language_model import LanguageModel
 from lmlong.model.learning.read import score
 from lmlong.model.precision import autocast
 from lmlong.model.quantization import WeightFormat
+from lmlong.model.quantized_model import quantize
 
 CPU = torch.device("cpu")
 LENGTHS = range(1, 301, 13)
@@ -39,7 +40,7 @@ def test_texts_of_any_length_are_read_by_few_shapes_of_products(kind: str, weigh
     options = recipe.Model(width=32, layers=1, heads=2, attention=recipe.Attention(**kinds(70)[kind]))  # type: ignore[arg-type]
     model = LanguageModel(options, vocabulary=50)
     if weights == "bf16":
-        model.quantize("bf16")
+        quantize(model, "bf16")
     with torch.no_grad(), autocast(CPU, "bf16"), Shapes() as shapes:
         for length in LENGTHS:
             tokens = torch.arange(length)[None] % 50
