@@ -26,7 +26,7 @@ from lmlong.model.language_model import LanguageModel
 from lmlong.model.learning.loss import loss_while_learning
 from lmlong.model.quantized_model import round_weights
 from lmlong.model.segments import text_loss
-from lmlong.model.sequence_group import longest_part
+from lmlong.model.sequence_group import SequenceGroup, longest_part
 from lmlong.model.state import detach_state, where_state
 from lmlong.training.distillation import taught_loss
 from lmlong.training.figures import BatchFigures, FetchedFigures, StepFigures
@@ -35,7 +35,7 @@ from lmlong.training.optimizer import learning_rate_factor, make_optimizer, mask
 from lmlong.training.prepare import PreparedRun, divides_weights, model_to_check
 from lmlong.training.progress import TrainingClock
 from lmlong.training.row_adagrad import RowAdagrad, make_row_optimizer
-from lmlong.training.sequence_processes import SequenceProcesses, loss_of_part
+from lmlong.training.sequence_processes import loss_of_part
 
 RECENT = 20
 """Number of recent losses kept to detect a spike."""
@@ -79,7 +79,7 @@ class TrainingModule(LightningModule):
         self.recent: deque[float] = deque(maxlen=RECENT)
         self.carried: Any = None  # the state after the previous batch, if the recipe passes it on
         self.kernels: dict[str, str] = {}  # by kinds of attention; of a language model
-        self.group: SequenceProcesses | None = None  # that reads parts of the same rows
+        self.group: SequenceGroup | None = None  # that reads parts of the same rows
 
     @property
     def step(self) -> int:
@@ -93,7 +93,7 @@ class TrainingModule(LightningModule):
         if isinstance(self.model, LanguageModel):
             self.kernels = self._check_kernels(model_to_check(self.prepared), trains=True)
             if (parts := self.recipe.training.sequence_parallel) > 1:
-                self.group = SequenceProcesses(self.trainer.global_rank, self.trainer.world_size, parts)
+                self.group = SequenceGroup(self.trainer.global_rank, self.trainer.world_size, parts)
 
     def configure_model(self) -> None:
         """Build the model again where the ranks divide its weights, within the strategy's context, which does that."""

@@ -1,10 +1,9 @@
-"""The processes of `training.sequence_parallel`: neighbouring ranks, which read the parts of the same rows.
+"""Training by `training.sequence_parallel`: neighbouring ranks read the parts of the same rows.
 
 B batch, T time.
 """
 
-import torch
-from torch import Tensor, distributed
+from torch import Tensor
 
 from lmlong.attention.plugins import in_words
 from lmlong.attention.tail import after_tail, tail_of
@@ -12,35 +11,6 @@ from lmlong.errors import UsageError
 from lmlong.model.language_model import LanguageModel, ModelState
 from lmlong.model.rope import document_positions
 from lmlong.model.sequence_group import SequenceGroup, SequencePart
-from lmlong.training.collectives import all_gather, reduce_scatter
-
-
-class SequenceProcesses(SequenceGroup):
-    """The group of this process, among all processes of a run in groups of `size`. All create theirs together."""
-
-    def __init__(self, rank: int, ranks: int, size: int):
-        self.rank, self.size = rank % size, size
-        for first in range(0, ranks, size):
-            group = distributed.new_group(list(range(first, first + size)))  # all processes take part in this
-            if first <= rank < first + size:
-                self.group, self.first = group, first
-
-    def gather(self, x: Tensor) -> Tensor:
-        every = x.new_empty(self.size * x.numel())
-        all_gather(every, x.contiguous().view(-1), self.group)
-        return every.view(self.size, *x.shape)
-
-    def sum_of_own(self, x: Tensor) -> Tensor:
-        wide = x.to(torch.promote_types(x.dtype, torch.float32)).contiguous()
-        own = wide.new_empty(wide[0].numel())
-        reduce_scatter(own, wide.view(-1), group=self.group)
-        return own.view(x.shape[1:]).to(x.dtype)
-
-    def from_last(self, x: Tensor) -> Tensor:
-        last = self.first + self.size - 1
-        x = x.contiguous()
-        distributed.broadcast(x, last, self.group)
-        return x
 
 
 def loss_of_part(
