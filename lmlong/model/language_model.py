@@ -18,13 +18,14 @@ from lmlong.attention.recurrence import Recurrence
 from lmlong.attention.state_check import StateError, check_alike, check_range
 from lmlong.errors import UsageError
 from lmlong.model.base import LMHead, TextModel
-from lmlong.model.block import Block, BlockState, Mixer, Positions, run_blocks
-from lmlong.model.hourglass import BlockPhase, Hourglass, HourglassState, any_phase, block_phase
+from lmlong.model.block import Block, BlockState, Mixer, run_blocks
+from lmlong.model.hourglass import Hourglass, HourglassState
 from lmlong.model.layers import RMSNorm
 from lmlong.model.learning.state import Learned
 from lmlong.model.ngram_embedding import NgramEmbedding
 from lmlong.model.rope import document_positions
 from lmlong.model.sequence_group import SequencePart
+from lmlong.model.stretch import BlockPhase, Stretch, any_phase, block_phase
 
 PIECE = 4096
 """Tokens of each row scored at once, or more on a GPU (`LanguageModel.piece`). A longer text is scored piece by piece
@@ -151,32 +152,32 @@ class LanguageModel(TextModel):
         phase: BlockPhase | None,
         part: SequencePart | None = None,
     ) -> tuple[Tensor, ModelState]:
-        x, positions = self.embed(tokens, state, document_starts)
-        positions = positions._replace(part=part)
+        x, stretch = self.embed(tokens, state, document_starts)
+        stretch = stretch._replace(part=part, phase=phase)
         past = state.last_tokens
         if past is not None:
             past = torch.cat([past, tokens], dim=1)[:, tokens.shape[1] :].clone()  # a view would keep all tokens alive
         first, end = self.downsampled_layers.start, self.downsampled_layers.stop
         layers, states, recompute = list(self.blocks), state.blocks, self.activation_checkpointing
-        x, blocks = run_blocks(layers[:first], x, states[:first], positions, recompute)
+        x, blocks = run_blocks(layers[:first], x, states[:first], stretch, recompute)
         hourglass = None
         if self.hourglass is not None:
-            assert state.hourglass is not None and phase is not None
+            assert state.hourglass is not None
             x, hourglass, middle = self.hourglass(
-                x, state.hourglass, positions, phase, layers[first:end], states[first:end], recompute
+                x, state.hourglass, stretch, layers[first:end], states[first:end], recompute
             )
             blocks += middle
-        x, after = run_blocks(layers[end:], x, states[end:], positions, recompute)
-        return self.norm(x), ModelState(blocks + after, positions.in_document[:, -1] + 1, hourglass, past)
+        x, after = run_blocks(layers[end:], x, states[end:], stretch, recompute)
+        return self.norm(x), ModelState(blocks + after, stretch.in_document[:, -1] + 1, hourglass, past)
 
-    def embed(self, tokens: Tensor, state: ModelState, document_starts: Tensor | None) -> tuple[Tensor, Positions]:
-        """Return the scaled embeddings (B, T, width), and the positions that all blocks need."""
+    def embed(self, tokens: Tensor, state: ModelState, document_starts: Tensor | None) -> tuple[Tensor, Stretch]:
+        """Return the scaled embeddings (B, T, width), and what all blocks need to know of the tokens."""
         index = document_positions(document_starts, state.position, tokens.shape[1])
         windows = None if state.last_tokens is None else last_tokens(tokens, state.last_tokens, index)
         x = self.embedding(tokens) * self.embedding_scale
         if self.ngram_embedding is not None:
             x = x + self.ngram_embedding(windows)
-        return x, Positions(index, document_starts, windows)
+        return x, Stretch(index, document_starts, windows)
 
     def _count_past_tokens(self) -> int | None:
         """Return how many tokens before the current one the attentions and tables need; None if none reads tokens."""

@@ -192,22 +192,22 @@ def layer_errors(
     Both mixers read the input of the teacher's layer; no gradient passes between layers.
     """
     state, teacher_state = (model.init_state(len(tokens)) for model in (student, teacher))
-    _, positions = student.embed(tokens, state, document_starts)
+    _, stretch = student.embed(tokens, state, document_starts)
     with torch.no_grad():
-        x, teacher_positions = teacher.embed(tokens, teacher_state, document_starts)
+        x, teacher_stretch = teacher.embed(tokens, teacher_state, document_starts)
     errors = []
     layers = with_states(student.blocks, state.blocks)
     teacher_layers = with_states(teacher.blocks, teacher_state.blocks)
     for (block, (inner, *_)), (teacher_block, (teacher_inner, *added)) in zip(layers, teacher_layers, strict=True):
         with torch.no_grad():
-            target, _ = teacher_block.mixer(x, teacher_inner, teacher_positions)
+            target, _ = teacher_block.mixer(x, teacher_inner, teacher_stretch)
         if student.activation_checkpointing and torch.is_grad_enabled():
-            output, _ = checkpoint(block.mixer, x, inner, positions, use_reentrant=False)
+            output, _ = checkpoint(block.mixer, x, inner, stretch, use_reentrant=False)
         else:
-            output, _ = block.mixer(x, inner, positions)
+            output, _ = block.mixer(x, inner, stretch)
         target32, output32 = (y.to(torch.promote_types(y.dtype, torch.float32)) for y in (target, output))
         error = (output32 - target32).square().mean(-1) / (target32.square().mean(-1) + ERROR_EPSILON)
         errors.append(error.mean())
         with torch.no_grad():
-            x, _ = teacher_block.finish(x, target, tuple(added), teacher_positions)
+            x, _ = teacher_block.finish(x, target, tuple(added), teacher_stretch)
     return torch.stack(errors)

@@ -10,11 +10,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from lmlong import recipe
 from lmlong.attention import laws
 from lmlong.attention.device_policy import CPU_POLICY, GPU_POLICY, DevicePolicy, use_policy
-from lmlong.model.hourglass import any_phase
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.metrics import text_nll
 from lmlong.model.segments import text_loss
 from lmlong.model.state import concat_states
+from lmlong.model.stretch import any_phase
 
 VOCABULARY, TOKENS = 50, 700
 

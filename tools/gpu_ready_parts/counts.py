@@ -14,8 +14,8 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 
 from gpu_ready_parts.watch import WAITS, Watch
 from lmlong.attention.device_policy import GPU_POLICY, use_policy
-from lmlong.model.hourglass import BlockPhase
 from lmlong.model.language_model import LanguageModel
+from lmlong.model.stretch import BlockPhase
 from lmlong.recipe import Recipe
 from lmlong.report.table import Column, format_table
 
