@@ -44,7 +44,7 @@ class Softening(NamedTuple):
 class TeacherOutput(NamedTuple):
     """The predictions of a teacher that has just read the batch."""
 
-    hidden: Tensor  # (B, T, width) the teacher's last hidden states
+    hidden: Tensor  # (B, T, width) the teacher's last hidden states, or (N, width) those of some tokens
     weight: Tensor  # (V, width) of its output layer
     softening: Softening
 
@@ -65,7 +65,7 @@ class TeacherOutput(NamedTuple):
         """Return the weighted KL(teacher | student) over the scored tokens of a span, and its gradient for the
         logits."""
         share, temperature = self.softening
-        log_q = _log_softmax(logits_in_float32(self.hidden.flatten(0, -2)[span], self.weight).div_(temperature))
+        log_q = _log_softmax(logits_in_float32(self.hidden[span], self.weight).div_(temperature))
         log_p = _log_softmax(logits / temperature)
         q = log_q.exp()
         divergence = torch.linalg.vecdot(q, log_q.sub_(log_p))[:, None].where(scored[:, None], 0).sum()
@@ -174,7 +174,7 @@ def taught_loss(
     output = teacher.output(tokens, document_starts)
 
     def loss_of(hidden: Tensor, span: slice) -> Tensor:
-        of_chunk = output._replace(hidden=output.hidden[:, span]).student_loss
+        of_chunk = output._replace(hidden=output.hidden[:, span].flatten(0, -2)).student_loss
         policy = model.policy_for(hidden)
         return model.lm_head(
             hidden, partial(chunked_cross_entropy, targets=targets[:, span], policy=policy, of_chunk=of_chunk)
