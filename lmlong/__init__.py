@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from lmlong.inference.loading import TrainedLanguageModel, load
     from lmlong.model.encoder import Encoder
     from lmlong.model.language_model import LanguageModel
+    from lmlong.model.segments import text_loss
     from lmlong.model.state import detach_state, state_bytes
     from lmlong.recipe import Recipe
     from lmlong.surprisal.stream import score
@@ -61,6 +62,7 @@ __all__ = [
     "recipe",
     "score",
     "state_bytes",
+    "text_loss",
     "train",
 ]
 
@@ -84,6 +86,7 @@ _HOMES = {
     "load_plugin": "lmlong.attention.plugins",
     "score": "lmlong.surprisal.stream",
     "state_bytes": "lmlong.model.state",
+    "text_loss": "lmlong.model.segments",
     "train": "lmlong.training.run",
 }
 """The module of each public name that is imported when it is first used: importing lmlong alone costs nothing."""

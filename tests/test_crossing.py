@@ -25,6 +25,7 @@ from lmlong.attention.plugins import load_plugin, unload_plugin
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.interop.importing import import_model
 from lmlong.model.learning.naive import naive_read
+from lmlong.model.learning.state import DEFAULT_RATES, init_learned
 from lmlong.model.quantization import Weights
 from lmlong.model.sampling_options import Sampling
 from lmlong.native.state import map_state
@@ -86,10 +87,10 @@ def nats_by_definition(trained: TrainedLanguageModel, *end: int) -> float:
         hidden = model.hidden_states(tokens[None, :-1])[0][0]
         if not trained.learn:
             return float(cross_entropy(model.logits(hidden), tokens[1:], reduction="sum"))
-        delta = map_state(lambda x: x[0], model.init_learned(torch.zeros(1)).delta)
+        delta = map_state(lambda x: x[0], init_learned(torch.zeros(1), model.embedding.weight).delta)
         is_learned = torch.ones(len(hidden), dtype=torch.bool)
         matrix = model.lm_head.matrix(torch.float32)
-        nll, _ = naive_read(matrix, delta, hidden, tokens[1:], is_learned, model.learner.rates)
+        nll, _ = naive_read(matrix, delta, hidden, tokens[1:], is_learned, DEFAULT_RATES.for_hidden(model.norm.weight))
     return float(nll.sum())
 
 

@@ -2,7 +2,7 @@
 
 import ast
 import shutil
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Sequence
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -126,39 +126,59 @@ def nearest(imported: str, modules: Container[str]) -> str:
 
 
 PRIVATE = {
-    "lightning.pytorch.loops.training_epoch_loop._TrainingEpochLoop": "its signals wait for a GPU in each step",
-    "torch._C.DisableTorchFunction": "no public name ends a TorchFunctionMode for one call",
+    "lightning.pytorch.loops.training_epoch_loop._TrainingEpochLoop": (
+        "before each batch it exchanges signals through the GPU, which waits; no option or hook prevents it"
+    ),
+    "._forward_hooks": "torch lists the hooks of a module nowhere else, and native code refuses them",
+    "._forward_pre_hooks": "the same",
     "torch._dynamo.config": "torch.compiler has no limit of compilations",
     "torch._dynamo.maybe_mark_dynamic": "the public mark_dynamic fails where a size is constant",
     "torch._foreach_lerp": "the only fused interpolation of many tensors",
     "torch._inductor.config": "the documented place of its options",
     "torch.utils._python_dispatch.TorchDispatchMode": "the documented class to see every operation",
-    "torch.utils._pytree.tree_leaves": "torch has no public pytree",
 }
 """Every private name of torch, Lightning and DeepSpeed that is used, and why."""
 
 
-def private_names(path: Path) -> Iterator[str]:
-    """Iterate over the private names of torch, Lightning and DeepSpeed in a file, as written."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom):
-            names = [f"{node.module}.{name.name}" for name in node.names]
-        else:
-            names = [ast.unparse(node)] if isinstance(node, ast.Attribute) else []
-        for name in names:
-            library, *parts = name.split(".")
-            if library in ("torch", "lightning", "deepspeed") and any(
-                part.startswith("_") and not part.startswith("__") for part in parts
-            ):
-                yield name
+def private_names(trees: Sequence[ast.Module]) -> set[str]:
+    """The private names of torch, Lightning and DeepSpeed in some files, as written; `._name` is an attribute that no
+    file defines, so one of a library's objects."""
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    imported = {
+        f"{node.module}.{each.name}" for node in nodes if isinstance(node, ast.ImportFrom) for each in node.names
+    }
+    attributes = [node for node in nodes if isinstance(node, ast.Attribute)]
+    names = {name for name in imported | set(map(ast.unparse, attributes)) if any(map(is_private, name.split(".")))}
+    defined = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
+    defined |= {node.attr for node in attributes if isinstance(node.ctx, ast.Store)}
+    defined |= {node.id for node in nodes if isinstance(node, ast.Name)}
+    return {name for name in names if name.split(".")[0] in ("torch", "lightning", "deepspeed")} | {
+        f".{node.attr}"
+        for node in attributes
+        if is_private(node.attr) and node.attr not in defined and ast.unparse(node.value) not in ("torch", "os")
+    }
+
+
+def is_private(name: str) -> bool:
+    return (
+        name.startswith("_") and not name.startswith("__") and name not in ("_asdict", "_fields", "_make", "_replace")
+    )
 
 
 def test_no_private_name_of_a_library_is_used_without_a_reason() -> None:
-    used = {name for path in PACKAGE.rglob("*.py") for name in private_names(path)}
+    used = private_names([ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")])
     assert {known for known in PRIVATE if known in used} == PRIVATE.keys()
     assert [
         name for name in used if not any(known.startswith(name) or name.startswith(known) for known in PRIVATE)
     ] == []
+
+
+def test_the_method_of_lightning_that_waits_is_the_one_overridden() -> None:
+    from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+
+    from lmlong.training.run import _EpochLoop
+
+    assert vars(_EpochLoop).keys() & vars(_TrainingEpochLoop).keys() >= {"_broadcast_sigterm_tensor"}
 
 
 def test_the_package_keeps_to_its_floors() -> None:

@@ -28,6 +28,7 @@ from lmlong.attention.plugins import load_plugin, unload_plugin
 from lmlong.cli.main import lmlong
 from lmlong.model.base import count_parameters
 from lmlong.model.build import build
+from lmlong.model.segments import text_loss
 from lmlong.recipe import file as recipe_file
 from lmlong.recipe.parsed import shipped_recipes
 from lmlong.testing import check_attention
@@ -295,5 +296,5 @@ def test_every_recipe_says_how_it_is_run_and_builds(name: str) -> None:
     recipe = recipe_file.load(name, overrides)
     small = recipe.model.model_copy(update={"width": 2 * recipe.model.heads, "positions": "none"})
     model = build(recipe.model_copy(update={"model": small}), 300)
-    nats, _ = model.loss(torch.arange(40)[None], torch.arange(1, 41)[None])
+    nats, _ = text_loss(model, torch.arange(40)[None], torch.arange(1, 41)[None])
     assert nats.item() / 40 == pytest.approx(5.7, abs=0.5)  # ln 300: it has learned nothing yet

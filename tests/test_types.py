@@ -42,9 +42,11 @@ lmlong.evaluate("runs/short", ["a.txt", Path("b.txt")])
 
 own = lmlong.LanguageModel(recipe.model, vocabulary=256)
 tokens = torch.zeros(1, 8, dtype=torch.long)
-loss, state = own.loss(tokens, tokens)
+hidden_states, after = own.hidden_states(tokens)
+assert_type(own.loss(hidden_states, tokens), torch.Tensor)
+loss, _ = lmlong.text_loss(own, tokens, tokens, segment=4)
 assert_type(loss, torch.Tensor)
-logits, state = own.step(tokens[:, 0], lmlong.detach_state(state))
+logits, state = own.step(tokens[:, 0], lmlong.detach_state(after))
 
 
 class Square(lmlong.FeatureMap):

@@ -17,6 +17,7 @@ import torch
 
 import lmlong
 from lmlong.inference.loading import TrainedLanguageModel
+from lmlong.model.learning.read import first_state, score
 
 DOCUMENTS = Path(__file__).with_name("learning_documents.json")
 PIECE = 1024
@@ -26,10 +27,10 @@ PIECE = 1024
 def bits(model: TrainedLanguageModel, tokens: list[int], learn: bool) -> float:
     """Return the bits of all tokens but the first, which is bos."""
     ids = torch.tensor([tokens])
-    state, nats = model.model.init_state(1, learn), 0.0
+    state, nats = first_state(model.model, 1, learn), 0.0
     for begin in range(0, len(tokens) - 1, PIECE):
         end = min(begin + PIECE, len(tokens) - 1)
-        nll, state = model.model.score(ids[:, begin:end], ids[:, begin + 1 : end + 1], state)
+        nll, state = score(model.model, ids[:, begin:end], ids[:, begin + 1 : end + 1], state)
         nats += float(nll.double().sum())
     return nats / math.log(2)
 

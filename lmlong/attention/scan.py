@@ -139,8 +139,8 @@ class Kernel(ABC):
 class Scan(torch.autograd.Function):
     """Returns outputs (B, H, T, V), the state after the last token, and the denominators (B, H, T) or None.
 
-    `features` is the map of queries and keys; `trains`: whether gradients are recorded; `tensors` are the fields of
-    ScanInputs and the parameters of the map.
+    `features` is the map of queries and keys; `trains`: whether gradients are recorded; `state` is followed by the
+    fields of ScanInputs and the parameters of the map.
     """
 
     @staticmethod
@@ -151,9 +151,14 @@ class Scan(torch.autograd.Function):
         policy: DevicePolicy,
         trains: bool,
         state: Tensor,
-        *tensors: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        document_starts: Tensor | None,
+        log_decay: Tensor | None,
+        beta: Tensor | None,
+        *weights: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        (q, k, v, document_starts, log_decay, beta), weights = ScanInputs(*tensors[:6]), tensors[6:]
         starts = None if document_starts is None else document_starts.bool()
         log_decay, beta = (None if gate is None else _in_rows(gate.to(state.dtype)) for gate in (log_decay, beta))
         x = Span(_in_rows(q), _in_rows(k), _in_rows(v), starts, log_decay, beta, _empty_like(v))
@@ -173,6 +178,8 @@ class Scan(torch.autograd.Function):
                 after = kernel.forward(span, after)
         ctx.kernel, ctx.features, ctx.policy = kernel, features, policy
         ctx.size, ctx.weights = size, len(weights)
+        _, _, _, _, _, *needs = ctx.needs_input_grad
+        ctx.needs = ScanInputs(*needs[: len(ScanInputs._fields)])
         ctx.save_for_backward(*x, *weights, *states)
         if x.denominators is not None:
             ctx.mark_non_differentiable(x.denominators)
@@ -183,10 +190,11 @@ class Scan(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor, dstate: Tensor, _: Any) -> tuple[Tensor | None, ...]:
         kernel, features = ctx.kernel, ctx.features
         saved = ctx.saved_tensors  # once: activation checkpointing recomputes them
-        x, weights, states = Span(*saved[:8]), saved[8 : 8 + ctx.weights], saved[8 + ctx.weights :]
+        fields = len(Span._fields)
+        x, weights, states = Span(*saved[:fields]), saved[fields : fields + ctx.weights], saved[fields + ctx.weights :]
         dlog_decay, dbeta = (
             dstate.new_empty(gate.shape) if gate is not None and needed else None
-            for gate, needed in zip((x.log_decay, x.beta), ctx.needs_input_grad[9:11], strict=True)
+            for gate, needed in ((x.log_decay, ctx.needs.log_decay), (x.beta, ctx.needs.beta))
         )
         dx = Span(_empty_like(x.q), _empty_like(x.k), _empty_like(x.v), None, dlog_decay, dbeta, _in_rows(dy))
         dstate, dweights = dstate.contiguous(), [torch.zeros_like(weight) for weight in weights]
@@ -208,7 +216,8 @@ class Scan(torch.autograd.Function):
                 for total, *grads in zip(totals, of_queries, of_keys, strict=True):
                     if (grad := _sum(grads)) is not None:
                         total += grad
-        return None, None, None, None, dstate, *dx[:6], *dweights
+        gradients = ScanInputs(dx.q, dx.k, dx.v, None, dlog_decay, dbeta)
+        return None, None, None, None, dstate, *gradients, *dweights
 
 
 class _Mapped:

@@ -25,6 +25,8 @@ from lmlong.model.kernel_check import checked_kernels
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.precision import autocast
 from lmlong.model.quantization import WeightFormat
+from lmlong.model.quantized_model import quantize
+from lmlong.model.segments import text_loss
 from lmlong.model.state import state_bytes
 from lmlong.recipe.candidates import candidates
 from lmlong.training.optimizer import LoopOptimizer
@@ -117,7 +119,7 @@ def training_candidate(
 
     def step() -> Tensor:
         with autocast(device, precision):
-            nll, _ = model.loss(tokens[:, :-1], tokens[:, 1:], segment=segment)
+            nll, _ = text_loss(model, tokens[:, :-1], tokens[:, 1:], segment=segment)
         loss = nll / length
         loss.backward()
         return torch.stack([loss.detach(), optimizer.step()])
@@ -149,7 +151,7 @@ class GenerationCandidates:
         model.set_cache_dtype(CACHE_DTYPE)
         if precision != "32":
             assert precision in get_args(WeightFormat)
-            model.quantize(cast(WeightFormat, precision))
+            quantize(model, cast(WeightFormat, precision))
         if self.compiled and why_no_fast_step(model) is None:
             model.fast_step = make_fast_step(model)
         return model

@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from lmlong.attention.state_check import REAL
 from lmlong.checkpoint import manifest
 from lmlong.checkpoint.location import BEST, find
 from lmlong.checkpoint.manifest import RECIPE, TOKENIZER, TRAINING_TENSORS, TRAINING_VALUES, WEIGHTS
@@ -36,9 +37,8 @@ from lmlong.recipe.parsed import MissingPlugin
 ADDED_HEADS = re.compile(r"blocks\.\d+\.ngram\.")
 """The beginning of the names of the weights of added n-gram heads."""
 
-REAL = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
-NUMBERS = {"F64", "F32", "F16", "BF16"}
-"""The dtypes that weights may have, by their names in torch and in safetensors."""
+NUMBERS = {NAMES[dtype] for dtype in REAL}
+"""The dtypes that weights may have, by their names in safetensors."""
 
 MADV_DONTNEED = 4
 """The advice of Linux to take mapped memory away, which mmap does not define on other systems."""

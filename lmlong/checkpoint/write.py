@@ -104,31 +104,23 @@ def _staged(folder: Path) -> Iterator[Path]:
         shutil.rmtree(staged, ignore_errors=True)
 
 
-class Shapes(NamedTuple):
-    """The shapes and dtype of weights that are written one at a time."""
-
-    of: Mapping[str, tuple[int, ...]]
-    dtype: torch.dtype
+Forms = Mapping[str, tuple[torch.Size, torch.dtype]]
+"""The shape and dtype of each tensor of a file."""
 
 
-def write_imported(folder: Path, shapes: Shapes, weights: Iterable[Tensor], recipe: str, tokenizer: bytes) -> None:
+def write_imported(folder: Path, forms: Forms, weights: Iterable[Tensor], recipe: str, tokenizer: bytes) -> None:
     """Write a checkpoint without a training state, from weights that arrive one at a time."""
     folder.mkdir()
-    need = sum(torch.Size(shape).numel() for shape in shapes.of.values()) * shapes.dtype.itemsize + len(tokenizer)
+    need = sum(shape.numel() * dtype.itemsize for shape, dtype in forms.values()) + len(tokenizer)
     free = shutil.disk_usage(folder).free
     if need > free:
         raise LmlongError(
             f"{folder.parent}: needs {need:,} bytes, {need - free:,} more than are free. Free some space."
         )
-    forms = {name: (torch.Size(shape), shapes.dtype) for name, shape in shapes.of.items()}
     save_in_turn(forms, weights, folder / WEIGHTS)
     (folder / RECIPE).write_bytes(recipe.encode())
     (folder / TOKENIZER).write_bytes(tokenizer)
     seal(folder, FORMAT, {"step": 0, "validation": None, "trained_tokens": 0})
-
-
-Forms = Mapping[str, tuple[torch.Size, torch.dtype]]
-"""The shape and dtype of each tensor of a file."""
 
 
 def save_in_turn(forms: Forms, tensors: Iterable[Tensor], path: Path, separators: Any = None) -> None:

@@ -18,6 +18,7 @@ from lmlong.inference.loading import TrainedModel
 from lmlong.model.base import count_parameters
 from lmlong.model.finite import is_finite, not_finite
 from lmlong.model.loss import IGNORED
+from lmlong.model.metrics import text_nll
 from lmlong.model.precision import Precision, autocast, evaluation_precision
 from lmlong.report.json_values import json_keys, json_values
 from lmlong.report.progress import each
@@ -85,9 +86,9 @@ def measure_masked(
     for numbers, batch in shown:
         inputs, targets, padding = (torch.from_numpy(part).to(trained.device) for part in batch)
         with autocast(trained.device, chosen):
-            nll, _ = trained.model.token_nll(inputs, targets, padding)
+            nll, _ = text_nll(trained.model, inputs, targets, padding)
             if not is_finite(nll):
-                raise not_finite(trained.model, inputs, padding)
+                raise not_finite(trained.model, inputs, None, padding)
         lost = nll.cpu().double().sum(1).tolist()
         for owner, nats, row in zip(owners[numbers], lost, batch.targets, strict=True):
             hidden = row[row != IGNORED]

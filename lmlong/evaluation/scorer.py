@@ -10,6 +10,7 @@ from torch import Tensor
 from lmlong.evaluation.document_sums import Sums
 from lmlong.evaluation.spans import Documents, Spans
 from lmlong.inference.loading import TrainedLanguageModel
+from lmlong.model.learning.read import first_state, score
 from lmlong.model.loss import IGNORED
 from lmlong.model.state import state_bytes
 from lmlong.report.progress import Progress
@@ -67,7 +68,7 @@ class Scorer:
         """Yield groups of spans of about equal length, by their numbers."""
         sizes = spans.end - spans.begin - 1
         order = np.argsort(-sizes, kind="stable")
-        states = STATES_AT_ONCE // max(1, state_bytes(self.model.init_state(1, self.learn)))
+        states = STATES_AT_ONCE // max(1, state_bytes(first_state(self.model, 1, self.learn)))
         begin = 0
         while begin < len(order):
             end = begin + max(1, min(TOKENS_AT_ONCE // int(sizes[order[begin]]), states))
@@ -76,14 +77,14 @@ class Scorer:
 
     def _read(self, spans: Spans, numbers: np.ndarray, progress: Progress | None) -> Iterator[Scored]:
         """Yield the targets of one group of spans."""
-        rows, state = spans.take(numbers), self.model.init_state(len(numbers), self.learn)
+        rows, state = spans.take(numbers), first_state(self.model, len(numbers), self.learn)
         longest = int((rows.end - rows.begin).max()) - 1
         size = self.model.piece(len(numbers))
         for start in range(0, longest, size):
             tokens, targets, read = _piece(self.text, rows, start, min(size, longest - start))
             counted = targets != IGNORED
             with torch.inference_mode():
-                nll, state = self.model.score(tokens.to(self.device), targets.to(self.device), state)
+                nll, state = score(self.model, tokens.to(self.device), targets.to(self.device), state)
                 nll = nll[counted.to(self.device)]
             firsts = np.maximum(rows.first, rows.begin + 1 + start)
             yield from _by_span(numbers, firsts, counted.sum(1).tolist(), nll)

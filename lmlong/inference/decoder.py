@@ -8,7 +8,8 @@ from torch import Tensor
 
 from lmlong.inference.drafts import Drafts
 from lmlong.inference.session import Session, after_tokens
-from lmlong.model.language_model import LanguageModel, will_learn
+from lmlong.model.language_model import LanguageModel
+from lmlong.model.learning.read import step, step_learned, will_learn
 from lmlong.model.learning.state import will_learn_token
 from lmlong.model.native_step import NativeStep
 from lmlong.model.row_step import NativeRowStep, Pass
@@ -28,7 +29,7 @@ class Decoder:
     @torch.inference_mode()
     def next_logits(self) -> Tensor:
         """Return the logits (B, V) of the next token of each row."""
-        logits, self._after = self._model.step(self._last, self._state)
+        logits, self._after = step(self._model, self._last, self._state)
         return logits
 
     def append(self, token: Tensor) -> None:
@@ -81,7 +82,7 @@ class NativeDecoder:
             return logits
         token, position = torch.tensor([self._last]), torch.tensor([self._row.position + read])
         hidden = now.hidden[read : read + 1]
-        logits, self._learned = self._model.step_learned(token, hidden, logits, position, self._row.learned)
+        logits, self._learned = step_learned(self._model, token, hidden, logits, position, self._row.learned)
         return logits
 
     def append(self, token: Tensor) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lmlong.inference.session import even_pieces
 from lmlong.model.language_model import LanguageModel, ModelState
+from lmlong.model.learning import read as reading
 
 
 class HiddenStates(NamedTuple):
@@ -39,7 +40,7 @@ def stream(
                 hooks.enter_context(model.whole_blocks())
             for layer, _ in enumerate(outputs):
                 hooks.callback(model.blocks[layer].register_forward_hook(partial(_keep, outputs, layer)).remove)
-            last, state = model.hidden_states(read, state)
+            last, state = reading.read(model, read, model.init_state(1) if state is None else state)
         yield HiddenStates(read[0], last[0], tuple(output[0] for output in outputs))
 
 

@@ -39,6 +39,7 @@ from lmlong.model.kernel_check import checked_kernels
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.precision import Precision, autocast, evaluation_precision
 from lmlong.model.quantization import Weights
+from lmlong.model.quantized_model import quantize
 from lmlong.model.sampling_options import DEFAULTS, MAX_TOKENS, Sampling
 from lmlong.model.state import at_least_float32
 from lmlong.recipe import Recipe
@@ -339,7 +340,7 @@ def load(
     if state_dtype == "auto":
         model.set_cache_dtype(CACHE_DTYPE)
     if weights != "32":
-        model.quantize(weights)
+        quantize(model, weights)
     loaded = TrainedLanguageModel(
         **{**vars(trained), "model": model}, learn=trained.recipe.learn if learn is None else learn
     )

@@ -12,7 +12,8 @@ from torch import Tensor
 from lmlong.attention.base import state_tensors
 from lmlong.inference.unread import Unread, UnreadText, as_tensors
 from lmlong.model.finite import NotFinite, is_finite, not_finite
-from lmlong.model.language_model import LanguageModel, ModelState, will_learn
+from lmlong.model.language_model import LanguageModel, ModelState
+from lmlong.model.learning import read as reading
 from lmlong.model.sampling_options import RECENT
 from lmlong.model.state import rebuild_state, state_bytes
 
@@ -88,16 +89,16 @@ def first(model: LanguageModel, token: int, learn: bool = False) -> Session:
     last = torch.tensor([token], device=model.embedding.weight.device)
     recent = torch.cat([last.new_full((1, RECENT - 1), NO_TOKEN), last[:, None]], dim=1)
     unread = as_tensors(UnreadText(), last.device)
-    return Session(model.init_state(1, learn), last, recent, torch.ones_like(last), unread)
+    return Session(reading.first_state(model, 1, learn), last, recent, torch.ones_like(last), unread)
 
 
 @torch.inference_mode()
 def read_tokens(model: LanguageModel, tokens: Sequence[int], session: Session) -> Session:
     """Return the session after new tokens. Raise NotFinite if the model gives values that are not finite."""
     read, new = _to_read(session, tokens)
-    hidden, state = model.hidden_states(read, session.state)
+    hidden, state = reading.read(model, read, session.state)
     if not is_finite(hidden):
-        raise not_finite(model, read, session.state)
+        raise not_finite(model, read, reading.unlearned(session.state))
     return after_tokens(session, new, state)
 
 
@@ -105,7 +106,7 @@ def read_tokens(model: LanguageModel, tokens: Sequence[int], session: Session) -
 def score_tokens(model: LanguageModel, tokens: Sequence[int], session: Session) -> tuple[Session, Tensor]:
     """Return the session after new tokens, and -log p of each (1, N)."""
     read, new = _to_read(session, tokens)
-    nll, state = model.score(read, new, session.state)
+    nll, state = reading.score(model, read, new, session.state)
     return after_tokens(session, new, state), nll
 
 
@@ -125,7 +126,7 @@ def after_tokens(session: Session, new: Tensor, state: ModelState) -> Session:
 @torch.inference_mode()
 def next_logits(model: LanguageModel, session: Session) -> tuple[Tensor, ModelState]:
     """Return the logits (B, V) of the next token, and the state after the last one."""
-    return model.step(session.last, session.state)
+    return reading.step(model, session.last, session.state)
 
 
 def logits_not_finite(model: LanguageModel, recent: Tensor) -> NotFinite:
@@ -138,7 +139,7 @@ def logits_not_finite(model: LanguageModel, recent: Tensor) -> NotFinite:
 def append_token(session: Session, state: ModelState, token: Tensor, learn: bool = False) -> Session:
     """Return the session with one more token (B,), after `next_logits` gave `state`. `learn`: whether a state that
     learns from its text learns from the token, which is not for those that the model wrote."""
-    return after_tokens(session, token[:, None], will_learn(state, learn))
+    return after_tokens(session, token[:, None], reading.will_learn(state, learn))
 
 
 def greedy(model: LanguageModel, session: Session, tokens: int) -> Session:
@@ -160,10 +161,9 @@ def advance(model: LanguageModel, session: Session, tokens: Iterable[tuple[int, 
 
 def begin_learning(model: LanguageModel, session: Session, learn: bool) -> Session:
     """Return a session that learns from the text that follows, if it does not do so already."""
-    state = session.state
-    if not learn or state.learned is not None:
+    if not learn or session.state.learned is not None:
         return session
-    return session._replace(state=state._replace(learned=model.init_learned(state.position)))
+    return session._replace(state=reading.begin_learning(model, session.state))
 
 
 def with_unread(session: Session, text: UnreadText) -> Session:

@@ -28,6 +28,7 @@ from lmlong.inference.unread import Unread, UnreadText, as_tensors
 from lmlong.io.files import check_ordinary, fsync, parse_json, staged
 from lmlong.io.system_errors import explain_errors
 from lmlong.model.language_model import MOST_TOKENS, LanguageModel
+from lmlong.model.learning.read import first_state
 from lmlong.model.sampling_options import RECENT
 from lmlong.model.state import rebuild_state
 
@@ -262,7 +263,7 @@ def _empty(model: LanguageModel, learn: bool) -> Session:
     device = model.embedding.weight.device
     token = torch.zeros(1, dtype=torch.long, device=device)
     nothing = as_tensors(UnreadText(), device)
-    return Session(model.init_state(1, learn), token, token.new_zeros(1, RECENT), token, nothing)
+    return Session(first_state(model, 1, learn), token, token.new_zeros(1, RECENT), token, nothing)
 
 
 def _named(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:

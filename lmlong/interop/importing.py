@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lmlong import recipe
 from lmlong.checkpoint import manifest
-from lmlong.checkpoint.write import Shapes, write_imported
+from lmlong.checkpoint.write import Forms, write_imported
 from lmlong.data.tokenizers.huggingface import HuggingFaceTokenizer
 from lmlong.errors import CheckpointError, UsageError, install_command
 from lmlong.interop.gguf_file import open_gguf
@@ -60,8 +60,9 @@ def import_model(path: Path, run: Path) -> Imported:
         }
     check_weights(source, shapes)
     shown = each(weights(source, shapes), f"weights of {run.name}", len(shapes), "tensors")
-    _write(run, run_recipe, tokenizer.file, Shapes(shapes, source.dtype), shown)
-    count = sum(torch.Size(shape).numel() for shape in shapes.values())
+    forms = {name: (torch.Size(shape), source.dtype) for name, shape in shapes.items()}
+    _write(run, run_recipe, tokenizer.file, forms, shown)
+    count = sum(shape.numel() for shape, _ in forms.values())
     return Imported(run, count, context, tokenizer.lost)
 
 
@@ -117,7 +118,7 @@ def weights(source: LlamaSource, shapes: Mapping[str, tuple[int, ...]]) -> Itera
         yield weight
 
 
-def _write(run: Path, run_recipe: recipe.Recipe, tokenizer: bytes, shapes: Shapes, weights: Iterator[Tensor]) -> None:
+def _write(run: Path, run_recipe: recipe.Recipe, tokenizer: bytes, forms: Forms, weights: Iterator[Tensor]) -> None:
     """Write the run folder atomically."""
     if run.exists():
         raise UsageError(f"{run}: exists. Choose another --out.")
@@ -125,6 +126,6 @@ def _write(run: Path, run_recipe: recipe.Recipe, tokenizer: bytes, shapes: Shape
     with staged_folder(run, "Nothing was imported.") as staged:
         checkpoint = staged / "checkpoints" / "step-00000000"
         checkpoint.parent.mkdir()
-        write_imported(checkpoint, shapes, weights, text, tokenizer)
+        write_imported(checkpoint, forms, weights, text, tokenizer)
         (staged / manifest.RECIPE).write_bytes(text.encode())
         (staged / manifest.TOKENIZER).write_bytes(tokenizer)

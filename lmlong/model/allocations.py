@@ -4,9 +4,9 @@ import weakref
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+
+from lmlong.native.state import state_tensors
 
 
 class Allocations(TorchDispatchMode):
@@ -38,4 +38,4 @@ class Allocations(TorchDispatchMode):
 
 
 def _storages(tree: Any) -> list[torch.UntypedStorage]:
-    return [leaf.untyped_storage() for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+    return [x.untyped_storage() for x in state_tensors(tree)]

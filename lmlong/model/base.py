@@ -4,7 +4,7 @@ B batch, T time, V vocabulary.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -15,10 +15,9 @@ from lmlong import recipe
 from lmlong.attention.device_policy import FollowsPolicy
 from lmlong.model.block import ResidualBlock
 from lmlong.model.layers import BFloat16Linear, GroupedLinear, RMSNorm, quantized_linear, rounded_weight
-from lmlong.model.learning.loss import Learning, learning_loss
-from lmlong.model.loss import TeacherOutput, chunked_cross_entropy, in_float32, logits_in_float32, token_nll
+from lmlong.model.loss import chunked_cross_entropy, in_float32, logits_in_float32, token_nll
 from lmlong.model.ngram_embedding import tables_of
-from lmlong.model.quantization import GroupFormat, WeightFormat
+from lmlong.model.quantization import GroupFormat, WeightFormat, Weights
 from lmlong.model.short_conv import ShortConvolution
 
 EMBEDDING_STD = 0.02
@@ -48,22 +47,22 @@ class LMHead(FollowsPolicy):
     def forward(
         self,
         hidden: Tensor,
+        loss: Callable[[Tensor, Tensor], Tensor] | None = None,
         targets: Tensor | None = None,
         reduction: Literal["sum", "none"] = "sum",
-        teacher: TeacherOutput | None = None,
-        learning: Learning | None = None,
     ) -> Tensor:
         """Return logits (..., V) of hidden states (..., width), in at least float32. With targets, return their summed
-        -log p, or with `reduction="none"` each -log p, without gradients; with `learning`, that of a layer that learns
-        while it reads. Only the logits of one chunk are held in memory."""
+        -log p, or with `reduction="none"` each -log p, without gradients. Only the logits of one chunk are held in
+        memory. Any other `loss` is a function of the hidden states and the weight, which DeepSpeed's stage 3 gathers
+        only while this computes."""
+        if loss is not None:
+            return loss(hidden, self.matrix(hidden.dtype))
         if targets is None:
             return self.logits(hidden)
-        if reduction == "none" and learning is None:
-            return token_nll(hidden, self.logits, self.rows, targets, self.policy_for(hidden))
-        matrix = self.matrix(hidden.dtype)
-        if learning is not None:
-            return learning_loss(hidden, matrix, targets, learning)
-        return chunked_cross_entropy(hidden, matrix, targets, teacher, self.policy_for(hidden), self.is_compiled)
+        policy = self.policy_for(hidden)
+        if reduction == "none":
+            return token_nll(hidden, self.logits, self.rows, targets, policy)
+        return chunked_cross_entropy(hidden, self.matrix(hidden.dtype), targets, policy, self.is_compiled)
 
     @property
     def rows(self) -> int:
@@ -100,6 +99,8 @@ class TextModel(FollowsPolicy, ABC):
     blocks: Sequence[ResidualBlock]
     norm: RMSNorm
     lm_head: LMHead
+    weight_format: Weights = "32"
+    """The format of the weight matrices."""
     partitioned = False
     """Whether weights are partitioned and gathered only while their module computes, as in DeepSpeed's stage 3."""
 
@@ -123,21 +124,16 @@ class TextModel(FollowsPolicy, ABC):
         assert state is None and empty is None
 
     @abstractmethod
-    def hidden_states(self, tokens: Tensor, *context: Any) -> Any:
-        """Return the last hidden states (B, T, width), and the state after if the model has one."""
+    def hidden_states(self, tokens: Tensor, state: Any = None, mask: Tensor | None = None) -> tuple[Tensor, Any]:
+        """Return the last hidden states (B, T, width), starting from `state`, and the state after."""
 
     @abstractmethod
-    def loss(
-        self, tokens: Tensor, targets: Tensor, mask: Tensor | None = None, state: Any = None, segment: int | None = None
-    ) -> tuple[Tensor, Any]:
-        """Return the summed -log p of the targets, starting from `state`, and the state after. With `segment`, only the
-        activations of that many tokens are held at once."""
+    def piece(self, rows: int) -> int:
+        """Return how many tokens of each row to read at once."""
 
-    @abstractmethod
-    def token_nll(
-        self, tokens: Tensor, targets: Tensor, mask: Tensor | None = None, state: Any = None
-    ) -> tuple[Tensor, Any]:
-        """Return -log p of each target (B, T), 0 if ignored, and the state after; without gradients."""
+    def loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """Return the summed -log p of the targets (...) after hidden states (..., width)."""
+        return self.lm_head(hidden, targets=targets)
 
     def compile_blocks(self) -> None:
         """Let torch.compile run the blocks, and the loss of each chunk of logits."""

@@ -21,22 +21,8 @@ from lmlong.errors import UsageError
 from lmlong.model.compiling import compiled
 from lmlong.model.layers import Linear, RMSNorm, StackedLinear, SwiGLU
 from lmlong.model.rope import apply_rope
-from lmlong.model.sequence_group import SequencePart
 from lmlong.model.short_conv import ShortConvolution
-
-
-class Positions(NamedTuple):
-    """The positions of the tokens of a batch, and their last tokens if an attention needs them."""
-
-    in_document: Tensor  # (B, T) number of earlier tokens in the document
-    document_starts: Tensor | None  # (B, T) bool, true at the first token of a document; None if none starts
-    last_tokens: Tensor | None = None  # (B, T, P) the last tokens at each token, -1 before its document
-    part: SequencePart | None = None  # which part of the rows this process reads; None for all
-
-    def select(self, rows: slice, times: slice) -> "Positions":
-        """Return the positions of some tokens of some rows."""
-        each = (None if x is None else x[rows, times] for x in self[:3])
-        return Positions(*each)  # type: ignore[arg-type]
+from lmlong.model.stretch import Stretch
 
 
 class BlockState(NamedTuple):
@@ -98,21 +84,21 @@ class Mixer(nn.Module):
         tail = self.convolution.init_state(batch, device, dtype) if self.convolution else None
         return BlockState(self.attention.init_state(batch, device, dtype), tail)
 
-    def forward(self, x: Tensor, state: BlockState, positions: Positions) -> tuple[Tensor, BlockState]:
+    def forward(self, x: Tensor, state: BlockState, stretch: Stretch) -> tuple[Tensor, BlockState]:
         x = self.norm(x)
         qkv, gate = self.in_proj(x).split([sum(self.qkv_widths), self.gate_width], dim=-1)
         tail = state.tail
         if self.convolution is not None and tail is not None:
-            if positions.part is not None:
-                tail, qkv = positions.part.tail(tail, qkv)
-            qkv, tail = self.convolution(qkv, tail, positions.in_document, positions.document_starts)
+            if stretch.part is not None:
+                tail, qkv = stretch.part.tail(tail, qkv)
+            qkv, tail = self.convolution(qkv, tail, stretch.in_document, stretch.document_starts)
         q, k, v = self.split_heads(qkv)
-        inputs = self.attention_inputs(x, q, k, positions)
+        inputs = self.attention_inputs(x, q, k, stretch)
         if self.uses_rope:
-            q, k = (apply_rope(part, positions.in_document, self.rope) for part in (q, k))
-        attention, starts = state.attention, positions.document_starts
-        if positions.part is not None:
-            attention, v = positions.part.attention_state(self.attention, attention, k, v, starts, inputs)
+            q, k = (apply_rope(part, stretch.in_document, self.rope) for part in (q, k))
+        attention, starts = state.attention, stretch.document_starts
+        if stretch.part is not None:
+            attention, v = stretch.part.attention_state(self.attention, attention, k, v, starts, inputs)
         y, attention = self.attention(q, k, v, attention, starts, inputs)
         y = y.transpose(1, 2)
         if self.head_norm is not None:
@@ -133,7 +119,7 @@ class Mixer(nn.Module):
             k, v = (part.repeat_interleave(self.repeats, dim=1) for part in (k, v))
         return q, k, v
 
-    def attention_inputs(self, x: Tensor, q: Tensor, k: Tensor, positions: Positions) -> Inputs:
+    def attention_inputs(self, x: Tensor, q: Tensor, k: Tensor, stretch: Stretch) -> Inputs:
         """Return the inputs that the attention declares, computed from the normed x (B, T, width), q and k."""
         inputs = {}
         for name, declared in self.attention.inputs.items():
@@ -141,15 +127,15 @@ class Mixer(nn.Module):
                 inputs[name] = getattr(self, declared.name)(x)
             elif isinstance(declared, Rotated):
                 part = q if declared.of == "q" else k
-                inputs[name] = apply_rope(part, positions.in_document, self.rope) if self.rotary else part
+                inputs[name] = apply_rope(part, stretch.in_document, self.rope) if self.rotary else part
             else:
-                assert positions.last_tokens is not None
-                inputs[name] = declared.make(positions.last_tokens[..., -declared.size :])
+                assert stretch.last_tokens is not None
+                inputs[name] = declared.make(stretch.last_tokens[..., -declared.size :])
         return inputs
 
     @property
     def rotates(self) -> bool:
-        """Whether any part of the attention uses queries and keys with rotary positions."""
+        """Whether any part of the attention uses queries and keys with rotary stretch."""
         asked = any(isinstance(declared, Rotated) for declared in self.attention.inputs.values())
         return self.uses_rope or (asked and self.rotary)
 
@@ -197,18 +183,18 @@ class Block(ResidualBlock):
         """The mixers, in the order in which a token passes them."""
         return (self.mixer,) if self.ngram is None else (self.mixer, self.ngram)
 
-    def forward(self, x: Tensor, states: BlockStates, positions: Positions) -> tuple[Tensor, BlockStates]:
+    def forward(self, x: Tensor, states: BlockStates, stretch: Stretch) -> tuple[Tensor, BlockStates]:
         first, *rest = states
-        mixed, first = self.mixer(x, first, positions)
-        x, after = self.finish(x, mixed, tuple(rest), positions)
+        mixed, first = self.mixer(x, first, stretch)
+        x, after = self.finish(x, mixed, tuple(rest), stretch)
         return x, (first, *after)
 
-    def finish(self, x: Tensor, mixed: Tensor, states: BlockStates, positions: Positions) -> tuple[Tensor, BlockStates]:
+    def finish(self, x: Tensor, mixed: Tensor, states: BlockStates, stretch: Stretch) -> tuple[Tensor, BlockStates]:
         """Return the output of the block, given its input x and the output of its first mixer, and the states of the
         other mixers."""
         x, after = self.add(x, mixed), []
         for mixer, state in zip(self.mixers[1:], states, strict=True):
-            mixed, state = mixer(x, state, positions)
+            mixed, state = mixer(x, state, stretch)
             x = self.add(x, mixed)
             after.append(state)
         return self.add(x, self.mlp(x)), tuple(after)
@@ -223,11 +209,11 @@ def with_states(blocks: Iterable[Block], states: BlockStates) -> Iterator[tuple[
 
 
 def run_blocks(
-    blocks: Iterable[Block], x: Tensor, states: BlockStates, positions: Positions, recompute: bool = False
+    blocks: Iterable[Block], x: Tensor, states: BlockStates, stretch: Stretch, recompute: bool = False
 ) -> tuple[Tensor, BlockStates]:
     """Run blocks in sequence. With `recompute`, activations are recomputed in the backward pass."""
     after: list[BlockState] = []
     for block, own in with_states(blocks, states):
-        x, own = block.run(recompute, x, own, positions)
+        x, own = block.run(recompute, x, own, stretch)
         after.extend(own)
     return x, tuple(after)

@@ -3,8 +3,8 @@
 B batch, T time, H heads, D head dim, V vocabulary.
 """
 
+import sys
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -84,10 +84,10 @@ class Encoder(TextModel):
 
     def forward(self, tokens: Tensor, padding: Tensor | None = None) -> Tensor:
         """Return logits (B, T, V) of tokens (B, T). Padding does not change the logits of a row's tokens."""
-        return self.logits(self.hidden_states(tokens, padding))
+        return self.logits(self.hidden_states(tokens, padding=padding)[0])
 
-    def hidden_states(self, tokens: Tensor, padding: Tensor | None = None) -> Tensor:  # type: ignore[override]
-        """Return the last hidden states (B, T, width)."""
+    def hidden_states(self, tokens: Tensor, state: None = None, padding: Tensor | None = None) -> tuple[Tensor, None]:
+        """Return the last hidden states (B, T, width). An encoder has no state."""
         x = self.embedding(tokens)
         if self.sinusoidal:
             # scaled like an initial embedding: at full scale they would drown the tokens and delay learning
@@ -99,25 +99,11 @@ class Encoder(TextModel):
         if self.hourglass is not None:
             y = self._run_blocks(blocks[first:end], *self.hourglass.downsample(x, padding))
             x = self.hourglass.upsample(x, y)
-        return self.norm(self._run_blocks(blocks[end:], x, padding))
+        return self.norm(self._run_blocks(blocks[end:], x, padding)), None
 
-    def loss(
-        self,
-        tokens: Tensor,
-        targets: Tensor,
-        mask: Tensor | None = None,
-        state: Any = None,
-        segment: int | None = None,
-    ) -> tuple[Tensor, None]:
-        assert segment is None and state is None
-        return self.lm_head(self.hidden_states(tokens, mask), targets), None
-
-    @torch.no_grad()
-    def token_nll(
-        self, tokens: Tensor, targets: Tensor, mask: Tensor | None = None, state: Any = None
-    ) -> tuple[Tensor, None]:
-        assert state is None
-        return self.lm_head(self.hidden_states(tokens, mask), targets, "none"), None
+    def piece(self, rows: int) -> int:
+        """Return a number that no text has: an encoder reads whole rows."""
+        return sys.maxsize
 
     def _run_blocks(self, blocks: Sequence[EncoderBlock], x: Tensor, padding: Tensor | None) -> Tensor:
         for block in blocks:

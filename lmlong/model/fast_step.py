@@ -138,8 +138,8 @@ def _small_trial(model: LanguageModel) -> LanguageModel:
     """Return the model with an embedding of a few short vectors. With the embedding of a trained model, a wrong epsilon
     would have little effect."""
     rows = torch.cat([model.embedding.weight[: len(TRIAL_SCALES)] * scale for scale in TRIAL_SCALES])
-    small = copy.copy(model)
-    small._modules = dict(model._modules)
+    shared = (*model.parameters(), *model.buffers(), model.embedding, model.lm_head)
+    small = copy.deepcopy(model, {id(part): part for part in shared})
     small.embedding = nn.Embedding.from_pretrained(rows.detach())
     small.lm_head = LMHead(small.embedding)
     return small

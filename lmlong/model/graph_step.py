@@ -13,9 +13,9 @@ from threading import Lock
 import torch
 from torch import Tensor
 
-from lmlong.model.hourglass import BlockPhase, any_phase
 from lmlong.model.language_model import LanguageModel, ModelState
 from lmlong.model.state import rebuild_state
+from lmlong.model.stretch import BlockPhase, any_phase
 from lmlong.native.state import map_state, state_tensors
 
 MAX_BATCHES = 8

@@ -16,10 +16,10 @@ from torch.nn.functional import pad
 
 from lmlong import recipe
 from lmlong.attention.device_policy import FollowsPolicy
-from lmlong.model.block import Block, BlockStates, Positions, run_blocks
+from lmlong.model.block import Block, BlockStates, run_blocks
 from lmlong.model.layers import Linear, RMSNorm
-from lmlong.model.rope import document_positions
 from lmlong.model.state import concat_states, state_row, where_state
+from lmlong.model.stretch import BlockPhase, Stretch
 
 
 class HourglassState(NamedTuple):
@@ -27,43 +27,6 @@ class HourglassState(NamedTuple):
 
     tail: Tensor  # (B, F - 1, width) the last vectors, including those of the incomplete block
     upsampled: Tensor  # (B, width) the upsampled output of the last full block
-
-
-class BlockPhase(NamedTuple):
-    """The alignment of the tokens of one call with blocks, which must be known before the computation."""
-
-    blocks: int  # maximum number of full blocks in a row
-    first: int  # the token that ends the first block, if `even`
-    even: bool  # whether blocks end at `first` and each F-th token after it in every row
-    fresh: bool  # whether the first block of a document may be among them
-
-
-def most_blocks(factor: int, time: int) -> int:
-    """Return the maximum number of full blocks that end in `time` tokens."""
-    return (factor - 1 + time) // factor
-
-
-def any_phase(factor: int, time: int) -> BlockPhase:
-    """Return a phase that describes `time` tokens whatever their alignment is, so that no value has to be read."""
-    return BlockPhase(most_blocks(factor, time), 0, False, True)
-
-
-def block_phase(factor: int, position: Tensor, document_starts: Tensor | None, time: int) -> BlockPhase:
-    """Return the phase of `time` tokens. The first token has `position` (B,) earlier tokens in its document."""
-    if document_starts is None:
-        before, regular = position.tolist(), True
-    else:
-        index = document_positions(document_starts, position, time)
-        steady = (index - index[:, :1] - torch.arange(time, device=index.device)) % factor == 0
-        *before, regular = torch.cat([index[:, 0], steady.all()[None]]).tolist()
-    phases = {tokens % factor for tokens in before}
-    blocks = (max(phases) + time) // factor
-    if not blocks:
-        return BlockPhase(0, 0, True, False)
-    fresh = document_starts is not None or min(before) < factor
-    # for one token both forms are equally fast; using only one of them saves compilations
-    even = bool(regular) and len(phases) == 1 and not (fresh and time == 1)
-    return BlockPhase(blocks, factor - 1 - max(phases) if even else 0, even, fresh)
 
 
 class Slots(NamedTuple):
@@ -127,22 +90,23 @@ class Hourglass(BlockPooling):
         self,
         x: Tensor,
         state: HourglassState,
-        positions: Positions,
-        phase: BlockPhase,
+        stretch: Stretch,
         middle: Sequence[Block],
         states: BlockStates,
         recompute: bool = False,
     ) -> tuple[Tensor, HourglassState, BlockStates]:
         """Return x (B, T, width) plus the outputs of the `middle` layers, the hourglass state after, and the middle
         layers' states after."""
+        phase = stretch.phase
+        assert phase is not None
         seen = torch.cat([state.tail.to(x.dtype), x], dim=1)
         tail = seen[:, x.shape[1] :].clone()  # a view would keep all of `seen` alive
         upsampled = state.upsampled.to(x.dtype)[:, None]
         if not phase.blocks:
-            x = x + self._after_first_block(upsampled, positions)
+            x = x + self._after_first_block(upsampled, stretch)
             return x, HourglassState(tail, state.upsampled), states
-        pooled, block_positions, slots = self._downsample(seen, positions, phase)
-        y, after = self._run_middle(pooled, states, block_positions, slots, middle, recompute)
+        pooled, of_blocks, slots = self._downsample(seen, stretch, phase)
+        y, after = self._run_middle(pooled, states, of_blocks, slots, middle, recompute)
         upsampled = torch.cat([upsampled, self.project(y).to(x.dtype)], dim=1)  # (B, 1 + N, width)
         if phase.even:
             spread = upsampled.repeat_interleave(self.factor, 1).narrow(1, self.factor - phase.first, x.shape[1])
@@ -151,27 +115,25 @@ class Hourglass(BlockPooling):
             assert slots is not None
             rows = torch.arange(len(x), device=x.device)
             spread, last = upsampled[rows[:, None], slots.of_token], upsampled[rows, slots.of_token[:, -1]]
-        return x + self._after_first_block(spread, positions), HourglassState(tail, last), after
+        return x + self._after_first_block(spread, stretch), HourglassState(tail, last), after
 
-    def _after_first_block(self, upsampled: Tensor, positions: Positions) -> Tensor:
+    def _after_first_block(self, upsampled: Tensor, stretch: Stretch) -> Tensor:
         """Zero the outputs for tokens before the first full block of their document: they are of another document."""
-        return torch.where((positions.in_document >= self.factor - 1)[..., None], upsampled, 0)
+        return torch.where((stretch.in_document >= self.factor - 1)[..., None], upsampled, 0)
 
-    def _downsample(
-        self, seen: Tensor, positions: Positions, phase: BlockPhase
-    ) -> tuple[Tensor, Positions, Slots | None]:
+    def _downsample(self, seen: Tensor, stretch: Stretch, phase: BlockPhase) -> tuple[Tensor, Stretch, Slots | None]:
         """Return a vector for each block, its position, and the slots of the blocks unless they end evenly."""
         factor, slots = self.factor, None
         if phase.even:  # seen[:, t : t + F] is the block that ends at token t
             blocks = seen.narrow(1, phase.first, phase.blocks * factor).unflatten(1, (-1, factor))
-            index = positions.in_document[:, phase.first :: factor]
+            index = stretch.in_document[:, phase.first :: factor]
         else:
-            slots = self.slots(positions.in_document, phase.blocks)
+            slots = self.slots(stretch.in_document, phase.blocks)
             rows = torch.arange(len(seen), device=seen.device)[:, None]
             blocks = seen[rows[:, None], slots.ends[..., None] + torch.arange(factor, device=seen.device)]
-            index = positions.in_document.gather(1, slots.ends)
+            index = stretch.in_document.gather(1, slots.ends)
         index = index // factor
-        return self.pool(blocks), Positions(index, index == 0 if phase.fresh else None), slots
+        return self.pool(blocks), Stretch(index, index == 0 if phase.fresh else None), slots
 
     def slots(self, index: Tensor, blocks: int) -> Slots:
         """Return the slots of the blocks of each row, given the positions (B, T) of its tokens."""
@@ -191,22 +153,22 @@ class Hourglass(BlockPooling):
         self,
         pooled: Tensor,
         states: BlockStates,
-        positions: Positions,
+        stretch: Stretch,
         slots: Slots | None,
         middle: Sequence[Block],
         recompute: bool,
     ) -> tuple[Tensor, BlockStates]:
         """Return the outputs of the middle layers for all slots, and their states after the last block of each row."""
         if slots is not None and self.policy_for(pooled).reads_values:
-            y, after = run_blocks(middle, pooled, states, positions, recompute)
-            return y, _states_after(slots.of_token[:, -1], pooled, states, after, positions, middle, recompute)
+            y, after = run_blocks(middle, pooled, states, stretch, recompute)
+            return y, _states_after(slots.of_token[:, -1], pooled, states, after, stretch, middle, recompute)
         if slots is None or not slots.of_token.shape[1] % self.factor:
-            return run_blocks(middle, pooled, states, positions, recompute)
+            return run_blocks(middle, pooled, states, stretch, recompute)
         # the last slot of a row may have no block
         outputs, last = [], pooled.shape[1] - 1
         for begin, end in ((0, last), (last, last + 1)) if last else ((0, 1),):
             before = states
-            part = positions.select(slice(None), slice(begin, end))
+            part = stretch.select(slice(None), slice(begin, end))
             y, states = run_blocks(middle, pooled[:, begin:end], before, part, recompute)
             outputs.append(y)
         return torch.cat(outputs, dim=1), where_state(slots.valid[:, -1], states, before)
@@ -217,7 +179,7 @@ def _states_after(
     pooled: Tensor,
     before: BlockStates,
     after: BlockStates,
-    positions: Positions,
+    stretch: Stretch,
     middle: Sequence[Block],
     recompute: bool,
 ) -> BlockStates:
@@ -230,8 +192,8 @@ def _states_after(
     for row, count in enumerate(counts.tolist()):
         state = state_row(after if count == blocks else before, row)
         if 0 < count < blocks:
-            row_positions = positions.select(slice(row, row + 1), slice(count))
-            _, state = run_blocks(middle, pooled[row : row + 1, :count], state, row_positions, recompute)
+            of_row = stretch.select(slice(row, row + 1), slice(count))
+            _, state = run_blocks(middle, pooled[row : row + 1, :count], state, of_row, recompute)
         states.append(state)
     return concat_states(states)
 

@@ -47,7 +47,7 @@ def checked_kernels(
 ) -> tuple[dict[str, str], list[str]]:
     """Return the kernel of each kind of attention in a model, and a line for each that is refused. With `trains`,
     gradients are compared too. A kernel set by name is kept."""
-    names = model.kernel_names
+    names = {kind: attentions[0].kernel_name for kind, attentions in model.with_kernels.items()}
     lines: list[str] = []
     if model.kernel_is_set:
         return names, lines

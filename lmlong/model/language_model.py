@@ -3,7 +3,7 @@
 B batch, T time, V vocabulary.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -11,27 +11,21 @@ import torch
 from torch import Tensor, nn
 
 from lmlong import recipe
+from lmlong.attention.base import CausalAttention
 from lmlong.attention.device_policy import FollowsPolicy
 from lmlong.attention.inputs import LastTokens, last_tokens
+from lmlong.attention.recurrence import Recurrence
 from lmlong.attention.state_check import StateError, check_alike, check_range
-from lmlong.attention.tail import after_tail, tail_of
 from lmlong.errors import UsageError
-from lmlong.model.attention_layers import AttentionLayers
-from lmlong.model.base import LMHead
-from lmlong.model.block import Block, BlockState, Positions, run_blocks
-from lmlong.model.finite import is_finite, not_finite
-from lmlong.model.hourglass import BlockPhase, Hourglass, HourglassState, any_phase, block_phase
+from lmlong.model.base import LMHead, TextModel
+from lmlong.model.block import Block, BlockState, Mixer, run_blocks
+from lmlong.model.hourglass import Hourglass, HourglassState
 from lmlong.model.layers import RMSNorm
-from lmlong.model.learning.loss import Learning
-from lmlong.model.learning.read import Learner, Text
-from lmlong.model.learning.state import DEFAULT_RATES, Learned, init_learned, will_learn_token
-from lmlong.model.loss import IGNORED, TeacherOutput
+from lmlong.model.learning.state import Learned
 from lmlong.model.ngram_embedding import NgramEmbedding
-from lmlong.model.quantized_model import QuantizableModel
 from lmlong.model.rope import document_positions
-from lmlong.model.segments import Segment, checkpointed_loss, segmented_loss
-from lmlong.model.sequence_group import SequenceGroup, SequencePart
-from lmlong.recipe.kinds import why_state_grows
+from lmlong.model.sequence_group import SequencePart
+from lmlong.model.stretch import BlockPhase, Stretch, any_phase, block_phase
 
 PIECE = 4096
 """Tokens of each row scored at once, or more on a GPU (`LanguageModel.piece`). A longer text is scored piece by piece
@@ -48,28 +42,23 @@ class ModelState(NamedTuple):
     position: Tensor  # (B,) tokens of the current document so far
     hourglass: HourglassState | None = None  # None if no layers are downsampled
     last_tokens: Tensor | None = None  # (B, P) the last tokens that attentions and tables need; None if none needs them
-    learned: Learned | None = None  # None if the output layer does not learn from the text
-
-
-def will_learn(state: ModelState, learn: bool) -> ModelState:
-    """Return the state with which the model learns from the next token, or does not, if it learns from the text."""
-    if state.learned is None:
-        return state
-    return state._replace(learned=will_learn_token(state.learned, learn))
+    learned: Learned | None = None  # from the text (model/learning/read.py); None if nothing learns from it
 
 
 DecodeStep = Callable[[Tensor, ModelState, BlockPhase | None], tuple[Tensor, Tensor, ModelState]]
 """(token (B,), state, block phase) -> logits (B, V), the last hidden state (B, width), and the state after."""
 
 
-class LanguageModel(AttentionLayers, QuantizableModel):
+class LanguageModel(TextModel):
     """A model that predicts the next token from its state. The mask of a batch is its document starts."""
 
     blocks: Sequence[Block]
+    kernel_is_set = False
+    """Whether `use_kernel` has set the kernel, which `kernel: auto` then leaves alone."""
 
     def __init__(self, options: recipe.Model, vocabulary: int, activation_checkpointing: bool = False):
         super().__init__(options, vocabulary, activation_checkpointing)
-        self.kinds = options.mixer_kinds
+        self.kinds = options.mixer_kinds  # of the attention of each mixer, in the recipe
         layers = (Block(options, kind, layer in options.add_ngram) for layer, kind in enumerate(options.kinds, 1))
         self.blocks = nn.ModuleList(layers)  # type: ignore[assignment]
         self.hourglass = Hourglass(options) if options.downsample else None
@@ -80,8 +69,6 @@ class LanguageModel(AttentionLayers, QuantizableModel):
         self.lm_head = LMHead(self.embedding if options.tied_output else nn.Embedding(vocabulary, options.width))
         self.fast_step: DecodeStep | None = None
         """The decode step by native code or a CUDA graph; None if torch runs `decode_step`."""
-        self.learning_rates = DEFAULT_RATES
-        """The rates with which states that learn from the text do so."""
         self.init_weights()
 
     @torch.no_grad()
@@ -90,163 +77,38 @@ class LanguageModel(AttentionLayers, QuantizableModel):
         for mixer in self.mixers:
             mixer.init_recall()
 
-    def init_state(self, batch: int, learn: bool = False) -> ModelState:
-        """Return the state before the first token. With `learn`, the output layer learns from the text that is read."""
+    def init_state(self, batch: int) -> ModelState:
         like = self.embedding.weight.device, self.embedding.weight.dtype
         blocks = tuple(mixer.init_state(batch, *like) for mixer in self.mixers)
         position = torch.zeros(batch, dtype=torch.long, device=self.embedding.weight.device)
         hourglass = self.hourglass.init_state(batch, *like) if self.hourglass else None
         past = None if self.past_tokens is None else position.new_zeros(batch, self.past_tokens)
-        learned = self.init_learned(position) if learn else None
-        return ModelState(blocks, position, hourglass, past, learned)
-
-    def init_learned(self, position: Tensor) -> Learned:
-        """Return what is learned at first by rows that have read `position` (B,) tokens without learning."""
-        return init_learned(position, like=self.embedding.weight)  # as large as the output matrix, in any format
+        return ModelState(blocks, position, hourglass, past)
 
     def forward(
         self, tokens: Tensor, state: ModelState | None = None, document_starts: Tensor | None = None
     ) -> tuple[Tensor, ModelState]:
         """Return logits (B, T, V) of the token after each of `tokens` (B, T), and the state after the last."""
-        state = self.init_state(len(tokens)) if state is None else state
-        hidden, after = self._hidden_states(tokens, state, document_starts)
-        if state.learned is None:
-            return self.logits(hidden), after
-        text = Text(tokens, hidden, state.position, document_starts)
-        logits, learned = self.learner.read(text, state.learned)
-        return logits, after._replace(learned=learned)
+        hidden, after = self.hidden_states(tokens, state, document_starts)
+        return self.logits(hidden), after
 
     def step(self, token: Tensor, state: ModelState) -> tuple[Tensor, ModelState]:
         """Return logits (B, V) of the token after `token` (B,), and the state after it."""
-        if state.learned is None:
-            logits, _, after = self.step_unlearned(token, state)
-            return logits, after
-        logits, hidden, after = self.step_unlearned(token, state._replace(learned=None))
-        logits, learned = self.step_learned(token, hidden, logits, state.position, state.learned)
-        return logits, after._replace(learned=learned)
+        logits, _, after = self.decode(token, state)
+        return logits, after
 
-    def step_unlearned(self, token: Tensor, state: ModelState) -> tuple[Tensor, Tensor, ModelState]:
-        """Return the logits (B, V) and the last hidden state (B, width) after `token` (B,), and the state after it,
-        which learns nothing."""
+    def decode(self, token: Tensor, state: ModelState) -> tuple[Tensor, Tensor, ModelState]:
+        """Return the logits (B, V) and the last hidden state (B, width) after `token` (B,), and the state after it."""
+        assert state.learned is None, "lmlong.model.learning.read reads with a state that learns"
         return (self.fast_step or self.decode_step)(token, state, self.block_phase(state, None, 1))
 
     def decode_step(
         self, token: Tensor, state: ModelState, phase: BlockPhase | None
     ) -> tuple[Tensor, Tensor, ModelState]:
-        """Return the logits and the last hidden state after `token`, and the state, by torch and without learning. This
-        never synchronizes with the device, so it can be a CUDA graph."""
+        """Return the logits and the last hidden state after `token`, and the state, by torch. This never synchronizes
+        with the device, so it can be a CUDA graph."""
         hidden, after = self._run(token[:, None], state, None, phase)
         return self.logits(hidden)[:, 0], hidden[:, 0], after
-
-    def step_learned(
-        self, token: Tensor, hidden: Tensor, logits: Tensor, position: Tensor, learned: Learned
-    ) -> tuple[Tensor, Learned]:
-        """Return the logits (B, V) after `token` (B,) at `position` (B,) by what was learned from the text, and what is
-        learned after it. `hidden` (B, width) and `logits` are those of a decode step."""
-        return self.learner.step(token, hidden, logits, position, learned)
-
-    def loss(
-        self,
-        tokens: Tensor,
-        targets: Tensor,
-        mask: Tensor | None = None,
-        state: ModelState | None = None,
-        segment: int | None = None,
-        teacher: TeacherOutput | None = None,
-    ) -> tuple[Tensor, ModelState]:
-        """Return the summed -log p of the targets (B, T), starting from `state`, and the state after.
-
-        With `segment`, the sequence is read in segments of that many tokens, and only the states between them are kept.
-        With a teacher, the loss is two numbers: the mixed loss and the summed -log p. Only the first has a gradient.
-        """
-        whole = Segment(tokens, targets, mask, teacher)
-        if segment is None or not torch.is_grad_enabled():
-            return self.segment_loss(whole, state)
-        if why := why_state_grows(self.kinds):
-            raise UsageError(f"segment: {why}")
-        state = self.init_state(len(tokens)) if state is None else state
-        loss_of_segments = checkpointed_loss if self.partitioned else segmented_loss
-        return loss_of_segments(self, whole.split(segment), state)
-
-    def segment_loss(self, segment: Segment, state: ModelState | None) -> tuple[Tensor, ModelState]:
-        """Return the loss of a segment, starting from `state`, and the state after."""
-        hidden, state = self.hidden_states(segment.tokens, state, segment.document_starts)
-        return self.lm_head(hidden, segment.targets, teacher=segment.teacher), state
-
-    def learning_loss(
-        self, tokens: Tensor, targets: Tensor, document_starts: Tensor, state: ModelState | None = None
-    ) -> tuple[Tensor, ModelState]:
-        """Return the summed -log p of the targets (B, T), each predicted after learning from those before it in its row
-        and document, and the state after, without what was learned."""
-        hidden, state = self.hidden_states(tokens, state, document_starts)
-        return self.lm_head(
-            hidden, targets, learning=Learning(document_starts, self.norm.weight.detach().square().sum())
-        ), state
-
-    def loss_of_part(
-        self,
-        tokens: Tensor,
-        targets: Tensor,
-        document_starts: Tensor | None,
-        state: ModelState | None,
-        group: SequenceGroup,
-    ) -> tuple[Tensor, ModelState]:
-        """Return the summed -log p of the targets (B, T) in this process's part of the rows, starting from `state`, and
-        the state after this part. All processes of the group call this with the same rows."""
-        state = self.init_state(len(tokens)) if state is None else state
-        part = SequencePart(group, tokens.shape[1])
-        own, before = part.own, slice(part.own.start)
-        starts = None if document_starts is None else document_starts[:, own]
-        position, last = state.position, state.last_tokens
-        if before.stop:
-            starts_before = None if document_starts is None else document_starts[:, before]
-            position = document_positions(starts_before, position, before.stop)[:, -1] + 1
-            last = None if last is None else after_tail(last, tail_of(tokens[:, before], last.shape[1]))
-        entered = state._replace(position=position, last_tokens=last)
-        hidden, after = self.hidden_states(tokens[:, own], entered, starts, part)
-        return self.lm_head(hidden, targets[:, own]), after
-
-    @torch.no_grad()
-    def token_nll(
-        self, tokens: Tensor, targets: Tensor, mask: Tensor | None = None, state: ModelState | None = None
-    ) -> tuple[Tensor, ModelState | None]:
-        assert state is None or state.learned is None  # `score` learns
-        nll, size = [], self.piece(len(tokens))
-        for begin in range(0, tokens.shape[1], size):
-            piece = slice(begin, begin + size)
-            document_starts = None if mask is None else mask[:, piece]
-            hidden, state = self.hidden_states(tokens[:, piece], state, document_starts)
-            nll.append(self.lm_head(hidden, targets[:, piece], "none"))
-        return torch.cat(nll, dim=1), state
-
-    @torch.no_grad()
-    def score(
-        self,
-        tokens: Tensor,
-        targets: Tensor,
-        state: ModelState | None = None,
-        document_starts: Tensor | None = None,
-    ) -> tuple[Tensor, ModelState]:
-        """Return -log p of each target (B, T), 0 if ignored, and the state after `tokens` (B, T). Raise NotFinite if a
-        value is not finite."""
-        state = self.init_state(len(tokens)) if state is None else state
-        hidden, after = self._hidden_states(tokens, state, document_starts)
-        if state.learned is None:
-            scored = targets != IGNORED
-            nll = self.lm_head(hidden[scored], targets[scored], "none")
-            nll = nll.new_zeros(targets.shape).masked_scatter(scored, nll)
-        else:
-            text = Text(tokens, hidden, state.position, document_starts)
-            nll, learned = self.learner.score(text, targets, state.learned)
-            after = after._replace(learned=learned)
-        if not is_finite(nll):
-            raise not_finite(self, tokens, state, document_starts)
-        return nll, after
-
-    @property
-    def learner(self) -> Learner:
-        """The output layer, as states that learn from their text use it."""
-        return Learner(self.lm_head, self.learning_rates, self.norm.weight)
 
     def settle(self, state: ModelState) -> ModelState:
         """Return the state in the form that a prefill returns, if decode steps keep it in another form."""
@@ -268,7 +130,7 @@ class LanguageModel(AttentionLayers, QuantizableModel):
         if state.last_tokens is not None:
             check_range("last_tokens", state.last_tokens, 0, self.embedding.num_embeddings - 1)
 
-    def hidden_states(  # type: ignore[override]
+    def hidden_states(
         self,
         tokens: Tensor,
         state: ModelState | None = None,
@@ -278,17 +140,7 @@ class LanguageModel(AttentionLayers, QuantizableModel):
         """Return the last hidden states (B, T, width), and the state after. If the tokens are a part of longer rows,
         the states of the layers are those before the rows."""
         state = self.init_state(len(tokens)) if state is None else state
-        hidden, after = self._hidden_states(tokens, state, document_starts, part)
-        if state.learned is not None:
-            text = Text(tokens, hidden, state.position, document_starts)
-            _, learned = self.learner.score(text, None, state.learned)
-            after = after._replace(learned=learned)
-        return hidden, after
-
-    def _hidden_states(
-        self, tokens: Tensor, state: ModelState, document_starts: Tensor | None, part: SequencePart | None = None
-    ) -> tuple[Tensor, ModelState]:
-        """Return the last hidden states, and the state after without what is learned."""
+        assert state.learned is None, "lmlong.model.learning.read reads with a state that learns"
         phase = self.block_phase(state, document_starts, tokens.shape[1])
         return self._run(tokens, state, document_starts, phase, part)
 
@@ -300,32 +152,32 @@ class LanguageModel(AttentionLayers, QuantizableModel):
         phase: BlockPhase | None,
         part: SequencePart | None = None,
     ) -> tuple[Tensor, ModelState]:
-        x, positions = self.embed(tokens, state, document_starts)
-        positions = positions._replace(part=part)
+        x, stretch = self.embed(tokens, state, document_starts)
+        stretch = stretch._replace(part=part, phase=phase)
         past = state.last_tokens
         if past is not None:
             past = torch.cat([past, tokens], dim=1)[:, tokens.shape[1] :].clone()  # a view would keep all tokens alive
         first, end = self.downsampled_layers.start, self.downsampled_layers.stop
         layers, states, recompute = list(self.blocks), state.blocks, self.activation_checkpointing
-        x, blocks = run_blocks(layers[:first], x, states[:first], positions, recompute)
+        x, blocks = run_blocks(layers[:first], x, states[:first], stretch, recompute)
         hourglass = None
         if self.hourglass is not None:
-            assert state.hourglass is not None and phase is not None
+            assert state.hourglass is not None
             x, hourglass, middle = self.hourglass(
-                x, state.hourglass, positions, phase, layers[first:end], states[first:end], recompute
+                x, state.hourglass, stretch, layers[first:end], states[first:end], recompute
             )
             blocks += middle
-        x, after = run_blocks(layers[end:], x, states[end:], positions, recompute)
-        return self.norm(x), ModelState(blocks + after, positions.in_document[:, -1] + 1, hourglass, past)
+        x, after = run_blocks(layers[end:], x, states[end:], stretch, recompute)
+        return self.norm(x), ModelState(blocks + after, stretch.in_document[:, -1] + 1, hourglass, past)
 
-    def embed(self, tokens: Tensor, state: ModelState, document_starts: Tensor | None) -> tuple[Tensor, Positions]:
-        """Return the scaled embeddings (B, T, width), and the positions that all blocks need."""
+    def embed(self, tokens: Tensor, state: ModelState, document_starts: Tensor | None) -> tuple[Tensor, Stretch]:
+        """Return the scaled embeddings (B, T, width), and what all blocks need to know of the tokens."""
         index = document_positions(document_starts, state.position, tokens.shape[1])
         windows = None if state.last_tokens is None else last_tokens(tokens, state.last_tokens, index)
         x = self.embedding(tokens) * self.embedding_scale
         if self.ngram_embedding is not None:
             x = x + self.ngram_embedding(windows)
-        return x, Positions(index, document_starts, windows)
+        return x, Stretch(index, document_starts, windows)
 
     def _count_past_tokens(self) -> int | None:
         """Return how many tokens before the current one the attentions and tables need; None if none reads tokens."""
@@ -383,3 +235,56 @@ class LanguageModel(AttentionLayers, QuantizableModel):
         super().compile_blocks()
         for attention in self.attention_parts:
             attention.compiled = True
+
+    @property
+    def mixers(self) -> list[Mixer]:
+        """The mixers of all layers, in the order in which a token passes them."""
+        return [mixer for block in self.blocks for mixer in block.mixers]
+
+    @property
+    def attentions(self) -> list[CausalAttention]:
+        """The attention of each mixer."""
+        return [mixer.attention for mixer in self.mixers]
+
+    @property
+    def attention_parts(self) -> list[CausalAttention]:
+        """The attentions that the attentions of all mixers consist of."""
+        return [part for attention in self.attentions for part in attention.parts]
+
+    @property
+    def constant_state(self) -> bool:
+        """Whether the state of every mixer has a constant size."""
+        return all(attention.state_growth == "constant" for attention in self.attentions)
+
+    def set_state_dtype(self, dtype: torch.dtype) -> None:
+        """Set the lowest precision of the states of recurrences."""
+        for attention in self.attention_parts:
+            if isinstance(attention, Recurrence):
+                attention.state_dtype = dtype
+
+    def set_cache_dtype(self, dtype: torch.dtype | None) -> None:
+        """Set the dtype in which new states cache keys and values; None for that in which they are computed."""
+        for attention in self.attention_parts:
+            attention.cache_dtype = dtype
+
+    def use_kernel(self, name: str) -> None:
+        """Set the kernel with which attentions compute many tokens: `torch`, `native`, `triton` or `fla`. Torch
+        computes whatever the kernel cannot, and attentions without a kernel of that name."""
+        self.kernel_is_set = True
+        self.use_kernels(dict.fromkeys(self.kinds, name))
+
+    def use_kernels(self, names: Mapping[str, str]) -> None:
+        """Set the kernels with which attentions compute many tokens, by their kinds in the recipe."""
+        for kind, attentions in self.with_kernels.items():
+            for attention in attentions:
+                attention.use_kernel(names[kind])
+
+    @property
+    def with_kernels(self) -> dict[str, list[CausalAttention]]:
+        """The attentions that have kernels, by their kinds."""
+        attentions: dict[str, list[CausalAttention]] = {}
+        for kind, attention in zip(self.kinds, self.attentions, strict=True):
+            for part in attention.parts:
+                if part.kernels:
+                    attentions.setdefault(kind, []).append(part)
+        return attentions

@@ -4,8 +4,7 @@ N tokens, V vocabulary.
 """
 
 from collections.abc import Callable
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,62 +18,22 @@ IGNORED = -100
 """A target that is not scored: padding, and the target of the last token of a document."""
 
 
-class Softening(NamedTuple):
-    """How a student learns from the predictions of a teacher."""
-
-    share: float  # weight of the teacher's distribution in the loss; the rest is the text's
-    temperature: float
-
-
-class TeacherOutput(NamedTuple):
-    """The predictions of a teacher that has just read the batch."""
-
-    hidden: Tensor  # (B, T, width) the teacher's last hidden states
-    weight: Tensor  # (V, width) of its output layer
-    softening: Softening
-
-    def flattened(self) -> "TeacherOutput":
-        """Return the predictions with all tokens of the batch in one dimension."""
-        return self._replace(hidden=self.hidden.flatten(0, -2))
-
-    def between(self, times: slice) -> "TeacherOutput":
-        """Return the predictions of some tokens of every row."""
-        return self._replace(hidden=self.hidden[:, times])
-
-    def soft_loss(self, logits: Tensor, scored: Tensor, span: slice) -> tuple[Tensor, Tensor]:
-        """Return the weighted KL(teacher | student) over the scored tokens of a span, and its gradient for the logits
-        (N, V)."""
-        share, temperature = self.softening
-        log_q = _log_softmax(logits_in_float32(self.hidden[span], self.weight).div_(temperature))
-        log_p = _log_softmax(logits / temperature)
-        q = log_q.exp()
-        divergence = scored_sum(torch.linalg.vecdot(q, log_q.sub_(log_p)), scored)
-        dlogits = log_p.exp_().sub_(q).mul_(scored[:, None] * (share * temperature))
-        return share * temperature**2 * divergence, dlogits
-
-
 def chunked_cross_entropy(
     hidden: Tensor,
     weight: Tensor,
     targets: Tensor,
-    teacher: TeacherOutput | None = None,
     policy: DevicePolicy = CPU_POLICY,
     compiles: bool = False,
+    of_chunk: "ChunkLoss | None" = None,
 ) -> Tensor:
     """Return the sum of -log p(target) over scored targets, for hidden (..., width), weight (V, width), targets (...).
 
-    With `compiles`, torch.compile makes few passes over the logits of each chunk out of many.
-
-    With a teacher, return (2,): the student's loss, and the sum without a gradient. The student's loss mixes the sum
-    with KL(teacher | student) at a temperature, multiplied by the squared temperature so that it does not scale the
-    gradient (Hinton et al. 2015).
+    With `compiles`, torch.compile makes few passes over the logits of each chunk out of many. `of_chunk` replaces the
+    loss of a chunk by another; if it is several numbers, only the first has a gradient.
     """
     # read here, since gradients are always disabled inside an autograd function
     graded, chunk = torch.is_grad_enabled(), _chunk_tokens(len(weight), policy)
-    if teacher is not None:
-        of_chunk: ChunkLoss = partial(_taught_loss, teacher.flattened())
-    else:
-        of_chunk = _compiled_loss if compiles else _plain_loss
+    of_chunk = of_chunk or (_compiled_loss if compiles else _plain_loss)
     return _ChunkedCrossEntropy.apply(hidden.flatten(0, -2), weight, targets.flatten(), of_chunk, graded, chunk)
 
 
@@ -91,7 +50,7 @@ def token_nll(
     # to leave out the others, the number of scored targets has to be read
     tokens = (hidden[scored], targets[scored]) if policy.reads_values else (hidden.flatten(0, -2), targets.flatten())
     chunks = zip(*(x.split(_chunk_tokens(vocabulary, policy)) for x in tokens), strict=True)
-    nll = torch.cat([_nll(logits(h), t)[0] for h, t in chunks])
+    nll = torch.cat([nll_and_log_total(logits(h), t)[0] for h, t in chunks])
     return nll.new_zeros(targets.shape).masked_scatter(scored, nll) if policy.reads_values else nll.view(targets.shape)
 
 
@@ -158,7 +117,7 @@ def _chunk_tokens(vocabulary: int, policy: DevicePolicy) -> int:
     return tokens if policy.logit_tokens is None else min(tokens, policy.logit_tokens)
 
 
-def _nll(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+def nll_and_log_total(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Return -log p of each target (N,), and the logsumexp of its logits (N, V)."""
     log_total = logits.logsumexp(-1)
     scored = targets != IGNORED
@@ -166,7 +125,7 @@ def _nll(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     return (log_total - chosen).where(scored, 0), log_total
 
 
-def _dnll(logits: Tensor, log_total: Tensor, targets: Tensor) -> Tensor:
+def nll_gradient(logits: Tensor, log_total: Tensor, targets: Tensor) -> Tensor:
     """Return the gradient of the NLL with respect to the logits, in their memory."""
     scored = targets != IGNORED
     dlogits = logits.sub_(log_total[:, None]).exp_()  # softmax
@@ -176,18 +135,8 @@ def _dnll(logits: Tensor, log_total: Tensor, targets: Tensor) -> Tensor:
 
 def _plain_loss(logits: Tensor, targets: Tensor, span: slice, graded: bool) -> tuple[Tensor, Tensor | None]:
     x = in_float32(logits)
-    nll, log_total = _nll(x, targets)
-    return nll.sum(), _dnll(x, log_total, targets) if graded else None
-
-
-def _taught_loss(
-    teacher: TeacherOutput, logits: Tensor, targets: Tensor, span: slice, graded: bool
-) -> tuple[Tensor, Tensor | None]:
-    x, share = in_float32(logits), teacher.softening.share
-    nll, log_total = _nll(x, targets)
-    soft_loss, dsoft = teacher.soft_loss(x, targets != IGNORED, span)
-    gradient = dsoft.add_(_dnll(x, log_total, targets), alpha=1 - share) if graded else None
-    return torch.stack([(1 - share) * nll.sum() + soft_loss, nll.sum()]), gradient
+    nll, log_total = nll_and_log_total(x, targets)
+    return nll.sum(), nll_gradient(x, log_total, targets) if graded else None
 
 
 def _compiled_loss(logits: Tensor, targets: Tensor, span: slice, graded: bool) -> tuple[Tensor, Tensor | None]:
@@ -198,17 +147,7 @@ def _loss_and_gradient(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]
     """Return the summed -log p of the targets (N,), and its gradient for the logits (N, V) in their dtype. Compiled,
     this holds no other numbers of the size of the logits in memory."""
     x = in_float32(logits)
-    nll, log_total = _nll(x, targets)
+    nll, log_total = nll_and_log_total(x, targets)
     chosen = torch.arange(x.shape[1], device=x.device) == targets[:, None]
     gradient = (x - log_total[:, None]).exp() - chosen.to(x.dtype)
     return nll.sum(), gradient.where((targets != IGNORED)[:, None], 0).to(logits.dtype)
-
-
-def scored_sum(losses: Tensor, scored: Tensor) -> Tensor:
-    """Return the sum of the losses (N,) of scored tokens."""
-    return losses[:, None].where(scored[:, None], 0).sum()
-
-
-def _log_softmax(logits: Tensor) -> Tensor:
-    """Return log(softmax(logits)), in their memory."""
-    return logits.sub_(logits.logsumexp(-1, keepdim=True))

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -65,6 +65,20 @@ def batch_tensors(
     return tokens, targets, mask
 
 
+@torch.no_grad()
+def text_nll(
+    model: TextModel, tokens: Tensor, targets: Tensor, mask: Tensor | None = None, state: Any = None
+) -> tuple[Tensor, Any]:
+    """Return -log p of each target (B, T), 0 if ignored, and the state after. A long text is read piece by piece from
+    the state of the previous piece, in constant memory."""
+    nll, size = [], model.piece(len(tokens))
+    for begin in range(0, tokens.shape[1], size):
+        piece = slice(begin, begin + size)
+        hidden, state = model.hidden_states(tokens[:, piece], state, None if mask is None else mask[:, piece])
+        nll.append(model.lm_head(hidden, targets=targets[:, piece], reduction="none"))
+    return torch.cat(nll, dim=1), state
+
+
 def loss_totals(
     model: TextModel, batches: Iterable[tuple[Tensor, Tensor, Tensor]], token_bytes: Tensor, carry_state: bool = False
 ) -> LossTotals:
@@ -72,7 +86,7 @@ def loss_totals(
     or with `carry_state` from the state after the previous batch."""
     totals, state = LossTotals(), None
     for tokens, targets, mask in batches:
-        nll, after = model.token_nll(tokens, targets, mask, state)
+        nll, after = text_nll(model, tokens, targets, mask, state)
         state = after if carry_state else None
         nats = float(nll.to(float64_device(nll.device)).sum(dtype=torch.float64))
         totals += LossTotals(nats, int((targets != IGNORED).sum()), count_bytes(targets, token_bytes))

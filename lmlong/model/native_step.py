@@ -15,9 +15,9 @@ from lmlong.attention.inputs import MIN_LOG_DECAY
 from lmlong.attention.ngram.native.kernel import INTEGERS
 from lmlong.attention.registry import native_kinds
 from lmlong.model.block import BlockState
-from lmlong.model.hourglass import BlockPhase
 from lmlong.model.language_model import ModelState
 from lmlong.model.packed_model import PackedModel
+from lmlong.model.stretch import BlockPhase
 from lmlong.native.build import NativeLibrary
 from lmlong.native.decode import step
 from lmlong.native.decode.kind import DecodeKind, native

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from lmlong.model.graph_step import GraphBatch, GraphBatches, GraphStep, Recorder, cuda_graph
 from lmlong.model.language_model import LanguageModel, ModelState
+from lmlong.model.learning.read import step_learned
 from lmlong.model.learning.state import Learned, will_learn_token
 from lmlong.model.native_step import Kinds, NativeBlocks, NativeStep, joined, with_room
 from lmlong.model.state import concat_states, state_row
@@ -180,7 +181,7 @@ class TorchRowStep:
         """Return logits (B, V) after one more token (B,) of each row."""
         batch = rows[0].batch if _same(rows, self._stepped) else _joined_states(rows)
         tokens = tokens.to(batch.position.device)
-        logits, hidden, state = self._model.step_unlearned(tokens, batch)
+        logits, hidden, state = self._model.decode(tokens, batch)
         learned = _learn(self._model, rows, tokens, batch.position, logits, hidden)
         self._place(rows, state)
         _keep(rows, learned)
@@ -242,7 +243,7 @@ def _learn(
         if after is not None:
             one = slice(index, index + 1)
             inputs = (tokens[one], hidden[one], logits[one], positions[one])
-            logits[one], after = model.step_learned(*inputs, after)
+            logits[one], after = step_learned(model, *inputs, after)
             after = will_learn_token(after, False)
         learned.append(after)
     return learned

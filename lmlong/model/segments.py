@@ -6,73 +6,104 @@ state to the previous segment. For autograd all of this is one function of the w
 segment would keep a graph of all segments.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from lmlong.attention.base import state_tensors
-from lmlong.model.loss import TeacherOutput
-from lmlong.model.ngram_embedding import NgramEmbedding, RowGradients
+from lmlong.errors import UsageError
+from lmlong.model.base import TextModel
+from lmlong.model.language_model import LanguageModel
+from lmlong.model.ngram_embedding import NgramEmbedding, RowGradients, tables_of
 from lmlong.model.state import rebuild_state
+from lmlong.recipe.kinds import why_state_grows
+
+LossOf = Callable[[Tensor, slice], Tensor]
+"""(the last hidden states (B, T, width) of some tokens, which tokens of the rows these are) -> their summed loss. If it
+is several numbers, only the first is trained."""
 
 
-class Segment(NamedTuple):
-    """Consecutive tokens of every row."""
+def text_loss(
+    model: TextModel,
+    tokens: Tensor,
+    targets: Tensor,
+    mask: Tensor | None = None,
+    state: Any = None,
+    segment: int | None = None,
+) -> tuple[Tensor, Any]:
+    """Return the summed -log p of the targets (B, T), starting from `state`, and the state after.
 
+    With `segment`, the tokens (B, T) are read in segments of that many, and only the states between them are kept, so
+    that the exact gradient of a text of any length takes the memory of a segment. The mask of a language model's batch
+    is its document starts, that of an encoder's is its padding.
+
+    >>> loss, state = lmlong.text_loss(model, tokens[:, :-1], tokens[:, 1:], segment=2048)
+    """
+    return loss_in_segments(
+        model, tokens, mask, state, lambda hidden, span: model.loss(hidden, targets[:, span]), segment
+    )
+
+
+def loss_in_segments(
+    model: TextModel, tokens: Tensor, mask: Tensor | None, state: Any, loss_of: LossOf, segment: int | None
+) -> tuple[Tensor, Any]:
+    """Return a loss of the tokens (B, T), starting from `state`, and the state after."""
+    text = _Text(model, tokens, mask, loss_of)
+    if segment is None or not torch.is_grad_enabled():
+        return text.loss(slice(None), state)
+    assert isinstance(model, LanguageModel)
+    if why := why_state_grows(model.kinds):
+        raise UsageError(f"segment: {why}")
+    state = model.init_state(len(tokens)) if state is None else state
+    segments = [slice(begin, begin + segment) for begin in range(0, tokens.shape[1], segment)]
+    return _checkpointed_loss(text, segments, state) if model.partitioned else _segmented_loss(text, segments, state)
+
+
+class _Text(NamedTuple):
+    """The rows of a batch, and their loss."""
+
+    model: TextModel
     tokens: Tensor  # (B, T)
-    targets: Tensor  # (B, T)
-    document_starts: Tensor | None = None  # (B, T)
-    teacher: TeacherOutput | None = None
+    mask: Tensor | None  # (B, T)
+    loss_of: LossOf
 
-    def split(self, length: int) -> "list[Segment]":
-        """Split into segments of up to `length` tokens."""
-        parts = []
-        for begin in range(0, self.tokens.shape[1], length):
-            span = slice(begin, begin + length)
-            starts = None if self.document_starts is None else self.document_starts[:, span]
-            teacher = self.teacher and self.teacher.between(span)
-            parts.append(Segment(self.tokens[:, span], self.targets[:, span], starts, teacher))
-        return parts
+    def hidden_states(self, span: slice, state: Any) -> tuple[Tensor, Any]:
+        mask = None if self.mask is None else self.mask[:, span]
+        return self.model.hidden_states(self.tokens[:, span], state, mask)
+
+    def loss(self, span: slice, state: Any) -> tuple[Tensor, Any]:
+        """Return the loss of a span of tokens, starting from `state`, and the state after."""
+        hidden, after = self.hidden_states(span, state)
+        return self.loss_of(hidden, span), after
 
 
-class SegmentModel(Protocol):
-    ngram_embedding: NgramEmbedding | None
-
-    def hidden_states(self, tokens: Tensor, state: Any, document_starts: Tensor | None) -> tuple[Tensor, Any]: ...
-
-    def segment_loss(self, segment: Segment, state: Any) -> tuple[Tensor, Any]:
-        """Return the summed loss and the state after. If the loss is several numbers, only the first is trained."""
-        ...
-
-    def parameters(self) -> Iterator[nn.Parameter]: ...
-
-
-def segmented_loss(model: SegmentModel, segments: Sequence[Segment], state: Any) -> tuple[Tensor, Any]:
+def _segmented_loss(text: _Text, segments: Sequence[slice], state: Any) -> tuple[Tensor, Any]:
     """Return the loss of consecutive segments, starting from `state`, and the last state, which has no gradient."""
-    context = _ForwardContext(segments[0].tokens.device.type)
+    context = _ForwardContext(text.tokens.device.type)
     states = _StateBank(state, len(segments) - 1)
     for number, segment in enumerate(segments):
         with torch.no_grad(), context.of(number):
-            _, after = model.hidden_states(segment.tokens, states.get(number), segment.document_starts)
+            _, after = text.hidden_states(segment, states.get(number))
         if number + 1 < len(segments):
             states.put(number + 1, after)
-    weights = [weight for weight in model.parameters() if weight.requires_grad]
-    with _rows_apart(model) as drows:
-        total, dweights = _backward_through_segments(model, segments, states, context, weights)
-    return _KnownGradients.apply(total, _Gradients(model, dweights, drows), *weights), after
+    weights = [weight for weight in text.model.parameters() if weight.requires_grad]
+    tables = tables_of(text.model)
+    with _rows_apart(tables) as drows:
+        total, dweights = _backward_through_segments(text, segments, states, context, weights)
+    return _KnownGradients.apply(total, _Gradients(dweights, tables, drows), *weights), after
 
 
-def checkpointed_loss(model: SegmentModel, segments: Sequence[Segment], state: Any) -> tuple[Tensor, Any]:
-    """Return the same as `segmented_loss` by activation checkpointing, with a graph of all segments. Partitioned
+def _checkpointed_loss(text: _Text, segments: Sequence[slice], state: Any) -> tuple[Tensor, Any]:
+    """Return the same as `_segmented_loss` by activation checkpointing, with a graph of all segments. Partitioned
     weights, which are gathered only while their module computes, need this."""
     losses = []
     for segment in segments:
-        loss, state = checkpoint(model.segment_loss, segment, state, use_reentrant=False)
+        loss, state = checkpoint(text.loss, segment, state, use_reentrant=False)
         losses.append(loss)
     return sum(losses[1:], losses[0]), state
 
@@ -94,8 +125,8 @@ class _ForwardContext:
 
 
 def _backward_through_segments(
-    model: SegmentModel,
-    segments: Sequence[Segment],
+    text: _Text,
+    segments: Sequence[slice],
     states: "_StateBank",
     context: _ForwardContext,
     weights: Sequence[Tensor],
@@ -108,7 +139,7 @@ def _backward_through_segments(
         state = _detached(states.get(number))
         inputs = _floating(state)
         with torch.enable_grad(), context.of(number):
-            loss, after = model.segment_loss(segments[number], state)
+            loss, after = text.loss(segments[number], state)
         ends = [(x, dx) for x, dx in zip(_floating(after), dstate, strict=False) if x.requires_grad]
         outputs, grad_outputs = [loss, *(x for x, _ in ends)], [torch.ones_like(loss), *(dx for _, dx in ends)]
         grads = torch.autograd.grad(outputs, [*inputs, *weights], grad_outputs, allow_unused=True)
@@ -121,9 +152,8 @@ def _backward_through_segments(
 
 
 @contextmanager
-def _rows_apart(model: SegmentModel) -> Iterator[RowGradients | None]:
-    """Return a context in which the gradients of rows of the model's tables are kept apart; None if it trains none."""
-    tables = model.ngram_embedding
+def _rows_apart(tables: NgramEmbedding | None) -> Iterator[RowGradients | None]:
+    """Return a context in which the gradients of rows of tables are kept apart; None if none are trained."""
     if tables is None or tables.gradients is None:
         yield None
         return
@@ -135,9 +165,9 @@ def _rows_apart(model: SegmentModel) -> Iterator[RowGradients | None]:
 class _Gradients(NamedTuple):
     """The gradients of a loss."""
 
-    model: SegmentModel
     dweights: list[Tensor]
-    drows: RowGradients | None  # of the model's tables
+    tables: NgramEmbedding | None
+    drows: RowGradients | None  # of the tables
 
 
 class _KnownGradients(torch.autograd.Function):
@@ -154,7 +184,7 @@ class _KnownGradients(torch.autograd.Function):
         dloss, known = grads[0].flatten()[0], ctx.known
         if known.drows is not None and known.drows.pieces:
             rows, gradient = known.drows.take()
-            known.model.ngram_embedding.gradients.add(rows, gradient * dloss)
+            known.tables.gradients.add(rows, gradient * dloss)
         return (None, None, *(dweight * dloss for dweight in known.dweights))
 
 

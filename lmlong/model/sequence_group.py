@@ -10,13 +10,12 @@ Token ids are small: each process has all of them, so positions and last tokens 
 P processes of a group, B batch, T time.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
@@ -39,24 +38,40 @@ def longest_part(tokens: int, size: int) -> int:
     return -(-tokens // size)
 
 
-class SequenceGroup(ABC):
-    """The processes of a group. All call the same methods in the same order."""
+# other names since torch 2.13, where the old ones give a warning
+all_gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
+reduce_scatter = getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor
 
-    rank: int
-    """Which part of the rows this process reads."""
-    size: int
 
-    @abstractmethod
+class SequenceGroup:
+    """The group of this process, among all processes of a run in groups of `size` neighbouring ranks. All create theirs
+    together, and all of a group call the same methods in the same order."""
+
+    def __init__(self, rank: int, ranks: int, size: int):
+        self.rank, self.size = rank % size, size  # the part of the rows that this process reads
+        for first in range(0, ranks, size):
+            group = distributed.new_group(list(range(first, first + size)))  # all processes take part in this
+            if first <= rank < first + size:
+                self.group, self.first = group, first
+
     def gather(self, x: Tensor) -> Tensor:
         """Return the tensors x of all processes, which have the same shape, stacked (P, ...)."""
+        every = x.new_empty(self.size * x.numel())
+        all_gather(every, x.contiguous().view(-1), self.group)
+        return every.view(self.size, *x.shape)
 
-    @abstractmethod
     def sum_of_own(self, x: Tensor) -> Tensor:
         """Return the sum of x[rank], for the rank of this process, over the tensors x (P, ...) of all processes."""
+        wide = x.to(torch.promote_types(x.dtype, torch.float32)).contiguous()
+        own = wide.new_empty(wide[0].numel())
+        reduce_scatter(own, wide.view(-1), group=self.group)
+        return own.view(x.shape[1:]).to(x.dtype)
 
-    @abstractmethod
     def from_last(self, x: Tensor) -> Tensor:
         """Return the tensor x of the last process."""
+        x = x.contiguous()
+        distributed.broadcast(x, self.first + self.size - 1, self.group)
+        return x
 
     def state_after(self, state: State) -> State:
         """Return the state after the rows, given that after the part of each process."""

@@ -6,6 +6,7 @@ import torch
 
 from lmlong.attention.base import state_tensors
 from lmlong.model.language_model import LanguageModel
+from lmlong.model.learning.read import first_state, read
 from lmlong.model.state import state_bytes
 
 
@@ -35,11 +36,9 @@ class StateSize(NamedTuple):
 def state_size(model: LanguageModel, learn: bool = False) -> StateSize:
     """Return the sizes, measured on the tensors of the state before and after a token, or a block of tokens. `learn`:
     whether the state learns from its text."""
-    nothing = model.init_state(1, learn)
+    nothing = first_state(model, 1, learn)
     count = model.hourglass.factor if model.hourglass else 1  # the fewest tokens with which every layer reads a vector
-    _, some = model.hidden_states(
-        torch.zeros(1, count, dtype=torch.long, device=model.embedding.weight.device), nothing
-    )
+    _, some = read(model, nothing.position.new_zeros(1, count), nothing)
     before, after = size(nothing), size(some)
     return StateSize(before, Size((after.numbers - before.numbers) // count, (after.bytes - before.bytes) // count))
 

@@ -9,11 +9,11 @@ State = TypeVar("State")
 
 
 def state_tensors(state: Any) -> Iterator[Tensor]:
-    """Yield the tensors of a state of nested tuples."""
+    """Yield the tensors in nested tuples, lists and dicts, such as a state or the arguments of a function."""
     if isinstance(state, Tensor):
         yield state
-    elif state is not None:
-        for part in state:
+    elif isinstance(state, tuple | list | dict):
+        for part in state.values() if isinstance(state, dict) else state:
             yield from state_tensors(part)
 
 

@@ -77,7 +77,6 @@ class DeepSpeedTraining(DeepSpeedStrategy):
         """Divide weights among the ranks as soon as they are made, in stage 3."""
         from lmlong.training.divided_weights import DividedWeights
 
-        self._init_config_if_needed()
         assert isinstance(self.config, dict)
         with DividedWeights(self.config) if self.zero_stage_3 else nullcontext():
             yield

@@ -1,8 +1,9 @@
 """Distillation: a model learns the predictions of a trained one, its teacher, or the outputs of the teacher's layers.
 
-B batch, T time.
+B batch, T time, N tokens, V vocabulary.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,11 +19,63 @@ from lmlong.model.base import TextModel
 from lmlong.model.block import with_states
 from lmlong.model.build import build
 from lmlong.model.language_model import LanguageModel
-from lmlong.model.loss import IGNORED, Softening, TeacherOutput
+from lmlong.model.loss import (
+    IGNORED,
+    chunked_cross_entropy,
+    in_float32,
+    logits_in_float32,
+    nll_and_log_total,
+    nll_gradient,
+)
+from lmlong.model.segments import loss_in_segments
 
 ERROR_EPSILON = 1e-4
 """Added to the mean square of the teacher's output, so that tokens to which a layer adds nothing do not dominate the
 error."""
+
+
+class Softening(NamedTuple):
+    """How a student learns from the predictions of a teacher."""
+
+    share: float  # weight of the teacher's distribution in the loss; the rest is the text's
+    temperature: float
+
+
+class TeacherOutput(NamedTuple):
+    """The predictions of a teacher that has just read the batch."""
+
+    hidden: Tensor  # (B, T, width) the teacher's last hidden states, or (N, width) those of some tokens
+    weight: Tensor  # (V, width) of its output layer
+    softening: Softening
+
+    def student_loss(self, logits: Tensor, targets: Tensor, span: slice, graded: bool) -> tuple[Tensor, Tensor | None]:
+        """Return the student's loss on a span of the flattened tokens (N,) with the summed -log p of the targets, (2,),
+        and the gradient of the first for the logits (N, V).
+
+        The student's loss mixes the sum with KL(teacher | student) at a temperature, multiplied by the squared
+        temperature so that it does not scale the gradient (Hinton et al. 2015).
+        """
+        x, share = in_float32(logits), self.softening.share
+        nll, log_total = nll_and_log_total(x, targets)
+        soft_loss, dsoft = self._soft_loss(x, targets != IGNORED, span)
+        gradient = dsoft.add_(nll_gradient(x, log_total, targets), alpha=1 - share) if graded else None
+        return torch.stack([(1 - share) * nll.sum() + soft_loss, nll.sum()]), gradient
+
+    def _soft_loss(self, logits: Tensor, scored: Tensor, span: slice) -> tuple[Tensor, Tensor]:
+        """Return the weighted KL(teacher | student) over the scored tokens of a span, and its gradient for the
+        logits."""
+        share, temperature = self.softening
+        log_q = _log_softmax(logits_in_float32(self.hidden[span], self.weight).div_(temperature))
+        log_p = _log_softmax(logits / temperature)
+        q = log_q.exp()
+        divergence = torch.linalg.vecdot(q, log_q.sub_(log_p))[:, None].where(scored[:, None], 0).sum()
+        dlogits = log_p.exp_().sub_(q).mul_(scored[:, None] * (share * temperature))
+        return share * temperature**2 * divergence, dlogits
+
+
+def _log_softmax(logits: Tensor) -> Tensor:
+    """Return log(softmax(logits)), in their memory."""
+    return logits.sub_(logits.logsumexp(-1, keepdim=True))
 
 
 class Teacher(NamedTuple):
@@ -102,11 +155,11 @@ def train_ngram_alone(model: LanguageModel) -> None:
 
 
 def taught_loss(
-    model: TextModel,
-    teacher: Teacher | None,
+    model: LanguageModel,
+    teacher: Teacher,
     tokens: Tensor,
     targets: Tensor,
-    mask: Tensor,
+    document_starts: Tensor,
     state: Any = None,
     segment: int | None = None,
 ) -> tuple[Tensor, Tensor, Any]:
@@ -115,14 +168,19 @@ def taught_loss(
     The reported loss is the summed -log p of the targets; if the layers of a teacher are learned, their mean error
     times the number of targets.
     """
-    if teacher is None:
-        losses, state = model.loss(tokens, targets, mask, state, segment)
-        return losses, losses.detach(), state
-    assert isinstance(model, LanguageModel)
     if teacher.soft is None:
-        error = layer_errors(model, teacher.model, tokens, mask).mean()
+        error = layer_errors(model, teacher.model, tokens, document_starts).mean()
         return error * targets.numel(), error.detach() * (targets != IGNORED).sum(), None
-    losses, state = model.loss(tokens, targets, mask, state, segment, teacher.output(tokens, mask))
+    output = teacher.output(tokens, document_starts)
+
+    def loss_of(hidden: Tensor, span: slice) -> Tensor:
+        of_chunk = output._replace(hidden=output.hidden[:, span].flatten(0, -2)).student_loss
+        policy = model.policy_for(hidden)
+        return model.lm_head(
+            hidden, partial(chunked_cross_entropy, targets=targets[:, span], policy=policy, of_chunk=of_chunk)
+        )
+
+    losses, state = loss_in_segments(model, tokens, document_starts, state, loss_of, segment)
     return losses[0], losses[1].detach(), state
 
 
@@ -134,22 +192,22 @@ def layer_errors(
     Both mixers read the input of the teacher's layer; no gradient passes between layers.
     """
     state, teacher_state = (model.init_state(len(tokens)) for model in (student, teacher))
-    _, positions = student.embed(tokens, state, document_starts)
+    _, stretch = student.embed(tokens, state, document_starts)
     with torch.no_grad():
-        x, teacher_positions = teacher.embed(tokens, teacher_state, document_starts)
+        x, teacher_stretch = teacher.embed(tokens, teacher_state, document_starts)
     errors = []
     layers = with_states(student.blocks, state.blocks)
     teacher_layers = with_states(teacher.blocks, teacher_state.blocks)
     for (block, (inner, *_)), (teacher_block, (teacher_inner, *added)) in zip(layers, teacher_layers, strict=True):
         with torch.no_grad():
-            target, _ = teacher_block.mixer(x, teacher_inner, teacher_positions)
+            target, _ = teacher_block.mixer(x, teacher_inner, teacher_stretch)
         if student.activation_checkpointing and torch.is_grad_enabled():
-            output, _ = checkpoint(block.mixer, x, inner, positions, use_reentrant=False)
+            output, _ = checkpoint(block.mixer, x, inner, stretch, use_reentrant=False)
         else:
-            output, _ = block.mixer(x, inner, positions)
+            output, _ = block.mixer(x, inner, stretch)
         target32, output32 = (y.to(torch.promote_types(y.dtype, torch.float32)) for y in (target, output))
         error = (output32 - target32).square().mean(-1) / (target32.square().mean(-1) + ERROR_EPSILON)
         errors.append(error.mean())
         with torch.no_grad():
-            x, _ = teacher_block.finish(x, target, tuple(added), teacher_positions)
+            x, _ = teacher_block.finish(x, target, tuple(added), teacher_stretch)
     return torch.stack(errors)

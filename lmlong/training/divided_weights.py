@@ -5,12 +5,12 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import deepspeed
-import torch
 from deepspeed.runtime.zero.utils import is_zero_param
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
+
+from lmlong.native.state import state_tensors
 
 
 class DividedWeights(TorchFunctionMode):
@@ -36,11 +36,14 @@ class DividedWeights(TorchFunctionMode):
 
     def _divide(self, module: nn.Module, name: str, part: nn.Module) -> None:
         if part is not None and not all(map(is_zero_param, part.parameters())):
-            with torch._C.DisableTorchFunction():
+            super().__exit__(None, None, None)  # DeepSpeed calls functions of torch with weights that it divides
+            try:
                 deepspeed.zero.Init(module=part, config_dict_or_path=self.config)
+            finally:
+                super().__enter__()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        weights = [x for x in tree_leaves((args, kwargs)) if is_zero_param(x)]
+        weights: list[Any] = [x for x in state_tensors((args, kwargs)) if is_zero_param(x)]
         if weights and func == Tensor.shape.__get__:  # type: ignore[attr-defined]
             return weights[0].ds_shape
         with whole(weights):

@@ -23,16 +23,19 @@ from lmlong.attention.device_policy import DevicePolicy, policy_of, use_policy
 from lmlong.errors import DivergedError
 from lmlong.model.kernel_check import checked_kernels
 from lmlong.model.language_model import LanguageModel
-from lmlong.model.sequence_group import longest_part
+from lmlong.model.learning.loss import loss_while_learning
+from lmlong.model.quantized_model import round_weights
+from lmlong.model.segments import text_loss
+from lmlong.model.sequence_group import SequenceGroup, longest_part
 from lmlong.model.state import detach_state, where_state
-from lmlong.training.distillation import Teacher, taught_loss
+from lmlong.training.distillation import taught_loss
 from lmlong.training.figures import BatchFigures, FetchedFigures, StepFigures
 from lmlong.training.loader import Loader, TrainingBatch
 from lmlong.training.optimizer import learning_rate_factor, make_optimizer, masks_updates, set_learning_rate
 from lmlong.training.prepare import PreparedRun, divides_weights, model_to_check
 from lmlong.training.progress import TrainingClock
 from lmlong.training.row_adagrad import RowAdagrad, make_row_optimizer
-from lmlong.training.sequence_processes import SequenceProcesses
+from lmlong.training.sequence_processes import loss_of_part
 
 RECENT = 20
 """Number of recent losses kept to detect a spike."""
@@ -59,7 +62,7 @@ class TrainingModule(LightningModule):
         training = prepared.recipe.training
         self.skips_allowed = training.skips if training.on_nonfinite == "skip" else 0
         self.model, self.teacher = prepared.model, prepared.teacher
-        for model in (self.model, *([self.teacher.model] if isinstance(self.teacher, Teacher) else [])):
+        for model in (self.model, *([self.teacher.model] if self.teacher else [])):
             use_policy(model, policy)
         seconds = prepared.state["seconds"] if prepared.state else 0.0
         self.clock = TrainingClock(self.recipe.training, prepared.steps, seconds)
@@ -76,7 +79,7 @@ class TrainingModule(LightningModule):
         self.recent: deque[float] = deque(maxlen=RECENT)
         self.carried: Any = None  # the state after the previous batch, if the recipe passes it on
         self.kernels: dict[str, str] = {}  # by kinds of attention; of a language model
-        self.group: SequenceProcesses | None = None  # that reads parts of the same rows
+        self.group: SequenceGroup | None = None  # that reads parts of the same rows
 
     @property
     def step(self) -> int:
@@ -85,12 +88,12 @@ class TrainingModule(LightningModule):
 
     def setup(self, stage: str) -> None:
         """Check the kernels, while the device is still empty."""
-        if isinstance(self.teacher, Teacher):
+        if self.teacher:
             self._check_kernels(self.teacher.model, trains=False)
         if isinstance(self.model, LanguageModel):
             self.kernels = self._check_kernels(model_to_check(self.prepared), trains=True)
             if (parts := self.recipe.training.sequence_parallel) > 1:
-                self.group = SequenceProcesses(self.trainer.global_rank, self.trainer.world_size, parts)
+                self.group = SequenceGroup(self.trainer.global_rank, self.trainer.world_size, parts)
 
     def configure_model(self) -> None:
         """Build the model again where the ranks divide its weights, within the strategy's context, which does that."""
@@ -102,7 +105,7 @@ class TrainingModule(LightningModule):
                 self.model.use_kernels(self.kernels)
 
     def on_fit_start(self) -> None:
-        if isinstance(self.teacher, Teacher):
+        if self.teacher:
             self.teacher.model.to(self.device)  # of each process
 
     def train_dataloader(self) -> Loader:
@@ -125,7 +128,7 @@ class TrainingModule(LightningModule):
         set_learning_rate(self.trainer.optimizers[0], self.learning_rate)
         if options.quantize and isinstance(self.model, LanguageModel):
             rounds = self.in_last(QUANTIZED_SHARE)
-            self.model.round_weights(options.quantize if rounds else None)
+            round_weights(self.model, options.quantize if rounds else None)
             self.is_judged = rounds and not options.learn
 
     def training_step(self, batch: TrainingBatch, batch_idx: int) -> Tensor:
@@ -222,15 +225,17 @@ class TrainingModule(LightningModule):
 
     def _loss(self, batch: TrainingBatch, mask: Tensor, state: Any) -> tuple[Tensor, Tensor, Any]:
         """Return the loss to minimize, the reported loss, and the state after the tokens that this process reads."""
-        rows = batch.tokens, batch.targets, mask, state
-        if self._learns():
-            assert isinstance(self.model, LanguageModel)
-            loss, state = self.model.learning_loss(*rows)
-            return loss, loss.detach(), state
-        if self.group is None:
-            return taught_loss(self.model, self.teacher, *rows, self.recipe.training.segment)
-        assert isinstance(self.model, LanguageModel)
-        loss, state = self.model.loss_of_part(*rows, self.group)
+        rows, segment = (batch.tokens, batch.targets, mask, state), self.recipe.training.segment
+        if not isinstance(self.model, LanguageModel):
+            loss, state = text_loss(self.model, *rows)
+        elif self.teacher is not None:
+            return taught_loss(self.model, self.teacher, *rows, segment)
+        elif self._learns():
+            loss, state = loss_while_learning(self.model, *rows)
+        elif self.group is not None:
+            loss, state = loss_of_part(self.model, *rows, self.group)
+        else:
+            loss, state = text_loss(self.model, *rows, segment)
         return loss, loss.detach(), state
 
     def _learns(self) -> bool:

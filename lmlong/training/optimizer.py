@@ -77,7 +77,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 
 class LoopOptimizer:
-    """The optimizers of a model and of its tables in the loop of a benchmark; a run has its own."""
+    """The optimizers of a model and of its tables in a loop outside a run, such as a benchmark's."""
 
     def __init__(self, model: TextModel, options: recipe.Training, policy: DevicePolicy = CPU_POLICY):
         self.model, self.clip = model, options.clip
@@ -85,7 +85,7 @@ class LoopOptimizer:
         self.rows = make_row_optimizer(model, policy.reads_values)
 
     def step(self) -> Tensor:
-        """Clip the gradient and update the model at the peak of the learning rate. Return the gradient's norm."""
+        """Clip the gradient and update the model. Return the gradient's norm."""
         norm: Tensor = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
         self.weights.step()
         self.weights.zero_grad()

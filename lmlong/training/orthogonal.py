@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, distributed
 
-from lmlong.training.collectives import all_gather
+from lmlong.model.sequence_group import all_gather
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Coefficients of x, x³ and x⁵, from Jordan: five steps map singular values between 0.001 and 1 to values between 0.7

@@ -116,7 +116,7 @@ def _build(
     model = build(recipe, vocabulary)
     if start:
         load_start(model, start, new_attention, verify=False)
-    if isinstance(teacher, Teacher) and training.teacher_of == "layers":
+    if teacher and training.teacher_of == "layers":
         train_mixers_alone(model, teacher.model)
     if training.only_ngram:
         assert isinstance(model, LanguageModel)
@@ -200,7 +200,7 @@ def _check_kernel_of(recipe: Recipe, device: torch.device) -> None:
 
 
 def _check_roundable(model: LanguageModel) -> None:
-    """Refuse a model with linear layers that `LanguageModel.round_weights` does not reach."""
+    """Refuse a model with linear layers that `round_weights` does not reach."""
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and not isinstance(module, Linear):
             raise UsageError(

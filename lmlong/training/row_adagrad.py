@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 
 from lmlong.model.base import TextModel
 from lmlong.model.ngram_embedding import NgramEmbedding, RowGradient, RowGradients, sum_rows, tables_of
-from lmlong.training.collectives import all_gather
+from lmlong.model.sequence_group import all_gather
 
 LEARNING_RATE = 0.1
 """The learning rate at the peak of the run's schedule."""

@@ -21,9 +21,9 @@ from torch.amp import GradScaler
 
 from lmlong import recipe
 from lmlong.attention.base import state_tensors
-from lmlong.attention.state_check import StateError
+from lmlong.attention.state_check import REAL, StateError
 from lmlong.checkpoint import manifest
-from lmlong.checkpoint.read import REAL, read_training, unload
+from lmlong.checkpoint.read import read_training, unload
 from lmlong.errors import CheckpointError, UsageError
 from lmlong.model.base import TextModel
 from lmlong.model.ngram_embedding import tables_of

@@ -18,6 +18,7 @@ from lmlong.attention.registry import CAUSAL
 from lmlong.errors import UsageError
 from lmlong.evaluation.law_check import NO_EFFECT, table_of_plugins
 from lmlong.model.language_model import LanguageModel
+from lmlong.model.segments import text_loss
 from lmlong.testing import check_attention
 
 
@@ -101,7 +102,7 @@ def test_segments_hand_on_the_last_tokens(model: LanguageModel) -> None:
     assert tokens is not None
     losses, gradients = [], []
     for segment in (None, 7):
-        loss, state = model.loss(tokens, tokens.roll(-1, 1), starts, segment=segment)
+        loss, state = text_loss(model, tokens, tokens.roll(-1, 1), starts, segment=segment)
         losses.append(loss)
         gradients.append(torch.autograd.grad(loss, list(model.parameters())))
         assert state.last_tokens is not None and torch.equal(state.last_tokens, tokens[:, -2:])

@@ -23,6 +23,7 @@ from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.samples import sampled_text
 from lmlong.model.fast_step import why_no_fast_step
 from lmlong.model.language_model import LanguageModel
+from lmlong.model.quantized_model import quantize
 
 ELU = recipe.Attention(kind="linear", feature_map="elu", decay="none")
 
@@ -73,7 +74,7 @@ def test_every_attention_keeps_the_laws(form: recipe.Attention, precision: str) 
 def test_every_attention_keeps_the_laws_with_quantized_weights(form: recipe.Attention, weights: Any) -> None:
     loaded = trained(form)
     text = sampled_text(loaded, rows=2, tokens=100)
-    loaded.model.quantize(weights)
+    quantize(loaded.model, weights)
     report = check(loaded, *text)
     assert broken(report) == set()
     first = report.verdicts[0]

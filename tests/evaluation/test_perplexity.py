@@ -174,15 +174,14 @@ def test_documents_without_a_target_do_not_count() -> None:
 def test_rows_are_read_together_only_as_far_as_their_states_have_room(
     loaded: TrainedLanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, rows = loaded.model, set()
-    score = model.score
+    rows, score = set(), scored.score
 
-    def counted(tokens: torch.Tensor, *rest: Any) -> Any:
+    def counted(model: Any, tokens: torch.Tensor, *rest: Any) -> Any:
         rows.add(len(tokens))
-        return score(tokens, *rest)
+        return score(model, tokens, *rest)
 
-    monkeypatch.setattr(scored, "STATES_AT_ONCE", 2 * state_bytes(model.init_state(1)))
-    monkeypatch.setattr(model, "score", counted)
+    monkeypatch.setattr(scored, "STATES_AT_ONCE", 2 * state_bytes(loaded.model.init_state(1)))
+    monkeypatch.setattr(scored, "score", counted)
     options = PerplexityOptions(("context",), (8, 16), targets=40, min_documents=2)
     measure_perplexity("tiny", loaded, validation_text(loaded), options)
     assert max(rows) == 2

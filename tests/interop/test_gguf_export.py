@@ -18,6 +18,7 @@ from lmlong.errors import UsageError
 from lmlong.interop.gguf_export import FILE, blocks, export_gguf
 from lmlong.interop.importing import import_model
 from lmlong.model.quantization import quantized
+from lmlong.model.quantized_model import round_weights
 
 LLAMA: dict[str, Any] = {**CONFIG, "intermediate_size": 64}
 """Sizes that are multiples of a block."""
@@ -37,7 +38,7 @@ def imported(folder: Path, source: str = "gguf", **changes: Any) -> Path:
 @torch.inference_mode()
 def logits(run: Path, rounding: Any = None) -> Tensor:
     model = lmlong.load(run, state_dtype="32").model
-    model.round_weights(rounding)
+    round_weights(model, rounding)
     return model(TOKENS)[0]
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 import lmlong
 from lmlong.interop.gguf_export import FILE, export_gguf
 from lmlong.model.quantization import Weights
+from lmlong.model.quantized_model import round_weights
 
 xllamacpp = pytest.importorskip("xllamacpp", reason="pip install -e '.[interop]'", exc_type=ImportError)
 
@@ -44,7 +45,7 @@ def by_llama_cpp(file: Path, prompt: str | list[int], vocabulary: int, written: 
 def by_lmlong(run: Path, tokens: list[int], weights: Weights) -> Tensor:
     model = lmlong.load(run, state_dtype="32").model
     if weights in ("int4", "int8"):
-        model.round_weights(weights)
+        round_weights(model, weights)
     return model(torch.tensor([tokens]))[0][0, -1].log_softmax(-1)
 
 

@@ -29,6 +29,7 @@ from lmlong.model.fast_step import make_fast_step, why_no_fast_step
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.layers import GroupedLinear, rounded_weight
 from lmlong.model.quantization import WeightFormat
+from lmlong.model.quantized_model import quantize, round_weights
 from lmlong.recipe import Recipe
 from lmlong.recipe.file import recipe_class
 from lmlong.recipe.reference import reference
@@ -130,7 +131,7 @@ def compare_ways(findings: Findings, recipe: Recipe, number: int) -> None:
     compare_at_once_and_steps(findings, exact, model, plans, "float32")
     quantized = draw.choice(QUANTIZED)
     before = copy.deepcopy(model)
-    model.quantize(quantized)
+    quantize(model, quantized)
     if quantized != "bf16":
         compare_rounding(findings, before, model, quantized)
     compare_at_once_and_steps(findings, Exact(model, text, plans), model, plans, quantized)
@@ -139,7 +140,7 @@ def compare_ways(findings: Findings, recipe: Recipe, number: int) -> None:
 
 def compare_rounding(findings: Findings, trained: LanguageModel, loaded: LanguageModel, weights: Any) -> None:
     """Training for quantized decoding computes with the matrices of the quantized model, to the bit."""
-    trained.round_weights(weights)
+    round_weights(trained, weights)
     for name, module in trained.named_modules():
         if isinstance(module, nn.Linear):
             stored, rounding = loaded.get_submodule(name).dequantized(torch.float32), getattr(module, "rounding", None)

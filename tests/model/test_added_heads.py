@@ -13,6 +13,8 @@ from lmlong import recipe
 from lmlong.errors import RecipeError
 from lmlong.model.fast_step import make_fast_step
 from lmlong.model.language_model import LanguageModel
+from lmlong.model.quantized_model import quantize
+from lmlong.model.segments import text_loss
 from lmlong.recipe import file as recipe_file
 from lmlong.training.distillation import layer_errors, train_ngram_alone
 
@@ -67,7 +69,7 @@ def test_native_steps_with_new_heads_are_those_without_to_the_bit(shape: str, we
     models = pair(SHAPES[shape])
     for model in models:
         if weights != "32":
-            model.quantize(weights)
+            quantize(model, weights)
         model.fast_step = make_fast_step(model)
     tokens, starts = text()
     states = [model(tokens, None, starts)[1] for model in models]
@@ -108,7 +110,7 @@ def test_alone_they_get_gradients_from_a_frozen_model_with_segments_too() -> Non
     grads = {}
     for segment in (None, 16):
         model.zero_grad()
-        loss, _ = model.loss(tokens, targets, starts, segment=segment)
+        loss, _ = text_loss(model, tokens, targets, starts, segment=segment)
         loss.backward()
         grads[segment] = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
     assert grads[None].keys() == {name for name, weight in model.named_parameters() if ".ngram." in name}

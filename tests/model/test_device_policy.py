@@ -10,9 +10,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from lmlong import recipe
 from lmlong.attention import laws
 from lmlong.attention.device_policy import CPU_POLICY, GPU_POLICY, DevicePolicy, use_policy
-from lmlong.model.hourglass import any_phase
 from lmlong.model.language_model import LanguageModel
+from lmlong.model.metrics import text_nll
+from lmlong.model.segments import text_loss
 from lmlong.model.state import concat_states
+from lmlong.model.stretch import any_phase
 
 VOCABULARY, TOKENS = 50, 700
 
@@ -25,9 +27,9 @@ def by_policy(model: LanguageModel, policy: DevicePolicy, starts: Tensor | None)
     text, targets = tokens[:, :-1], tokens[:, 1:].clone()
     targets[0, 5:9] = -100
     use_policy(model, policy)
-    loss, state = model.loss(text, targets, starts)
+    loss, state = text_loss(model, text, targets, starts)
     grads = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
-    nll, _ = model.token_nll(text, targets, starts)
+    nll, _ = text_nll(model, text, targets, starts)
     named = {name: grad for (name, _), grad in zip(model.named_parameters(), grads, strict=True) if grad is not None}
     states = {f"state {n}": x for n, x in enumerate(laws.state_tensors(state)) if x.is_floating_point()}
     return {"loss": loss.detach(), "of each": nll, **states, **named}
@@ -77,9 +79,9 @@ def test_layers_that_read_blocks_need_no_values(kind: str, factor: int, starts: 
     found = []
     for policy in (CPU_POLICY, GPU_POLICY._replace(block_sparse=False)):
         use_policy(model, policy)
-        first, state = model.loss(tokens[:, :36], tokens[:, 1:37], document_starts, before)
-        more, state = model.loss(tokens[:, 36:43], tokens[:, 37:44], None, state)
-        last, _ = model.loss(tokens[:, 43:79], tokens[:, 44:80], document_starts, state)
+        first, state = text_loss(model, tokens[:, :36], tokens[:, 1:37], document_starts, before)
+        more, state = text_loss(model, tokens[:, 36:43], tokens[:, 37:44], None, state)
+        last, _ = text_loss(model, tokens[:, 43:79], tokens[:, 44:80], document_starts, state)
         grads = torch.autograd.grad(first + more + last, list(model.parameters()))
         found.append([first, more, last, *grads])
     for expected, got in zip(*found, strict=True):
@@ -109,10 +111,10 @@ def test_nothing_waits_for_a_value(kind: str, with_starts: bool) -> None:
     with FakeTensorMode(allow_non_fake_inputs=True):
         text = torch.zeros(2, 100, dtype=torch.long)
         starts = torch.zeros(2, 100, dtype=torch.bool) if with_starts else None
-        first, state = model.loss(text, text, starts)
-        second, state = model.loss(text, text, starts, state)
+        first, state = text_loss(model, text, text, starts)
+        second, state = text_loss(model, text, text, starts, state)
         torch.autograd.grad(first + second, list(model.parameters()), allow_unused=True)
-        model.token_nll(text, text, starts, state)
+        text_nll(model, text, text, starts, state)
         with torch.inference_mode():
             _, state = model(text, None, starts)
             phase = None if model.hourglass is None else any_phase(3, 1)

@@ -19,6 +19,8 @@ from lmlong.checkpoint import read, write
 from lmlong.model.base import count_parameters
 from lmlong.model.encoder import Encoder
 from lmlong.model.loss import IGNORED
+from lmlong.model.metrics import text_nll
+from lmlong.model.segments import text_loss
 from lmlong.recipe import Attention, Favor, Taylor
 
 VOCABULARY, LONGEST = 20, 12
@@ -71,18 +73,20 @@ def test_padding_changes_nothing(form: str) -> None:
 def check_padding(model: Encoder) -> None:
     """Neither its tokens, nor its length, nor a row of it alone changes what the rows give."""
     tokens, padding = texts()
-    hidden = model.hidden_states(tokens, padding)
+    hidden, _ = model.hidden_states(tokens, None, padding)
     other = torch.where(padding, (tokens + 3) % VOCABULARY, tokens)
-    assert torch.equal(model.hidden_states(other, padding)[~padding], hidden[~padding])
+    assert torch.equal(model.hidden_states(other, None, padding)[0][~padding], hidden[~padding])
     empty = padding.clone()
     empty[1] = True
-    beside_empty = model.hidden_states(tokens, empty)
+    beside_empty, _ = model.hidden_states(tokens, None, empty)
     assert beside_empty.isfinite().all() and torch.equal(beside_empty[[0, 2, 3]], hidden[[0, 2, 3]])
     for row, length in enumerate(LENGTHS):
         for time in {length, min(length + 1, LONGEST), LONGEST}:
-            alone = model.hidden_states(tokens[row : row + 1, :time], padding[row : row + 1, :time])
+            alone, _ = model.hidden_states(tokens[row : row + 1, :time], None, padding[row : row + 1, :time])
             assert_close(alone[0, :length], hidden[row, :length], rtol=1e-9, atol=1e-9)
-        assert_close(model.hidden_states(tokens[row : row + 1, :length])[0], hidden[row, :length], rtol=1e-9, atol=1e-9)
+        assert_close(
+            model.hidden_states(tokens[row : row + 1, :length])[0][0], hidden[row, :length], rtol=1e-9, atol=1e-9
+        )
 
 
 @every_form
@@ -90,12 +94,12 @@ def test_the_loss_is_that_of_the_targets_by_its_definition(form: str) -> None:
     """Values and gradients, of the embedding too, which the output shares but for the mask."""
     model, (tokens, padding) = build(form), texts()
     targets = torch.where((tokens % 3 == 0) & ~padding, (tokens + 1) % VOCABULARY, IGNORED)
-    nats, state = model.loss(tokens, targets, padding)
+    nats, state = text_loss(model, tokens, targets, padding)
     assert state is None
-    logits = model.hidden_states(tokens, padding) @ model.embedding.weight[:VOCABULARY].mT
+    logits = model.hidden_states(tokens, None, padding)[0] @ model.embedding.weight[:VOCABULARY].mT
     truth = cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum")
     assert torch.allclose(nats, truth, rtol=1e-12)
-    of_each, _ = model.token_nll(tokens, targets, padding)
+    of_each, _ = text_nll(model, tokens, targets, padding)
     assert torch.allclose(of_each.sum(), truth, rtol=1e-12) and not of_each[targets == IGNORED].any()
     weights = list(model.parameters())
     mine, theirs = (torch.autograd.grad(loss, weights, materialize_grads=True) for loss in (nats, truth))
@@ -112,11 +116,11 @@ def test_a_text_is_no_bag_of_words(form: str) -> None:
     tokens, _ = texts()
     for positions in ("rotary", "absolute"):
         model = build(form, positions=positions)
-        moved, kept = model.hidden_states(tokens[:1, order]), model.hidden_states(tokens[:1])[:, order]
+        moved, kept = model.hidden_states(tokens[:1, order])[0], model.hidden_states(tokens[:1])[0][:, order]
         assert (moved - kept).abs().amax(-1).min() > 1e-4
     if form in ("full", "elu", "relu", "softmax", "hedgehog", "taylor", "efficient"):
         bag = build(form, positions="none")
-        moved, kept = bag.hidden_states(tokens[:1, order]), bag.hidden_states(tokens[:1])[:, order]
+        moved, kept = bag.hidden_states(tokens[:1, order])[0], bag.hidden_states(tokens[:1])[0][:, order]
         assert (moved - kept).abs().max() < 1e-8
 
 
@@ -146,9 +150,9 @@ def test_activations_may_be_computed_again(cut: recipe.Downsample | None) -> Non
     tokens, padding = texts()
     targets = torch.where(padding, IGNORED, tokens % VOCABULARY)
     model = build("pattern", downsample=cut)
-    plain = torch.autograd.grad(model.loss(tokens, targets, padding)[0], list(model.parameters()))
+    plain = torch.autograd.grad(text_loss(model, tokens, targets, padding)[0], list(model.parameters()))
     model.activation_checkpointing = True
-    again = torch.autograd.grad(model.loss(tokens, targets, padding)[0], list(model.parameters()))
+    again = torch.autograd.grad(text_loss(model, tokens, targets, padding)[0], list(model.parameters()))
     assert all(torch.allclose(a, b, rtol=1e-12) for a, b in zip(plain, again, strict=True))
 
 
@@ -156,9 +160,9 @@ def test_activations_may_be_computed_again(cut: recipe.Downsample | None) -> Non
 def test_bfloat16_comes_near(form: str) -> None:
     model, (tokens, padding) = fresh(FORMS[form]).eval(), texts()
     targets = torch.where(padding, IGNORED, tokens % VOCABULARY)
-    truth, _ = model.loss(tokens, targets, padding)
+    truth, _ = text_loss(model, tokens, targets, padding)
     with torch.autocast("cpu", torch.bfloat16):
-        nats, _ = model.loss(tokens, targets, padding)
+        nats, _ = text_loss(model, tokens, targets, padding)
         nats.backward()
     assert nats.item() == pytest.approx(truth.item(), rel=0.02)
     assert all(weight.grad is None or weight.grad.isfinite().all() for weight in model.parameters())

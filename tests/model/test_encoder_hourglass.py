@@ -14,6 +14,7 @@ from lmlong.errors import UsageError
 from lmlong.model.encoder import Encoder
 from lmlong.model.hourglass import EncoderHourglass, encoder_hourglass_reference
 from lmlong.model.loss import IGNORED
+from lmlong.model.segments import text_loss
 from lmlong.recipe import Attention, Downsample
 from lmlong.recipe import Linformer as LinformerOptions
 
@@ -76,7 +77,7 @@ def test_those_of_a_length_that_the_factor_does_not_divide_too(form: str, cut: D
 
 def check_definition(model: Encoder) -> None:
     tokens, padding = texts()
-    mine = model.hidden_states(tokens, padding)[~padding]
+    mine = model.hidden_states(tokens, None, padding)[0][~padding]
     truth = torch.cat([defined(model, row[:length]) for row, length in zip(tokens, LENGTHS, strict=True)])
     assert_close(mine, truth, rtol=1e-9, atol=1e-9)
     weights = list(model.parameters())
@@ -99,7 +100,7 @@ def test_a_fresh_funnel_adds_nothing_and_learns() -> None:
     x = torch.randn(2, 9, 8)
     pooled, _ = model.hourglass.downsample(x, None)
     assert torch.equal(model.hourglass.upsample(x, pooled), x)
-    model.loss(tokens, torch.where(padding, IGNORED, tokens % VOCABULARY), padding)[0].backward()
+    text_loss(model, tokens, torch.where(padding, IGNORED, tokens % VOCABULARY), padding)[0].backward()
     grad = model.hourglass.out_proj.weight.grad
     assert grad is not None and grad.any()
 

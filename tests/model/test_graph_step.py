@@ -14,7 +14,8 @@ from lmlong.attention import laws
 from lmlong.attention.base import state_tensors
 from lmlong.model import graph_step
 from lmlong.model.graph_step import GraphStep, Outputs, Recorder, Run, cuda_graph
-from lmlong.model.language_model import LanguageModel, ModelState, will_learn
+from lmlong.model.language_model import LanguageModel, ModelState
+from lmlong.model.learning import read as reading
 from lmlong.model.row_step import GraphRowStep
 from lmlong.model.state import concat_states, state_row
 from lmlong.recipe import Attention, Downsample, Model, NgramEmbedding
@@ -184,16 +185,16 @@ def test_rows_that_come_and_go_step_as_each_would_alone(form: str) -> None:
     cut |= {"add_ngram": [1]} if form == "added heads" else {}
     model, tokens = build({"kind": "linear" if cut else form}, **cut), text(4, 60)
     steps, learning = GraphRowStep(model, record), (True, False, True, False)
-    begun = [model.init_state(1, learns) for learns in learning]
-    alone = [model(row[None, : 5 + n], begun[n])[1] for n, row in enumerate(tokens)]
+    begun = [reading.first_state(model, 1, learns) for learns in learning]
+    alone = [reading.read(model, row[None, : 5 + n], begun[n])[1] for n, row in enumerate(tokens)]
     rows, kept = [steps.admit(state) for state in alone], [(x, x.clone()) for x in state_tensors(alone)]
     for time in range(30):
         together = [row for row in range(4) if (time // 3 + row) % 4][:: 1 - 2 * (time // 6 % 2)]
         now = tokens[together, time + 12]
         logits = steps([rows[row] for row in together], now)
         for place, row in enumerate(together):
-            expected, after = model.step(now[place, None], alone[row])
-            alone[row] = will_learn(after, False)
+            expected, after = reading.step(model, now[place, None], alone[row])
+            alone[row] = reading.will_learn(after, False)
             assert laws.error(logits[place], expected[0]) < 1e-10
         taken = rows[time % 4].state()
         kept += [(x, x.clone()) for x in state_tensors(taken)]

@@ -15,11 +15,11 @@ from lmlong import recipe
 from lmlong.attention import laws
 from lmlong.attention.base import state_tensors
 from lmlong.attention.softmax import state as softmax
-from lmlong.model.block import Positions
-from lmlong.model.hourglass import BlockPhase, Hourglass, block_phase, hourglass_reference
+from lmlong.model.hourglass import Hourglass, hourglass_reference
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.rope import document_positions
 from lmlong.model.state import concat_states, state_row
+from lmlong.model.stretch import BlockPhase, Stretch, block_phase
 
 CHOSEN = [form for form in FORMS if name(form) in {"elu-learned", "cosine-none", "favor-fixed", "window-16", "softmax"}]
 MIXED = recipe.Attention(kind=["linear", "window", "softmax"], window=5)
@@ -94,11 +94,11 @@ class Restarting(nn.Module):
         assert not recompute
         return self(*inputs)  # type: ignore[no-any-return]
 
-    def forward(self, x: Tensor, before: tuple[Tensor], positions: Positions) -> tuple[Tensor, tuple[Tensor]]:
+    def forward(self, x: Tensor, before: tuple[Tensor], stretch: Stretch) -> tuple[Tensor, tuple[Tensor]]:
         rows = []
         for row, total in enumerate(before[0]):
             made = []
-            for block, number in zip(x[row], positions.in_document[row], strict=True):
+            for block, number in zip(x[row], stretch.in_document[row], strict=True):
                 total = block if number == 0 else total + block
                 made.append(total)
             rows.append(torch.stack(made))
@@ -121,8 +121,9 @@ def test_values_and_gradients_are_those_of_the_definition(cut: recipe.Downsample
     phase = block_phase(cut.factor, position, starts, time)
     assert phase.even == spaced
     state = hourglass.init_state(2, x.device, x.dtype)
-    positions, inside = Positions(document_positions(starts, position, time), starts), (torch.zeros_like(x[:, 0]),)
-    y, _, _ = hourglass(x, state, positions, phase, [Restarting()], inside)  # type: ignore[arg-type]
+    stretch = Stretch(document_positions(starts, position, time), starts, phase=phase)
+    inside = (torch.zeros_like(x[:, 0]),)
+    y, _, _ = hourglass(x, state, stretch, [Restarting()], inside)  # type: ignore[arg-type]
 
     def pool(block: Tensor) -> Tensor:
         if hourglass.convolution is not None:

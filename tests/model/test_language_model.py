@@ -8,6 +8,7 @@ from models import stirred
 from lmlong import recipe
 from lmlong.model.base import count_parameters
 from lmlong.model.language_model import LanguageModel
+from lmlong.model.segments import text_loss
 
 TOKENS = torch.randint(40, (2, 70), generator=torch.Generator().manual_seed(0))
 
@@ -20,7 +21,7 @@ def build(**options: object) -> LanguageModel:
 
 
 def test_an_untrained_model_is_about_as_sure_as_a_die() -> None:
-    nats, _ = build().loss(TOKENS, TOKENS.roll(-1, 1))
+    nats, _ = text_loss(build(), TOKENS, TOKENS.roll(-1, 1))
     assert abs(nats.item() / 140 - math.log(40)) < 0.1
 
 
@@ -40,7 +41,7 @@ def test_activation_checkpointing_changes_no_gradient() -> None:
     gradients = []
     for checkpointing in (False, True):
         model = stirred(build(activation_checkpointing=checkpointing))
-        nats, _ = model.loss(TOKENS, TOKENS.roll(-1, 1))
+        nats, _ = text_loss(model, TOKENS, TOKENS.roll(-1, 1))
         gradients.append(torch.autograd.grad(nats, list(model.parameters())))
     assert all(torch.equal(plain, again) for plain, again in zip(*gradients, strict=True))
 

@@ -13,6 +13,7 @@ from lmlong.attention import laws
 from lmlong.attention.base import state_tensors
 from lmlong.attention.laws import Subject, Text
 from lmlong.model.language_model import LanguageModel
+from lmlong.model.segments import text_loss
 from lmlong.recipe import file as recipe_file
 from lmlong.recipe.parsed import shipped_recipes
 
@@ -114,11 +115,11 @@ def test_gradients_of_packed_documents_are_those_of_each_alone() -> None:
     targets = tokens.roll(-1, 1)
     starts = torch.zeros_like(tokens, dtype=torch.bool)
     starts[:, [0, 2, 64, 100]] = True
-    packed, _ = model.loss(tokens, targets, starts)
+    packed, _ = text_loss(model, tokens, targets, starts)
     together = torch.autograd.grad(packed, list(model.parameters()))
     alone = [torch.zeros_like(weight) for weight in model.parameters()]
     for begin, stop in ((0, 2), (2, 64), (64, 100), (100, TIME)):
-        loss, _ = model.loss(tokens[:, begin:stop], targets[:, begin:stop])
+        loss, _ = text_loss(model, tokens[:, begin:stop], targets[:, begin:stop])
         for total, part in zip(alone, torch.autograd.grad(loss, list(model.parameters())), strict=True):
             total += part
     for mine, truth in zip(together, alone, strict=True):

@@ -9,7 +9,10 @@ from torch.testing import assert_close
 from lmlong.model.base import count_parameters
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.layers import BFloat16Linear, GroupedLinear, SwiGLU, quantized_linear
+from lmlong.model.learning.read import score
+from lmlong.model.metrics import text_nll
 from lmlong.model.quantization import WeightFormat
+from lmlong.model.quantized_model import quantize
 from lmlong.model.weight_panels import rounded_activations
 from lmlong.recipe import Model
 
@@ -60,7 +63,7 @@ def test_a_quantized_model_in_float64_is_that_of_dequantized_weights(weights: We
     model = stirred(LanguageModel(options, 50)).double().eval()
     by_hand = stirred(LanguageModel(options, 50)).double().eval()
     by_hand.load_state_dict(model.state_dict())
-    model.quantize(weights)
+    quantize(model, weights)
     round_inputs = (lambda x: x) if weights == "bf16" else rounded_activations
     with torch.no_grad():
         for module in by_hand.modules():
@@ -81,12 +84,12 @@ def test_a_quantized_model_in_float64_is_that_of_dequantized_weights(weights: We
 @every_format
 def test_scores_are_those_of_the_logits(weights: WeightFormat) -> None:
     model, tokens = stirred(LanguageModel(Model(width=32, layers=1, heads=2), 50)).eval(), torch.randint(50, (2, 41))
-    model.quantize(weights)
+    quantize(model, weights)
     with torch.no_grad():
         logits, _ = model(tokens[:, :-1])
         expected = nn.functional.cross_entropy(logits.mT, tokens[:, 1:], reduction="none")
-        assert_close(model.token_nll(tokens[:, :-1], tokens[:, 1:])[0], expected)
-        assert_close(model.score(tokens[:, :-1], tokens[:, 1:])[0], expected)
+        assert_close(text_nll(model, tokens[:, :-1], tokens[:, 1:])[0], expected)
+        assert_close(score(model, tokens[:, :-1], tokens[:, 1:])[0], expected)
 
 
 @pytest.mark.parametrize(("weights", "bits"), [("bf16", 16), ("int8", 8.5), ("int4", 5)])
@@ -94,7 +97,7 @@ def test_a_quantized_model_takes_less_memory(weights: WeightFormat, bits: float)
     model = LanguageModel(Model(width=64, layers=2, heads=2), 50)
     numbers = sum(module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear))
     learned = count_parameters(model)
-    model.quantize(weights)
+    quantize(model, weights)
     assert not any(isinstance(module, nn.Linear) for module in model.modules())
     quantized = [module for module in model.modules() if isinstance(module, (BFloat16Linear, GroupedLinear))]
     assert (
@@ -108,5 +111,5 @@ def test_the_smallest_mlp_has_the_width_of_one_multiple(weights: WeightFormat) -
     options = Model(width=16, layers=1, heads=2, mlp_ratio=0.01)
     assert SwiGLU(options).out_proj.in_features == 32
     model = stirred(LanguageModel(options, 50)).eval()
-    model.quantize(weights)
+    quantize(model, weights)
     assert model(torch.tensor([[3]]))[0].isfinite().all()

@@ -11,11 +11,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from lmlong.attention.device_policy import CPU_POLICY
 from lmlong.model.loss import (
     IGNORED,
-    Softening,
-    TeacherOutput,
     chunked_cross_entropy,
     token_nll,
 )
+from lmlong.training.distillation import Softening, TeacherOutput
 
 CHUNK = CPU_POLICY.logit_tokens
 assert CHUNK
@@ -69,7 +68,9 @@ def test_the_logits_of_a_large_vocabulary_are_of_fewer_tokens_at_a_time() -> Non
     )
     truth = torch.autograd.grad(_truth(hidden, weight, targets), (hidden, weight))
     alone = torch.autograd.grad(chunked_cross_entropy(hidden, weight, targets), (hidden, weight))
-    taught = torch.autograd.grad(chunked_cross_entropy(hidden, weight, targets, teacher)[0], (hidden, weight))
+    taught = torch.autograd.grad(
+        chunked_cross_entropy(hidden, weight, targets, of_chunk=teacher.student_loss)[0], (hidden, weight)
+    )
     for exact, *found in zip(truth, alone, taught, strict=True):
         assert max((each - exact).norm() for each in found) <= 1e-5 * exact.norm()
 
@@ -99,7 +100,7 @@ def test_with_a_teacher_they_are_those_of_cross_entropy_and_divergence(
 
     def measured(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         teacher = TeacherOutput(theirs.to(hidden), their_weight.to(hidden), soft)
-        return chunked_cross_entropy(hidden, weight, targets, teacher)
+        return chunked_cross_entropy(hidden, weight, targets, of_chunk=teacher.student_loss)
 
     results = []
     for kind, function in ((torch.float64, truth), (dtype, measured)):

@@ -23,6 +23,7 @@ from lmlong.attention.window.layer import WindowState
 from lmlong.model import native_step as step
 from lmlong.model.fast_step import make_fast_step, why_no_fast_step
 from lmlong.model.language_model import LanguageModel, ModelState
+from lmlong.model.quantized_model import quantize
 from lmlong.model.state import concat_states, rebuild_state, state_row
 from lmlong.native import build as build_of_library
 from lmlong.recipe import Attention, Downsample, Favor, Model, NgramEmbedding
@@ -81,7 +82,7 @@ def shaped(shape: dict[str, Any], kept: str = "32") -> LanguageModel:
         LanguageModel(Model(**{"width": 16, "layers": 2, "heads": 2, "attention": LINEAR, **shape}), VOCABULARY), 0.5
     ).eval()
     if kept != "32":
-        model.quantize(kept)
+        quantize(model, kept)
     return model
 
 

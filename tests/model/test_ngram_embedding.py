@@ -14,6 +14,7 @@ from lmlong.model import ngram_embedding
 from lmlong.model.base import count_in_tables, count_parameters, describe_parameters
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.ngram_embedding import NgramEmbedding, RowGradients
+from lmlong.model.segments import text_loss
 
 VOCABULARY, ROWS, TIME = 11, 13, 40
 KINDS: dict[str, dict[str, Any]] = {
@@ -109,11 +110,11 @@ def test_gradients_of_rows_are_those_of_a_dense_table(
     gradients, tables = trained(model, reads_values), tables_of(model)
     dense = tables.table.clone().requires_grad_()
     for scale, (tokens, starts) in ((0.5, text(0)), (3.0, text(1))):
-        loss, _ = model.loss(tokens, tokens.roll(-1, 1), starts, segment=segment)
+        loss, _ = text_loss(model, tokens, tokens.roll(-1, 1), starts, segment=segment)
         (scale * loss).backward()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(tables, "forward", lambda _, x=(tokens, starts): by_definition(tables, dense, *x))
-            (scale * model.loss(tokens, tokens.roll(-1, 1), starts)[0]).backward()
+            (scale * text_loss(model, tokens, tokens.roll(-1, 1), starts)[0]).backward()
     rows, gradient = gradients.take()
     found = torch.zeros_like(dense).index_add_(0, rows, gradient)
     assert dense.grad is not None and torch.allclose(found, dense.grad, atol=1e-10)
@@ -126,11 +127,11 @@ def test_only_a_backward_pass_leaves_gradients() -> None:
     model, (tokens, starts) = build(), text()
     gradients = trained(model)
     with torch.no_grad():
-        model.loss(tokens, tokens, starts)
-    model.loss(tokens, tokens, starts, segment=7)
+        text_loss(model, tokens, tokens, starts)
+    text_loss(model, tokens, tokens, starts, segment=7)
     assert not gradients.pieces
     tables_of(model).projection.requires_grad_(False)
-    model.loss(tokens, tokens, starts)[0].backward()
+    text_loss(model, tokens, tokens, starts)[0].backward()
     assert not gradients.pieces
 
 

@@ -10,8 +10,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lmlong import recipe
 from lmlong.model.language_model import LanguageModel
+from lmlong.model.learning.read import score
 from lmlong.model.precision import autocast
 from lmlong.model.quantization import WeightFormat
+from lmlong.model.quantized_model import quantize
 
 CPU = torch.device("cpu")
 LENGTHS = range(1, 301, 13)
@@ -38,10 +40,10 @@ def test_texts_of_any_length_are_read_by_few_shapes_of_products(kind: str, weigh
     options = recipe.Model(width=32, layers=1, heads=2, attention=recipe.Attention(**kinds(70)[kind]))  # type: ignore[arg-type]
     model = LanguageModel(options, vocabulary=50)
     if weights == "bf16":
-        model.quantize("bf16")
+        quantize(model, "bf16")
     with torch.no_grad(), autocast(CPU, "bf16"), Shapes() as shapes:
         for length in LENGTHS:
             tokens = torch.arange(length)[None] % 50
-            model.score(tokens, tokens)
+            score(model, tokens, tokens)
     assert len(shapes.rows) >= 4
     assert all(len(rows) <= 10 for rows in shapes.rows.values()), shapes.rows

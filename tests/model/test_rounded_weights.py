@@ -12,6 +12,8 @@ from lmlong.model.fast_step import why_no_fast_step
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.layers import Linear, rounded_weight
 from lmlong.model.quantization import GroupFormat, quantized
+from lmlong.model.quantized_model import round_weights
+from lmlong.model.segments import text_loss
 
 TOKENS = torch.randint(40, (2, 48), generator=torch.Generator().manual_seed(0))
 FORMATS: tuple[GroupFormat, ...] = ("int4", "int8")
@@ -55,23 +57,23 @@ def test_a_model_computes_as_one_whose_matrices_are_on_the_grid(rounding: GroupF
     """With the gradients of that model, the output layer's and the embedding's too."""
     model = build(tied_output=False)
     by_hand = rounded_by_hand(model, rounding)
-    plain = model.loss(TOKENS, TOKENS.roll(-1, 1))[0].item()
-    model.round_weights(rounding)
+    plain = text_loss(model, TOKENS, TOKENS.roll(-1, 1))[0].item()
+    round_weights(model, rounding)
     values, gradients = [], []
     for each in (model, by_hand):
-        nats, _ = each.loss(TOKENS, TOKENS.roll(-1, 1))
+        nats, _ = text_loss(each, TOKENS, TOKENS.roll(-1, 1))
         values.append(nats.item())
         gradients.append(torch.autograd.grad(nats, list(each.parameters())))
     assert values[0] == values[1] != plain
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
-    model.round_weights(None)
-    assert model.loss(TOKENS, TOKENS.roll(-1, 1))[0].item() == plain
+    round_weights(model, None)
+    assert text_loss(model, TOKENS, TOKENS.roll(-1, 1))[0].item() == plain
 
 
 @each_format
 def test_a_tied_embedding_is_looked_up_as_it_is(rounding: GroupFormat) -> None:
     model = build()
-    model.round_weights(rounding)
+    round_weights(model, rounding)
     hidden, _ = model.hidden_states(TOKENS)
     on_grid = quantized(model.embedding.weight, "int8").dequantized()
     assert_close(model.logits(hidden), hidden @ on_grid.mT)
@@ -85,8 +87,8 @@ def test_what_is_recomputed_has_the_same_gradient(options: dict[str, int]) -> No
     for given in ({}, options):
         model = build()
         model.activation_checkpointing = bool(given.get("activation_checkpointing"))
-        model.round_weights("int4")
-        nats, _ = model.loss(TOKENS, TOKENS.roll(-1, 1), segment=given.get("segment"))
+        round_weights(model, "int4")
+        nats, _ = text_loss(model, TOKENS, TOKENS.roll(-1, 1), segment=given.get("segment"))
         gradients.append(torch.autograd.grad(nats, list(model.parameters())))
     for plain, again in zip(*gradients, strict=True):
         assert_close(again, plain, rtol=1e-3, atol=1e-4)

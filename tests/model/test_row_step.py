@@ -11,7 +11,8 @@ from torch import Tensor
 
 from lmlong.attention.base import state_tensors
 from lmlong.model.fast_step import make_fast_step
-from lmlong.model.language_model import LanguageModel, ModelState, will_learn
+from lmlong.model.language_model import LanguageModel, ModelState
+from lmlong.model.learning import read as reading
 from lmlong.model.row_step import NativeRowStep, TorchRowStep, make_row_step
 from lmlong.recipe import Downsample
 
@@ -98,7 +99,8 @@ def test_rows_that_learn_and_rows_that_do_not_step_together(tmp_path: Path, nati
     if native:
         model.fast_step = make_fast_step(model, tried=False)
     ids, steps = text(ROWS, STEPS + ROWS), make_row_step(model)
-    alone = [model(ids[row : row + 1, : 5 + row], model.init_state(1, learns))[1] for row, learns in enumerate(LEARNS)]
+    begun = [reading.first_state(model, 1, learns) for learns in LEARNS]
+    alone = [reading.read(model, ids[row : row + 1, : 5 + row], state)[1] for row, state in enumerate(begun)]
     rows, kept = [steps.admit(state) for state in alone], copies(alone)
     for time in range(STEPS):
         together = [row for row in range(ROWS) if (7 * time + 3 * row) % 4 and time >= 8 * row][:: 1 - 2 * (time % 2)]
@@ -107,8 +109,8 @@ def test_rows_that_learn_and_rows_that_do_not_step_together(tmp_path: Path, nati
         tokens = torch.stack([ids[row, time + row] for row in together])
         found = steps([rows[row] for row in together], tokens)
         for place, row in enumerate(together):
-            expected, after = model.step(tokens[place : place + 1], alone[row])
-            alone[row] = will_learn(after, False)
+            expected, after = reading.step(model, tokens[place : place + 1], alone[row])
+            alone[row] = reading.will_learn(after, False)
             assert apart(found[place], expected[0]) < (1e-30 if native else 1e-5)
         kept += copies([rows[time % ROWS].state()])
     assert all(torch.equal(*pair) for pair in kept), "states that went in and came out stay as they are"

@@ -14,8 +14,7 @@ from lmlong import recipe
 from lmlong.attention import laws
 from lmlong.errors import UsageError
 from lmlong.model.language_model import LanguageModel
-from lmlong.model.loss import Softening, TeacherOutput
-from lmlong.model.segments import Segment
+from lmlong.model.segments import text_loss
 
 TIME = 300
 CONSTANT = [form for form in FORMS if form.kind != "softmax"]
@@ -32,22 +31,9 @@ def gradients(model: LanguageModel, segment: int | None, seed: int = 0) -> tuple
     tokens = torch.randint(50, (2, TIME), generator=draw)
     targets = tokens.roll(-1, 1).masked_fill(torch.rand(2, TIME, generator=draw) < 0.05, -100)
     starts = torch.rand(2, TIME, generator=draw) < 1 / 40
-    nats, _ = model.loss(tokens, targets, starts, segment=segment)
+    nats, _ = text_loss(model, tokens, targets, starts, segment=segment)
     scored = (targets != -100).sum()
     return nats.detach(), list(torch.autograd.grad(nats / scored, list(model.parameters())))
-
-
-def test_a_split_cuts_all_that_belongs_to_a_token() -> None:
-    tokens, hidden, weight = torch.arange(14).view(2, 7), torch.randn(2, 7, 4), torch.randn(5, 4)
-    teacher = TeacherOutput(hidden, weight, Softening(0.5, 1.0))
-    parts = Segment(tokens, tokens + 1, tokens == 3, teacher).split(3)
-    assert [part.tokens.shape[1] for part in parts] == [3, 3, 1]
-    for x, cut in zip((tokens, tokens + 1, tokens == 3), list(zip(*parts, strict=True))[:3], strict=True):
-        assert torch.equal(torch.cat(cut, 1), x)
-    teachers = [part.teacher for part in parts if part.teacher is not None]
-    assert torch.equal(torch.cat([part.hidden for part in teachers], 1), hidden)
-    assert all(part.weight is weight for part in teachers)
-    assert Segment(tokens, tokens).split(7)[0].teacher is None
 
 
 @thinned(
@@ -132,7 +118,7 @@ torch.set_num_threads(1)
 model = LanguageModel(recipe.Model(width=64, layers=2, heads=2, attention=recipe.Attention(kind="linear")), 300)
 for time in (2048, 16_384):
     tokens = torch.zeros(1, time, dtype=torch.long)
-    nats, _ = model.loss(tokens, tokens, segment=1024)
+    nats, _ = text_loss(model, tokens, tokens, segment=1024)
     nats.backward()
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
@@ -142,7 +128,7 @@ def test_layers_whose_state_grows_are_refused() -> None:
     options = recipe.Model(width=16, layers=2, heads=2, attention=recipe.Attention(kind=["linear", "softmax"]))
     tokens = torch.zeros(1, 20, dtype=torch.long)
     with pytest.raises(UsageError, match=r"segment: the state of softmax attention grows .* Leave this out, or use"):
-        LanguageModel(options, 40).loss(tokens, tokens, segment=7)
+        text_loss(LanguageModel(options, 40), tokens, tokens, segment=7)
 
 
 def test_memory_is_that_of_a_segment() -> None:

@@ -14,8 +14,10 @@ from torch import Tensor
 from lmlong.attention.device_policy import CPU_POLICY, GPU_POLICY, DevicePolicy
 from lmlong.attention.laws import error
 from lmlong.model.language_model import LanguageModel
+from lmlong.model.segments import text_loss
 from lmlong.model.sequence_group import SequenceGroup
 from lmlong.model.state import detach_state, state_tensors
+from lmlong.training.sequence_processes import loss_of_part
 
 
 class Threads(SequenceGroup):
@@ -66,11 +68,11 @@ def assert_same(model: LanguageModel, size: int, batch: tuple[Tensor, Tensor, Te
     weights = list(model.parameters())
 
     def of_part(group: SequenceGroup) -> Any:
-        loss, after = model.loss_of_part(*batch, state, group)
+        loss, after = loss_of_part(model, *batch, state, group)
         grads = torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
         return loss.detach(), grads, group.state_after(detach_state(after)) if model.constant_state else None
 
-    loss, after = model.loss(*batch, state)
+    loss, after = text_loss(model, *batch, state)
     expected = torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
     losses, grads, states = zip(*in_threads(size, of_part), strict=True)
     assert error(sum(losses), loss.detach()) < 1e-10
@@ -90,7 +92,7 @@ def test_parts_of_rows_are_one_text(kind: str, size: int, policy: DevicePolicy) 
     model, border = build(kind, policy=policy), TOKENS // size
     starts = [0, 7, border - 1, border, border + 1, TOKENS - 2]
     assert_same(model, size, text(starts))
-    state = detach_state(model.loss(*text(starts))[1]) if model.constant_state else None
+    state = detach_state(text_loss(model, *text(starts))[1]) if model.constant_state else None
     assert_same(model, size, text([border + 5]), state)
     assert_same(model, size, text([]), state)
 
@@ -101,7 +103,7 @@ def test_parts_may_be_shorter_than_a_convolution(kind: str, time: int) -> None:
     """A part of one token is read from the last inputs of several parts before it."""
     model = build(kind)
     assert_same(model, 3, text([], time=time))
-    state = detach_state(model.loss(*text([7], time=9))[1]) if model.constant_state else None
+    state = detach_state(text_loss(model, *text([7], time=9))[1]) if model.constant_state else None
     assert_same(model, 3, text([time - 2, time - 1], time=time), state)
 
 
@@ -140,7 +142,7 @@ def test_bytes_sent_do_not_depend_on_the_length(kind: str, grows: bool) -> None:
     model = build(kind)
 
     def sent(group: Threads, time: int) -> int:
-        loss, _ = model.loss_of_part(*text([], time=time), None, group)
+        loss, _ = loss_of_part(model, *text([], time=time), None, group)
         torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
         return group.bytes_sent
 

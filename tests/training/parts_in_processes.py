@@ -18,9 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.loss import IGNORED
-from lmlong.model.sequence_group import part_of
+from lmlong.model.sequence_group import SequenceGroup, part_of
 from lmlong.model.state import detach_state
-from lmlong.training.sequence_processes import SequenceProcesses
+from lmlong.training.sequence_processes import loss_of_part
 
 ROWS = 2
 """Rows that a group reads together."""
@@ -59,16 +59,16 @@ def model_of(kind: str, dtype: torch.dtype) -> LanguageModel:
 class Step(nn.Module):
     """The loss of a training step, and the state after it."""
 
-    def __init__(self, model: LanguageModel, group: SequenceProcesses):
+    def __init__(self, model: LanguageModel, group: SequenceGroup):
         super().__init__()
         self.model, self.group = model, group
 
     def forward(self, batch: Batch, state: Any) -> tuple[Tensor, Any]:
-        loss, after = self.model.loss_of_part(*batch, state, self.group)
+        loss, after = loss_of_part(self.model, *batch, state, self.group)
         return loss, detach_state(after)
 
 
-def compute(kind: str, dtype: torch.dtype, group: SequenceProcesses, groups: range) -> dict[str, Computed]:
+def compute(kind: str, dtype: torch.dtype, group: SequenceGroup, groups: range) -> dict[str, Computed]:
     """Compute each batch as a process of one of some groups, each of which reads a share of the rows."""
     model, computed, state = model_of(kind, dtype), {}, None
     step = DistributedDataParallel(Step(model, group))
@@ -87,7 +87,7 @@ def compute(kind: str, dtype: torch.dtype, group: SequenceProcesses, groups: ran
 def main(rank: int, processes: int, parts: int, folder: Path, kinds: list[str]) -> None:
     store = f"file://{folder / 'store'}"
     distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=processes)
-    group, groups = SequenceProcesses(rank, processes, parts), range(processes // parts)
+    group, groups = SequenceGroup(rank, processes, parts), range(processes // parts)
     computed = {(kind, dtype): compute(kind, dtype, group, groups) for kind in kinds for dtype in DTYPES}
     plain = {key: {name: tuple(each) for name, each in of_kind.items()} for key, of_kind in computed.items()}
     torch.save(plain, folder / f"{rank}.pt")

@@ -8,7 +8,8 @@ import torch
 from lmlong.checkpoint import read
 from lmlong.errors import UsageError
 from lmlong.model.loss import IGNORED
-from lmlong.model.metrics import batch_tensors
+from lmlong.model.metrics import batch_tensors, text_nll
+from lmlong.model.segments import text_loss
 from lmlong.training.prepare import prepare_run
 from lmlong.training.run import train
 
@@ -26,9 +27,9 @@ def test_the_loss_is_that_of_one_long_text(recipe_of: Recipes, tmp_path: Path) -
     parts = [batch_tensors(setup.data.training().batch(number)) for number in range(3)]
     tokens, targets, starts = (torch.cat(part, dim=1) for part in zip(*parts, strict=True))
     with torch.no_grad():
-        nats, _ = setup.model.loss(tokens, targets, starts)
+        nats, _ = text_loss(setup.model, tokens, targets, starts)
         scored = (targets != IGNORED).sum()
-        alone = [setup.model.loss(*part) for part in parts]
+        alone = [text_loss(setup.model, *part) for part in parts]
     assert sum(losses(tmp_path / "run")) / 3 == pytest.approx(float(nats / scored), rel=1e-4)
     assert sum(float(nats) for nats, _ in alone) != pytest.approx(float(nats), rel=1e-6)
 
@@ -68,9 +69,9 @@ def test_it_is_validated_along_its_state(recipe_of: Recipes, tmp_path: Path) -> 
     half = len(batches) // 2  # of the batches: 8 parts are read 4 at a time
     for group in (batches[:half], batches[half:]):
         whole = [torch.cat(part, dim=1) for part in zip(*group, strict=True)]
-        nats += float(setup.model.eval().token_nll(*whole)[0].sum())
+        nats += float(text_nll(setup.model.eval(), *whole)[0].sum())
     assert outcome.validation is not None and outcome.validation.nats == pytest.approx(nats, rel=1e-5)
-    alone = sum(float(setup.model.token_nll(*batch)[0].sum()) for batch in batches)
+    alone = sum(float(text_nll(setup.model, *batch)[0].sum()) for batch in batches)
     assert abs(alone - nats) > 1e-3 * nats
 
 

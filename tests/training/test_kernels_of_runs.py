@@ -22,7 +22,7 @@ def test_a_wrong_gradient_is_refused_before_the_first_step(
     train(recipe_of("training.steps=1"), tmp_path / "run")
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("kernel")]
     assert lines == ["kernel: linear is computed by torch, since bad differs: dk is off by 2e-02"]
-    assert load(tmp_path / "run", "cpu").model.kernel_names == {"linear": "bad"}  # its outputs are right
+    assert load(tmp_path / "run", "cpu").model.attentions[0].kernel_name == "bad"  # its outputs are right
 
 
 def test_a_kernel_that_no_attention_has_is_refused(recipe_of: Recipes) -> None:

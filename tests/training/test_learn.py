@@ -7,8 +7,10 @@ import torch
 
 from lmlong.checkpoint import read
 from lmlong.model.language_model import LanguageModel
+from lmlong.model.learning.loss import loss_while_learning
 from lmlong.model.loss import IGNORED
 from lmlong.model.metrics import batch_tensors
+from lmlong.model.segments import text_loss
 from lmlong.recipe import Conversion
 from lmlong.training.conversion import stages
 from lmlong.training.prepare import prepare_run
@@ -29,7 +31,7 @@ def test_the_last_share_of_the_steps_learns(recipe_of: Recipes, tmp_path: Path) 
     for number in range(6):
         tokens, targets, starts = batch_tensors(setup.data.training().batch(number))
         with torch.no_grad():
-            nats = [function(tokens, targets, starts)[0] for function in (setup.model.loss, setup.model.learning_loss)]
+            nats = [loss(setup.model, tokens, targets, starts)[0] for loss in (text_loss, loss_while_learning)]
         plain.append(float(nats[0] / (targets != IGNORED).sum()))
         expected.append(float(nats[number >= 3] / (targets != IGNORED).sum()))
     assert losses(tmp_path / "run") == pytest.approx(expected, rel=1e-5)

@@ -9,6 +9,7 @@ import torch
 from lmlong import recipe
 from lmlong.model.base import count_parameters
 from lmlong.model.language_model import LanguageModel
+from lmlong.model.segments import text_loss
 from lmlong.training.optimizer import LoopOptimizer, count_steps, learning_rate_factor, make_optimizer
 
 
@@ -91,7 +92,7 @@ def _changes(width: int) -> dict[str, float]:
     before = _read(model, tokens)
     for _ in range(4):
         optimizer.zero_grad()
-        (model.loss(tokens[:, :-1], tokens[:, 1:])[0] / 256).backward()
+        (text_loss(model, tokens[:, :-1], tokens[:, 1:])[0] / 256).backward()
         optimizer.step()
     return {name: float((after - before[name]).square().mean().sqrt()) for name, after in _read(model, tokens).items()}
 
@@ -119,7 +120,7 @@ def test_the_optimizer_of_a_loop_trains_tables_too() -> None:
     tables = recipe.NgramEmbedding(rows=8, width=2)
     model = LanguageModel(recipe.Model(width=8, layers=1, heads=1, ngram_embedding=tables), 50)
     optimizer, tokens = LoopOptimizer(model, options()), torch.arange(12)[None]
-    model.loss(tokens[:, :-1], tokens[:, 1:])[0].backward()
+    text_loss(model, tokens[:, :-1], tokens[:, 1:])[0].backward()
     assert optimizer.step() > 0
     assert model.ngram_embedding is not None and model.ngram_embedding.table.any()
     assert all(weight.grad is None for weight in model.parameters())

@@ -14,6 +14,7 @@ from lmlong.errors import CheckpointError, UsageError
 from lmlong.inference.loading import open_run
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.metrics import batch_tensors, loss_totals
+from lmlong.model.segments import text_loss
 from lmlong.training.prepare import prepare_run
 from lmlong.training.resume import resume_point
 from lmlong.training.run import train
@@ -76,10 +77,10 @@ def test_a_run_that_reads_blocks_learns_and_scores_as_many_bytes(recipe_of: Reci
     for number, begin in enumerate(range(0, len(tokens) - 1, 64)):
         text = torch.from_numpy(tokens[begin : begin + 65].astype("int64"))[None]
         if number < 3:  # the text is one document, so its windows are cut alike
-            nats, _ = setup.model.loss(text[:, :-1], text[:, 1:], text[:, :-1] == tokenizer.bos)
+            nats, _ = text_loss(setup.model, text[:, :-1], text[:, 1:], text[:, :-1] == tokenizer.bos)
             lost += float(nats.detach())
     found = list(validation_batches(scored_tokens(tokens, tokenizer.bos, tokenizer.eos, factor=4), 64, 3))
-    assert float(setup.model.loss(*batch_tensors(found[0]))[0].detach()) == pytest.approx(lost, rel=1e-4)
+    assert float(text_loss(setup.model, *batch_tensors(found[0]))[0].detach()) == pytest.approx(lost, rel=1e-4)
 
 
 def test_the_run_folder_holds_what_the_readme_promises(recipe_of: Recipes, tmp_path: Path) -> None:

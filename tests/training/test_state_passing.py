@@ -11,6 +11,7 @@ from lmlong.data.shuffle import draw
 from lmlong.errors import RecipeError
 from lmlong.model.loss import IGNORED
 from lmlong.model.metrics import batch_tensors
+from lmlong.model.segments import text_loss
 from lmlong.model.state import detach_state, where_state
 from lmlong.training.loader import PASSED
 from lmlong.training.prepare import prepare_run
@@ -37,7 +38,7 @@ def test_a_share_of_the_rows_reads_on_from_another_text(recipe_of: Recipes, tmp_
             state = where_state(passed, before, state)
             rows += passed.tolist()
         with torch.no_grad():
-            nats, after = setup.model.loss(tokens, targets, starts, state)
+            nats, after = text_loss(setup.model, tokens, targets, starts, state)
         before = detach_state(after)
         expected.append(float(nats / (targets != IGNORED).sum()))
     assert losses(tmp_path / "run") == pytest.approx(expected, rel=1e-5)

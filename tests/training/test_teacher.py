@@ -8,8 +8,7 @@ import torch
 
 from lmlong.errors import RecipeError, UsageError
 from lmlong.inference.loading import load
-from lmlong.model.loss import Softening
-from lmlong.training.distillation import Teacher, taught_loss
+from lmlong.training.distillation import Softening, Teacher, taught_loss
 from lmlong.training.run import train
 
 from .conftest import Recipes, assert_resumes_exactly, losses, metrics, train_in_processes, weights

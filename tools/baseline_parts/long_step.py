@@ -6,10 +6,11 @@ import torch
 
 from lmlong import recipe
 from lmlong.model.language_model import LanguageModel
+from lmlong.model.segments import text_loss
 
 
 def step(model: LanguageModel, tokens: torch.Tensor, segment: int) -> None:
-    nll, _ = model.loss(tokens, tokens.roll(-1, 1), segment=segment)
+    nll, _ = text_loss(model, tokens, tokens.roll(-1, 1), segment=segment)
     (nll / tokens.numel()).backward()
 
 

@@ -42,6 +42,8 @@ def disturb(model: nn.Module) -> None:
 def gradients(recipe: Recipe, marked: bool) -> dict[str, Any]:
     """Return the loss of a batch, the state after it, and the gradients of all weights; `marked` batches have document
     starts, or padding for an encoder."""
+    from lmlong.model.segments import text_loss
+
     model = new_model(recipe).train()
     length, causal = recipe.text.sequence_length, recipe.objective == "causal"
     draw = torch.Generator().manual_seed(1)
@@ -53,7 +55,8 @@ def gradients(recipe: Recipe, marked: bool) -> dict[str, Any]:
     with torch.autocast("cpu", torch.bfloat16, enabled=recipe.training.precision == "bf16"):
         for span in spans:
             inputs, targets = tokens[:, :-1][:, span], tokens[:, 1:][:, span]
-            loss, state = model.loss(inputs, targets, mask(starts[:, span], marked, causal), state, *segment(recipe))
+            masked = mask(starts[:, span], marked, causal)
+            loss, state = text_loss(model, inputs, targets, masked, state, recipe.training.segment)
             total = total + loss
     total.backward()
     found = {name: weight.grad for name, weight in model.named_parameters()}
@@ -65,10 +68,6 @@ def mask(starts: Tensor, marked: bool, causal: bool) -> Tensor | None:
     if not marked:
         return None
     return starts if causal else (torch.arange(starts.shape[1]) >= starts.shape[1] - 9).expand_as(starts)
-
-
-def segment(recipe: Recipe) -> list[int]:
-    return [] if recipe.training.segment is None else [recipe.training.segment]
 
 
 def tensors(state: Any) -> Iterator[Tensor]:

@@ -13,7 +13,6 @@ in --out: a finished one is not trained again, an interrupted one is resumed.
 
 import argparse
 import json
-import math
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -22,10 +21,11 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 import lmlong
 from lmlong.recipe.candidates import candidates
+from lmlong.training.optimizer import LoopOptimizer, learning_rate_factor, set_learning_rate
 
 FILLER, IGNORED = 0, -100
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # of AdamW
@@ -62,32 +62,25 @@ def build(name: str, width: int, options: argparse.Namespace) -> lmlong.Language
 
 def train(model: lmlong.LanguageModel, rate: float, checkpoint: Path, options: argparse.Namespace) -> None:
     """Train by AdamW with a warm-up and a cosine schedule, from the checkpoint if there is one."""
-    decayed = {id(part.weight): part.weight for part in model.modules() if isinstance(part, nn.Linear | nn.Embedding)}
-    rest = [weight for weight in model.parameters() if id(weight) not in decayed]
-    groups = [{"params": [*decayed.values()], "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.99))
-    begin, warmup = 0, max(1, options.steps // 10)
+    training = lmlong.recipe.Training(optimizer="adamw", learning_rate=rate, warmup_steps=max(1, options.steps // 10))
+    optimizer, begin = LoopOptimizer(model, training), 0
     if checkpoint.exists():
         tensors = load_file(checkpoint)
         begin = int(tensors["step"])
         model.load_state_dict({name: tensors[f"model.{name}"] for name in model.state_dict()})
-        moments = {n: {kind: tensors[f"{n}.{kind}"] for kind in MOMENTS} for n in range(len(rest) + len(decayed))}
-        optimizer.load_state_dict({**optimizer.state_dict(), "state": moments})
+        moments = {n: {kind: tensors[f"{n}.{kind}"] for kind in MOMENTS} for n, _ in enumerate(model.parameters())}
+        optimizer.weights.load_state_dict({**optimizer.weights.state_dict(), "state": moments})
     for step in range(begin, options.steps):
-        done = max(0, step - warmup) / max(1, options.steps - warmup)
-        for group in optimizer.param_groups:
-            group["lr"] = rate * min((step + 1) / warmup, (1 + math.cos(math.pi * done)) / 2)
+        set_learning_rate(optimizer.weights, rate * learning_rate_factor(step, options.steps, training))
         for pairs in options.pairs:
             tokens, targets = make_rows(pairs, step, options)
-            loss, _ = model.loss(tokens, targets)
+            loss = model.loss(model.hidden_states(tokens)[0], targets)
             (loss / (targets != IGNORED).sum() / len(options.pairs)).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        optimizer.zero_grad()
         if (step + 1) % 100 == 0:
             new = checkpoint.with_suffix(".new")
             tensors = {f"model.{name}": x for name, x in model.state_dict().items()} | {"step": torch.tensor(step + 1)}
-            for number, state in optimizer.state_dict()["state"].items():
+            for number, state in optimizer.weights.state_dict()["state"].items():
                 tensors |= {f"{number}.{kind}": x for kind, x in state.items()}
             save_file({name: x.contiguous() for name, x in tensors.items()}, new)
             new.replace(checkpoint)

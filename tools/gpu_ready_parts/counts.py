@@ -14,8 +14,8 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 
 from gpu_ready_parts.watch import WAITS, Watch
 from lmlong.attention.device_policy import GPU_POLICY, use_policy
-from lmlong.model.hourglass import BlockPhase
 from lmlong.model.language_model import LanguageModel
+from lmlong.model.stretch import BlockPhase
 from lmlong.recipe import Recipe
 from lmlong.report.table import Column, format_table
 
@@ -130,7 +130,7 @@ def loss_pass(length: int, width: int | None) -> Pass:
         hidden = torch.zeros(1, length, model.embedding.embedding_dim, dtype=torch.bfloat16, requires_grad=True)
         targets = torch.zeros(1, length, dtype=torch.long)
         with watch:
-            loss = bf16(lambda: model.lm_head(hidden, targets))
+            loss = bf16(lambda: model.loss(hidden, targets))
             kept = watch.now
             loss.backward()
         return kept

@@ -6,12 +6,14 @@ blocks, so that D is updated only once for each chunk. The gradient takes D as a
 B batch, T time, N positions of a chunk, V vocabulary.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from lmlong.model.language_model import LanguageModel, ModelState
 from lmlong.model.learning.state import BLOCK
 from lmlong.model.loss import IGNORED
 
@@ -27,6 +29,16 @@ class Learning(NamedTuple):
     bias_rate: float = 0.1
     decay: float = 0.001  # the share that is forgotten with each block
     chunk: int = CHUNK
+
+
+def loss_while_learning(
+    model: LanguageModel, tokens: Tensor, targets: Tensor, document_starts: Tensor, state: ModelState | None = None
+) -> tuple[Tensor, ModelState]:
+    """Return the summed -log p of the targets (B, T), each predicted after learning from those before it in its row and
+    document, and the state after, without what was learned."""
+    hidden, state = model.hidden_states(tokens, state, document_starts)
+    learning = Learning(document_starts, model.norm.weight.detach().square().sum())
+    return model.lm_head(hidden, partial(learning_loss, targets=targets, learning=learning)), state
 
 
 def learning_loss(hidden: Tensor, weight: Tensor, targets: Tensor, learning: Learning) -> Tensor:

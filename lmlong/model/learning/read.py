@@ -1,4 +1,6 @@
-"""Predict tokens and learn from them, document by document and block by block.
+"""Read a text, and learn from it if its state does, document by document and block by block.
+
+The model itself learns nothing: what reads text with a state that may learn calls these functions.
 
 A block is BLOCK positions of a document, the first of which is a multiple of BLOCK. The hidden state at a position
 predicts the token after it, so a block is learned from once the first token after the block is read.
@@ -14,10 +16,22 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, pad
 
-from lmlong.model.base import LMHead
+from lmlong.model.finite import is_finite, not_finite
+from lmlong.model.language_model import LanguageModel, ModelState
 from lmlong.model.learning.keys import keys_of
 from lmlong.model.learning.native import kernel as native
-from lmlong.model.learning.state import BLOCK, NOT_LEARNED, SCALE_RATE, Delta, Learned, Rates, reset
+from lmlong.model.learning.state import (
+    BLOCK,
+    DEFAULT_RATES,
+    NOT_LEARNED,
+    SCALE_RATE,
+    Delta,
+    Learned,
+    Rates,
+    init_learned,
+    reset,
+    will_learn_token,
+)
 from lmlong.model.loss import IGNORED
 from lmlong.native.state import map_state
 
@@ -51,81 +65,133 @@ class Part(NamedTuple):
         return (len(self.hidden) - 1) // BLOCK
 
 
-class Learner(NamedTuple):
-    """An output layer that learns from text."""
+def first_state(model: LanguageModel, rows: int, learn: bool = False) -> ModelState:
+    """Return the state before the first token. With `learn`, the output layer learns from the text that is read."""
+    state = model.init_state(rows)
+    return begin_learning(model, state) if learn else state
 
-    head: LMHead
-    normed_rates: Rates  # for hidden states of norm 1
-    norm_gain: Tensor  # (width,) of the norm before the output layer
 
-    @property
-    def rates(self) -> Rates:
-        """The rates for the hidden states of the model."""
-        return self.normed_rates.for_hidden(self.norm_gain)
+def begin_learning(model: LanguageModel, state: ModelState) -> ModelState:
+    """Return the state with which the output layer learns from the text that follows."""
+    learned = init_learned(state.position, like=model.embedding.weight)  # as large as the output matrix, in any format
+    return state._replace(learned=learned)
 
-    def read(self, text: Text, learned: Learned) -> tuple[Tensor, Learned]:
-        """Return the logits (B, T, V) after each token of a text, and what was learned after the last."""
-        with _exact(text.hidden):
-            weight, after = self._weight(learned), map_state(Tensor.clone, learned)
-            rates, logits = self.rates, weight.new_empty(*text.tokens.shape, len(weight))
-            for part in _parts(text, learned, after):
-                for first, of_block in _block_logits(weight, part, rates):
-                    logits[part.row, part.new][first : first + len(of_block)] = of_block
-            return logits, after
 
-    def score(self, text: Text, targets: Tensor | None, learned: Learned) -> tuple[Tensor, Learned]:
-        """Return -log p of each target (B, T), 0 if ignored, and what was learned after the last token of a text.
-        Without targets, only learn."""
-        with _exact(text.hidden):
-            weight, after = self._weight(learned), map_state(Tensor.clone, learned)
-            rates, nll, read_part = self.rates, weight.new_zeros(text.tokens.shape), _kernel(weight)
-            for part in _parts(text, learned, after):
-                scored = None
-                if targets is not None:
-                    scored = pad(targets[part.row, part.new], (part.old, 0), value=IGNORED)
-                of_part = read_part(weight, part.delta, part.hidden, part.targets, scored, rates)
-                if of_part is not None:
-                    nll[part.row, part.new] = of_part[part.old :]
-            return nll, after
+def will_learn(state: ModelState, learn: bool) -> ModelState:
+    """Return the state with which the model learns from the next token, or does not, if it learns from the text."""
+    return state if state.learned is None else state._replace(learned=will_learn_token(state.learned, learn))
 
-    def step(
-        self, token: Tensor, hidden: Tensor, logits: Tensor, position: Tensor, learned: Learned
-    ) -> tuple[Tensor, Learned]:
-        """Return the logits (B, V) after `token` (B,) at `position` (B,), and what was learned after it. `hidden`
-        (B, width) and `logits` are those of the model alone."""
-        tokens, positions, skips = token.tolist(), position.tolist(), learned.skip.tolist()
-        hidden = hidden.detach().to(learned.hidden.dtype)
-        delta, block, targets = learned.delta, learned.hidden.clone(), learned.targets.clone()
-        for row, (following, read, skip) in enumerate(zip(tokens, positions, skips, strict=True)):
-            if read and not skip:
-                targets[row, (read - 1) % BLOCK] = following
-        ended = [row for row, read in enumerate(positions) if read and read % BLOCK == 0]
-        if ended:
-            delta = self._end_blocks(learned._replace(hidden=block, targets=targets), ended)
-            targets[ended], block[ended] = NOT_LEARNED, 0
-        for row, read in enumerate(positions):
-            block[row, read % BLOCK] = hidden[row]
-        skip_next = torch.zeros_like(learned.skip) if any(skips) else learned.skip
-        return logits + change_of_logits(delta, hidden), Learned(delta, block, targets, skip_next)
 
-    def _end_blocks(self, learned: Learned, ended: list[int]) -> Delta:
-        """Return what was learned after the blocks of some rows have ended."""
-        delta = learned.delta
-        if not bool((learned.targets[ended] != NOT_LEARNED).any()):  # only the scale changes
-            scale = delta.scale.clone()
-            scale[ended, 0] = scale[ended, 1]
-            return delta._replace(scale=scale)
-        with _exact(learned.hidden):
-            delta, weight, rates = map_state(Tensor.clone, delta), self._weight(learned), self.rates
-            for row in ended:  # and a position after the block, of which nothing is learned yet
-                block, following = learned.hidden[row], pad(learned.targets[row], (0, 1), value=NOT_LEARNED)
-                _kernel(weight)(weight, _row(delta, row), pad(block, (0, 0, 0, 1)), following, None, rates)
-        return delta
+def read(
+    model: LanguageModel, tokens: Tensor, state: ModelState, document_starts: Tensor | None = None
+) -> tuple[Tensor, ModelState]:
+    """Return the last hidden states (B, T, width) of a text, and the state after it."""
+    hidden, after = model.hidden_states(tokens, unlearned(state), document_starts)
+    if state.learned is not None:
+        _, learned = learn(model, Text(tokens, hidden, state.position, document_starts), None, state.learned)
+        after = after._replace(learned=learned)
+    return hidden, after
 
-    def _weight(self, learned: Learned) -> Tensor:
-        """Return the weight (V, width), dequantized."""
-        dtype = learned.delta.bias.dtype
-        return self.head.matrix(dtype).to(dtype)
+
+@torch.no_grad()
+def score(
+    model: LanguageModel,
+    tokens: Tensor,
+    targets: Tensor,
+    state: ModelState | None = None,
+    document_starts: Tensor | None = None,
+) -> tuple[Tensor, ModelState]:
+    """Return -log p of each target (B, T), 0 if ignored, and the state after `tokens` (B, T). Raise NotFinite if a
+    value is not finite."""
+    state = model.init_state(len(tokens)) if state is None else state
+    hidden, after = model.hidden_states(tokens, unlearned(state), document_starts)
+    if state.learned is None:
+        scored = targets != IGNORED
+        nll = model.lm_head(hidden[scored], targets=targets[scored], reduction="none")
+        nll = nll.new_zeros(targets.shape).masked_scatter(scored, nll)
+    else:
+        nll, learned = learn(model, Text(tokens, hidden, state.position, document_starts), targets, state.learned)
+        after = after._replace(learned=learned)
+    if not is_finite(nll):
+        raise not_finite(model, tokens, unlearned(state), document_starts)
+    return nll, after
+
+
+def step(model: LanguageModel, token: Tensor, state: ModelState) -> tuple[Tensor, ModelState]:
+    """Return logits (B, V) of the token after `token` (B,), and the state after it."""
+    if state.learned is None:
+        return model.step(token, state)
+    logits, hidden, after = model.decode(token, unlearned(state))
+    logits, learned = step_learned(model, token, hidden, logits, state.position, state.learned)
+    return logits, after._replace(learned=learned)
+
+
+def unlearned(state: ModelState) -> ModelState:
+    """Return the state without what was learned, as the model itself reads it."""
+    return state if state.learned is None else state._replace(learned=None)
+
+
+def learn(model: LanguageModel, text: Text, targets: Tensor | None, learned: Learned) -> tuple[Tensor, Learned]:
+    """Return -log p of each target (B, T), 0 if ignored, and what was learned after the last token of a text. Without
+    targets, only learn."""
+    with _exact(text.hidden):
+        weight, after = _weight(model, learned), map_state(Tensor.clone, learned)
+        rates, nll, read_part = _rates(model), weight.new_zeros(text.tokens.shape), _kernel(weight)
+        for part in _parts(text, learned, after):
+            scored = None
+            if targets is not None:
+                scored = pad(targets[part.row, part.new], (part.old, 0), value=IGNORED)
+            of_part = read_part(weight, part.delta, part.hidden, part.targets, scored, rates)
+            if of_part is not None:
+                nll[part.row, part.new] = of_part[part.old :]
+        return nll, after
+
+
+def step_learned(
+    model: LanguageModel, token: Tensor, hidden: Tensor, logits: Tensor, position: Tensor, learned: Learned
+) -> tuple[Tensor, Learned]:
+    """Return the logits (B, V) after `token` (B,) at `position` (B,) by what was learned from the text, and what is
+    learned after it. `hidden` (B, width) and `logits` are those of the model alone."""
+    tokens, positions, skips = token.tolist(), position.tolist(), learned.skip.tolist()
+    hidden = hidden.detach().to(learned.hidden.dtype)
+    delta, block, targets = learned.delta, learned.hidden.clone(), learned.targets.clone()
+    for row, (following, known, skip) in enumerate(zip(tokens, positions, skips, strict=True)):
+        if known and not skip:
+            targets[row, (known - 1) % BLOCK] = following
+    ended = [row for row, known in enumerate(positions) if known and known % BLOCK == 0]
+    if ended:
+        delta = _end_blocks(model, learned._replace(hidden=block, targets=targets), ended)
+        targets[ended], block[ended] = NOT_LEARNED, 0
+    for row, known in enumerate(positions):
+        block[row, known % BLOCK] = hidden[row]
+    skip_next = torch.zeros_like(learned.skip) if any(skips) else learned.skip
+    return logits + change_of_logits(delta, hidden), Learned(delta, block, targets, skip_next)
+
+
+def _end_blocks(model: LanguageModel, learned: Learned, ended: list[int]) -> Delta:
+    """Return what was learned after the blocks of some rows have ended."""
+    delta = learned.delta
+    if not bool((learned.targets[ended] != NOT_LEARNED).any()):  # only the scale changes
+        scale = delta.scale.clone()
+        scale[ended, 0] = scale[ended, 1]
+        return delta._replace(scale=scale)
+    with _exact(learned.hidden):
+        delta, weight, rates = map_state(Tensor.clone, delta), _weight(model, learned), _rates(model)
+        for row in ended:  # and a position after the block, of which nothing is learned yet
+            block, following = learned.hidden[row], pad(learned.targets[row], (0, 1), value=NOT_LEARNED)
+            _kernel(weight)(weight, _row(delta, row), pad(block, (0, 0, 0, 1)), following, None, rates)
+    return delta
+
+
+def _weight(model: LanguageModel, learned: Learned) -> Tensor:
+    """Return the weight of the output layer (V, width), dequantized."""
+    dtype = learned.delta.bias.dtype
+    return model.lm_head.matrix(dtype).to(dtype)
+
+
+def _rates(model: LanguageModel) -> Rates:
+    """Return the rates for the hidden states of a model."""
+    return DEFAULT_RATES.for_hidden(model.norm.weight)
 
 
 @contextmanager
@@ -139,12 +205,14 @@ def read_blocks(
     weight: Tensor, delta: Delta, hidden: Tensor, targets: Tensor, scored: Tensor | None, rates: Rates
 ) -> Tensor | None:
     """Learn from positions (N) of one document as native/kernel.py does, in torch."""
-    nll = None if scored is None else hidden.new_zeros(len(scored))
-    part = Part(0, slice(0), 0, hidden, targets, delta)
-    for first, logits in _block_logits(weight, part, rates):
+    nll, learned_from = None if scored is None else hidden.new_zeros(len(scored)), (len(hidden) - 1) // BLOCK
+    for number, begin in enumerate(range(0, len(hidden), BLOCK)):
+        block = slice(begin, begin + BLOCK)
+        logits = _logits(weight, delta, hidden[block])
         if scored is not None and nll is not None:
-            block = slice(first, first + len(logits))
             nll[block] = cross_entropy(logits, scored[block], ignore_index=IGNORED, reduction="none")
+        if number < learned_from:
+            _update(delta, hidden[block], targets[block], logits, rates)
     return nll
 
 
@@ -199,17 +267,6 @@ def _spans(text: Text, row: int) -> Iterator[tuple[slice, bool]]:
     for begin, end in zip([0, *starts], [*starts, text.tokens.shape[1]], strict=True):
         if begin < end:
             yield slice(begin, end), begin in starts
-
-
-def _block_logits(weight: Tensor, part: Part, rates: Rates) -> Iterator[tuple[int, Tensor]]:
-    """Yield the logits of the new positions in each block, with the index of the first of them. Learn from a block once
-    its logits are taken."""
-    for number, (hidden, targets) in enumerate(zip(part.hidden.split(BLOCK), part.targets.split(BLOCK), strict=True)):
-        first = number * BLOCK - part.old
-        logits = _logits(weight, part.delta, hidden)
-        yield max(first, 0), logits[max(-first, 0) :]
-        if number < part.blocks:
-            _update(part.delta, hidden, targets, logits, rates)
 
 
 def _logits(weight: Tensor, delta: Delta, hidden: Tensor) -> Tensor:
