@@ -34,16 +34,11 @@ BEGUN = time.time()
 
 SLOWEST = (
     *("training/test_deepspeed.py", "interop/test_page_in_browser.py", "training/test_launchers.py"),
-    *("training/test_two_processes.py", "training/test_teacher.py", "training/test_conversion.py"),
-    *(
-        "model/test_native_step.py",
-        "training/test_run.py",
-        "io/test_users.py",
-        "test_public.py",
-        "training/test_kill.py",
-    ),
-    *("training/test_masked.py", "cli/test_score.py", "interop/test_export.py", "data/test_token_encoding.py"),
-    *("model/test_fuzz.py", "training/test_history.py", "attention/test_laws.py", "evaluation/test_law_check.py"),
+    *("training/test_several_processes.py", "training/test_resume_exactly.py", "training/test_conversion.py"),
+    *("model/test_native_step.py", "windows/test_windows.py", "tools/test_compiled.py", "training/test_history.py"),
+    *("test_public.py", "training/test_teacher.py", "training/test_run.py", "training/test_muon.py"),
+    *("interop/test_export.py", "data/test_token_encoding.py", "cli/test_train.py", "training/test_masked.py"),
+    *("model/test_fuzz.py", "attention/test_laws.py", "evaluation/test_law_check.py"),
 )
 """The files that take longest, the longest first: see the durations of `pytest --durations=0`."""
 

@@ -30,13 +30,13 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
+import crafted
 from cli import override_draws
-from data import crafted_tokens, document_draws, tokenizer_draws
+from data import tokenizer_draws
 from inference import crafted_states
 from interop import import_draws
 from model import agreement, recipe_draws
 from surprisal import crafted_scores
-from training import crafted_checkpoints
 
 SHOWN = 5000
 """Characters of a failure that are printed."""
@@ -91,11 +91,14 @@ def crafted_state_files(folder: Path) -> Try:
     return partial(crafted_states.try_crafted, cases=cases, file=folder / "crafted.state")
 
 
+def crafted_folders(form: crafted.Format, folder: Path) -> Try:
+    return partial(crafted.try_crafted, form=form, prepared=form.prepare(folder))
+
+
 SUBJECTS = {
     "recipes": Subject("recipes: forward pass, decode steps and cuts agree", recipes, 300),
     "overrides": Subject("recipe files and overrides, through the real command", overrides, 2000),
     "tokenizers": Subject("tokenizers and damaged tokenizer files", lambda _: tokenizer_draws.fuzz, 500),
-    "documents": Subject("documents and archives with hostile values", lambda _: document_draws.fuzz, 5000),
     "imports": Subject("pretrained models with hostile values", lambda _: import_draws.fuzz, 2000),
     "crafted-states": Subject("hostile state files with correct digests", crafted_state_files, 1000),
     "crafted-scores": Subject(
@@ -103,16 +106,14 @@ SUBJECTS = {
         lambda folder: partial(crafted_scores.try_score, place=crafted_scores.prepare(folder)),
         300,
     ),
-    "crafted-tokens": Subject(
-        "hostile token files with correct digests",
-        lambda folder: partial(crafted_tokens.try_tokens, place=crafted_tokens.prepare_place(folder)),
-        100,
-    ),
-    "crafted-checkpoints": Subject(
-        "hostile checkpoints with correct digests",
-        lambda folder: partial(crafted_checkpoints.try_checkpoint, place=crafted_checkpoints.prepare(folder)),
-        200,
-    ),
+    **{
+        f"crafted-{name}": Subject(
+            f"hostile {name} with correct digests",
+            partial(crafted_folders, form),
+            10 * form.usual,
+        )
+        for name, form in crafted.FORMATS.items()
+    },
 }
 
 

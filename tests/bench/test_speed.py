@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
+from grids import every_nth
 from torch.testing import assert_close
 
 from lmlong.bench.candidates import AttentionShape, attention_candidate, build_model, training_candidate
@@ -58,7 +59,7 @@ def test_what_takes_too_long_is_left_out() -> None:
     assert "- left out" in table(Title("work", "machine", "bytes", lambda one: one.peak), results)
 
 
-@pytest.mark.parametrize("name", ATTENTIONS)
+@every_nth(4, pytest.mark.parametrize("name", ATTENTIONS))
 def test_every_attention_is_measured_forward_and_backward(name: str) -> None:
     for forward_only in (False, True):
         shape = AttentionShape(rows=2, heads=2, width=8, forward_only=forward_only)
@@ -95,7 +96,9 @@ def test_tables_fit_a_terminal() -> None:
     ("command", "options"),
     [
         ("attention", ["--heads", "2", "--width", "8", "--precisions", "32,bf16"]),
-        ("attention", ["--heads", "2", "--width", "8", "--precisions", "64", "--forward"]),
+        pytest.param(
+            *("attention", ["--heads", "2", "--width", "8", "--precisions", "64", "--forward"]), marks=pytest.mark.slow
+        ),
         ("train", ["quickstart", "model.width=16", "model.heads=2", "model.layers=1"]),
         ("generate", ["quickstart", "model.width=16", "model.heads=2", "model.layers=1", "--no-fast-decode"]),
     ],
@@ -123,6 +126,6 @@ def test_each_benchmark_ends_in_a_table_json_and_a_chart(command: str, options: 
         (["--plot", "speed.txt"], "speed.txt: cannot be drawn"),
     ],
 )
-def test_mistakes_are_told_before_anything_runs(options: list[str], says: str) -> None:
+def test_mistakes_are_reported_before_anything_runs(options: list[str], says: str) -> None:
     done = CliRunner().invoke(bench, ["attention", *options])
     assert done.exit_code != 0 and says in str(done.exception)

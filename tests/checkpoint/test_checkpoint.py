@@ -44,7 +44,7 @@ def test_a_checkpoint_is_found_by_run_by_name_and_by_path(checkpoint: Path, monk
         assert str(error.value) == f"{missing}: no such run or checkpoint. runs has b, c, d, e, f and 1 more."
 
 
-def test_a_run_without_a_checkpoint_says_so(tmp_path: Path) -> None:
+def test_a_run_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="holds no checkpoint"):
         read.find(tmp_path)
 

@@ -17,7 +17,7 @@ from lmlong.recipe import file as recipe_file
 
 from .conftest import RECIPE
 
-CUTS, FLIPS = 50, 200
+CUTS, FLIPS = 30, 90
 
 
 def sign(checkpoint: Path) -> None:
@@ -114,10 +114,7 @@ class Payload:
 
 COMMANDS = {
     "resume": ["train", "RECIPE", "--resume", "CHECKPOINT", "--out", "RUN"],
-    "fine-tune": ["train", "RECIPE", "training.init_from=CHECKPOINT", "--out", "RUN"],
     "generate": ["generate", "CHECKPOINT", "--prompt", "a"],
-    "eval": ["eval", "CHECKPOINT", "--data", "BOOK"],
-    "check": ["check", "CHECKPOINT", "--tokens", "8"],
 }
 BOTH = [write.WEIGHTS, write.TRAINING_TENSORS]
 
@@ -140,9 +137,8 @@ def test_no_command_runs_what_a_checkpoint_holds(
         torch.save({"global_step": Payload(witness), "state_dict": Payload(witness)}, checkpoint / file)
     sign(checkpoint)
 
-    named = {"CHECKPOINT": checkpoint, "RECIPE": recipe, "BOOK": book, "RUN": tmp_path / "new"}
-    words = [word.replace("CHECKPOINT", str(checkpoint)) for word in COMMANDS[name]]
-    done = lmlong(*(named.get(word, word) for word in words))
+    named = {"CHECKPOINT": checkpoint, "RECIPE": recipe, "RUN": tmp_path / "new"}
+    done = lmlong(*(named.get(word, word) for word in COMMANDS[name]))
     assert not witness.exists()
     assert done.returncode == 4, done.stderr
     assert where[0] in done.stderr and "Traceback" not in done.stderr

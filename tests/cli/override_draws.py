@@ -5,6 +5,7 @@ A number stands for the same recipe file, overrides and command on every machine
 
 import contextlib
 import io
+import json
 import re
 import sys
 import traceback
@@ -12,6 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
+
+from crafted import changed, changed_bytes
+from ruamel.yaml import YAML
 
 from lmlong.cli import main as cli
 from lmlong.recipe.file import recipe_class
@@ -33,14 +37,9 @@ SCALARS = (
 )
 
 BROKEN = (
-    b"\x00", b"\xff\xfe", b"caf\xe9: 1\n", b"\t- x: 1\n", b"a: b: c\n", b"{", b"]", b"- 1\n- 2\n", b"text\n", b"",
-    b"---\na: 1\n---\nb: 2\n", b"? [a, b]\n: 1\n", b"a: &x [*x]\n", b"<<: 3\n", b"a: *nowhere\n",
-    b"%YAML 9.9\n---\na: 1\n",
-    b"a: 1\na: 2\n", b"\xef\xbb\xbfname: x\n", b"# only a comment\n", b"'open", b"a:\n  b: 1\n c: 2\n",
-    b"a: |\n x\n\x1b\n",
-    b"a: &a [x, x]\nb: &b [*a, *a]\nc: &c [*b, *b]\nd: [*c, *c]\n", b"1: 2\n", b"null: 1\n", b"true: {}\n",
-    b"\xe2\x80\xa8: 1\n",
-)  # fmt: skip
+    *(b"\x00", b"\xff\xfe", b"caf\xe9: 1\n", b"\t- x: 1\n", b"a: b: c\n", b"{", b"]", b"- 1\n", b"'open", b"\x1b"),
+    *(b"? [a, b]\n: 1\n", b"a: &x [*x]\n", b"<<: 3\n", b"%YAML 9.9\n---\n", b"1: 2\n", b"null: 1\n", b"---\na: 1\n"),
+)
 
 SOUND = """name: drawn
 text: {{sources: [{{kind: files, paths: [{book}]}}], tokenizer: {{kind: bytes}}, sequence_length: 16}}
@@ -66,34 +65,13 @@ def keys() -> list[str]:
 def draw(number: int, book: Path) -> Drawn:
     """Return the command of a number."""
     random = Random(number)
-    lines = SOUND.format(book=book).encode()
-    kind = random.random()
+    lines = SOUND.format(book=book)
+    kind, data = random.random(), lines.encode()
     if kind < 0.25:
-        lines = _with_broken(random, lines)
+        data = changed_bytes(random, data, BROKEN)
     elif kind < 0.5:
-        lines += "".join(f"{line}\n" for line in _sections(random)).encode("utf-8", "surrogatepass")
-    return Drawn(number, lines, random.choice(COMMANDS), tuple(_overrides(random)))
-
-
-def _with_broken(random: Random, lines: bytes) -> bytes:
-    """Return a file in which something is wrong with the YAML itself, or a few of its bytes are others."""
-    if random.random() < 0.6:
-        broken = random.choice(BROKEN)
-        return random.choice((broken, lines + broken, broken + lines))
-    found = bytearray(lines)
-    for _ in range(random.randint(1, 4)):
-        found[random.randrange(len(found))] = random.randrange(256)
-    return bytes(found)[: random.choice((None, random.randrange(len(found))))]
-
-
-def _sections(random: Random) -> Iterator[str]:
-    """Iterate over further lines of a file: sections with drawn values, some given twice."""
-    for _ in range(random.randint(1, 3)):
-        *above, last = random.choice(keys()).split(".")
-        value = random.choice(SCALARS)
-        for part in reversed([*above, last]):
-            value = f"[{value}]" if part == "0" else f"{{{part}: {value}}}" if part != above[:1] else value
-        yield value[1:-1] if value.startswith("{") else value
+        data = json.dumps(changed(random, YAML(typ="safe", pure=True).load(lines))).encode()
+    return Drawn(number, data, random.choice(COMMANDS), tuple(_overrides(random)))
 
 
 def _overrides(random: Random) -> Iterator[str]:

@@ -16,7 +16,7 @@ from lmlong.report import progress
         ),
     ],
 )
-def test_a_line_now_and_then(
+def test_progress_is_a_line_now_and_then(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], size: int | None, expected: list[str]
 ) -> None:
     now = [0.0]

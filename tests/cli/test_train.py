@@ -11,7 +11,6 @@ import pytest
 from commands import Finished, lmlong
 from machine import new_cache
 
-from lmlong.checkpoint import read
 from lmlong.training import run
 from lmlong.training.metrics_log import METRICS_FILE, read_entries
 from lmlong.training.progress import Progress
@@ -24,7 +23,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The current folder, with texts and a recipe."""
     folder = tmp_path_factory.mktemp("train")
     (folder / "book.txt").write_text("once upon a time there was a book. " * 40)
-    (folder / "empty.txt").write_bytes(b"")
     (folder / "latin.txt").write_bytes(b"caf\xe9 " * 200)
     (folder / "mine.yaml").write_text("text: {sources: [{kind: files, paths: [book.txt]}]}\ntraining: {steps: 2}\n")
     with pytest.MonkeyPatch.context() as patch:
@@ -43,13 +41,9 @@ def trained(folder: Path) -> Finished:
     ("arguments", "code", "message"),
     [
         (["model.widht=8"], 2, "model.widht=8: unknown key. Did you mean 'width'?"),
-        (["text.sources.0.paths=[missing.txt]"], 2, "missing.txt: no such file or folder"),
-        (["text.sources.0.paths=[empty.txt]"], 2, "empty.txt: empty"),
         (["text.sources.0.paths=[latin.txt]"], 2, "latin.txt: byte 3 is not UTF-8"),
-        (["text.sequence_length=100000"], 2, "one sequence needs 100,001"),
         (["--device", "cuda"], 2, "device: cuda was asked for, but torch finds no GPU here. Use auto or cpu."),
         (["--resume", "nowhere"], 4, "nowhere: no such run or checkpoint."),
-        (["training.init_from=nowhere"], 4, "nowhere: no such run or checkpoint."),
         (["training.learning_rate=1e30", "training.steps=5"], 3, "step 2: the norm of the gradient is"),
     ],
 )
@@ -65,7 +59,7 @@ def test_a_mistake_is_one_message(
 
 
 def test_a_run_ends_with_its_result_a_sample_and_the_commands_to_try_next(trained: Finished) -> None:
-    ended = lmlong("train", "mine.yaml", *TINY, "training.steps=100", "--out", "runs/long")
+    ended = lmlong("train", "mine.yaml", *TINY, "training.steps=60", "--out", "runs/long")
     result, _, rest = ended.stdout.partition("\nsample:\n")
     sample, _, commands = rest.partition("\n\nnext:\n")
     assert re.search(r", (float32|bf16) on ", ended.stderr)  # by what the processor computes in
@@ -116,14 +110,6 @@ def test_an_interrupt_before_the_first_step_is_one_line(monkeypatch: pytest.Monk
 def test_convert_takes_no_value_for_resume() -> None:
     refused = lmlong("convert", "runs/mine", "--to", "mine.yaml", "--resume", "auto")
     assert refused.returncode == 2 and "--resume of convert takes no value" in refused.stderr
-
-
-def test_a_foreign_tokenizer_in_a_checkpoint_is_refused(trained: Finished) -> None:
-    (read.find("mine") / "tokenizer.model").write_bytes(b"another tokenizer")
-    for command in (["generate", "mine", "--prompt", "a"], ["eval", "mine"]):
-        result = lmlong(*command)
-        assert result.returncode == 4
-        assert "tokenizer.model: not what was saved" in result.stderr
 
 
 def test_a_dry_run_leaves_nothing_behind() -> None:

@@ -6,10 +6,8 @@ from pathlib import Path
 import pytest
 
 from lmlong import recipe
-from lmlong.data import token_encoding
 from lmlong.data.notes import notes
 from lmlong.data.token_dataset import prepare
-from lmlong.data.tokenizers.boundaries import settled
 from lmlong.data.tokenizers.characters import CharacterTokenizer
 from lmlong.data.tokenizers.factory import load_tokenizer, train_tokenizer
 from lmlong.errors import RecipeError, UsageError
@@ -22,13 +20,6 @@ def test_each_character_is_one_token_in_the_order_of_the_alphabet() -> None:
     assert tokenizer.encode("GATTACAN") == [2, 0, 3, 3, 0, 1, 0, 4]
     assert (tokenizer.vocabulary, tokenizer.bos, tokenizer.eos) == (7, 5, 6)
     assert tokenizer.token_bytes.tolist() == [1, 1, 1, 1, 1, 0, 0]
-
-
-def test_no_text_changes_the_characters_before_it() -> None:
-    tokenizer = CharacterTokenizer("aé中😀")
-    covers = tokenizer.boundaries.covers("é中😀")
-    assert tokenizer.boundaries.longest == 1
-    assert covers == [([1, 2, 3], b"")] and settled(covers) == 3
 
 
 @pytest.mark.parametrize(
@@ -55,7 +46,7 @@ def test_what_the_alphabet_lacks_is_replaced_where_that_is_wanted() -> None:
         ({"kind": "characters", "alphabet": ""}, "alphabet: "),
     ],
 )
-def test_alphabets_that_are_none_are_refused(options: dict[str, str], message: str) -> None:
+def test_invalid_alphabets_are_refused(options: dict[str, str], message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         recipe.Tokenizer(**options)  # type: ignore[arg-type]
 
@@ -88,13 +79,3 @@ def test_a_damaged_file_is_refused(tmp_path: Path, change: Callable[[bytes], byt
     path.write_bytes(change(CharacterTokenizer("ACGT").file))
     with pytest.raises(UsageError, match=r"tokenizer\.model: .*damaged"):
         load_tokenizer(path)
-
-
-def test_other_processes_name_the_document_too(
-    text_of: Callable[..., recipe.Text], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(token_encoding, "ALONE", 0)
-    monkeypatch.setattr(token_encoding, "BATCH", 64)
-    text = text_of(["ACGT" * 100, "ACGTx" + "ACGT" * 100], tokenizer={"kind": "characters", "alphabet": "ACGT"})
-    with pytest.raises(UsageError, match=r"001\.txt: line 1, character 5: 'x'"):
-        prepare(text, processes=2)

@@ -1,10 +1,14 @@
 """The encoding of a file is detected if it is certain enough; otherwise an error says what to do."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lmlong.data.document import text_document
 from lmlong.data.encoding import Piece, decode, find_encoding
+from lmlong.data.formats.base import file_document
 from lmlong.errors import UsageError
 
 FRENCH = "Le garçon a mangé une pomme au bord du chemin, puis il est rentré chez lui. " * 40
@@ -87,3 +91,12 @@ def test_the_error_names_the_byte_in_a_later_chunk_and_at_the_end() -> None:
     for mark, encoding, byte in ((b"", "utf-8", 2), (b"\xef\xbb\xbf", "utf-8-sig", 5)):
         with pytest.raises(UsageError, match=f"byte {byte} is not UTF-8"):
             list(decode(iter([mark, b"ab\xe4", b"\xb8"]), "name", "strict", encoding))
+
+
+def test_measure_counts_text_and_what_was_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"a\xff\xfe" + "\ufffd".encode() + b"\xe4\xb8")
+    measure = file_document(path, "replace").measure()
+    assert (measure.replaced_bytes, measure.put_in_bytes) == (4, 9)  # without the U+FFFD of the file
+    assert measure.bytes == len("a\ufffd\ufffd\ufffd\ufffd".encode())
+    assert measure.digest == text_document("other name", "a\ufffd\ufffd\ufffd\ufffd", "strict").measure().digest

@@ -8,10 +8,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import pyarrow
 import pytest
 from huggingface_hub import constants
-from pyarrow.parquet import write_table
 
 from lmlong.data.hub import COMMITS, local_file, with_commits
 from lmlong.data.source_files import find_files
@@ -77,19 +75,14 @@ def test_a_path_or_glob_reads_what_it_matches_only(hub: Hub, path: str, expected
     assert set(hub.downloads()) <= wanted  # the same content is downloaded once
 
 
-def test_records_of_parquet(hub: Hub, tmp_path: Path) -> None:
-    write_table(pyarrow.table({"body": ["four", "five"]}), tmp_path / "a.parquet")
-    hub.repositories[NAME].commit({"data/a.parquet": (tmp_path / "a.parquet").read_bytes()})
-    source = open_source(text_over(f"{URL}/data").sources[0].model_copy(update={"column": "body"}), "strict")  # type: ignore[arg-type]
-    assert texts(source) == ["four", "five"]
-
-
 def test_a_commit_that_was_read_needs_no_network(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     pinned = with_commits(text_over(f"{URL}/data/*.txt")).sources[0].paths  # type: ignore[arg-type,union-attr]
     first = read(*pinned)
     forget(monkeypatch)
     hub.log.clear()
     assert read(*pinned) == first and hub.log == []
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
+    assert read(f"{URL}/data/*.txt") == first, "a branch, as the cache has it"
 
 
 def test_other_revisions(hub: Hub) -> None:
@@ -99,16 +92,14 @@ def test_other_revisions(hub: Hub) -> None:
     assert read(f"{URL}@dev%2Fnext/a.txt", f"{URL}@refs/convert/parquet/a.txt") == ["of the branch", "converted"]
 
 
-def test_a_revision_is_one_commit_for_a_process_and_its_children(hub: Hub) -> None:
-    assert read(f"{URL}/data/a.txt") == ["text a"]
-    hub.repositories[NAME].commit({"data/a.txt": b"newer"})
-    assert read(f"{URL}/data/a.txt") == ["text a"]
-
-
-def test_a_text_keeps_the_commits_of_an_earlier_one(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_revision_is_one_commit_for_a_process_and_for_a_text_that_had_it(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = text_over(f"{URL}/data/a.txt", "local.txt")  # type: ignore[arg-type]
     before = with_commits(text)
+    assert read(f"{URL}/data/a.txt") == ["text a"]
     hub.repositories[NAME].commit({"data/a.txt": b"newer"})
+    assert read(f"{URL}/data/a.txt") == ["text a"]
     forget(monkeypatch)
     assert with_commits(text, before) == before
     assert with_commits(text) != before
@@ -144,7 +135,7 @@ def test_mistakes_are_reported_together(hub: Hub, url: str, message: str) -> Non
     assert message in str(caught.value)
 
 
-def test_a_gated_data_set_says_how_to_log_in(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gated_data_set_is_refused_with_how_to_log_in(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.repositories[NAME].gated = True
     with pytest.raises(UsageError, match=f"Ask for it at {hub.url}/datasets/{NAME}, and log in: set HF_TOKEN"):
         read(f"{URL}/data/a.txt")
@@ -158,15 +149,6 @@ def test_without_a_network_the_error_names_the_endpoint(tmp_path: Path, monkeypa
         connect(f"http://127.0.0.1:{unused.getsockname()[1]}", tmp_path, monkeypatch)
     with pytest.raises(UsageError, match=r"cannot be read from http://127.0.0.1.*HF_HUB_OFFLINE=1"):
         read(URL)
-
-
-def test_while_the_hub_cannot_be_reached_a_branch_is_read_from_the_cache(
-    hub: Hub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert read(f"{URL}/data/*.txt") == ["text a", "text a"]
-    forget(monkeypatch)
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
-    assert read(f"{URL}/data/*.txt") == ["text a", "text a"]
 
 
 def test_offline_the_cache_is_read(hub: Hub, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
@@ -246,19 +228,17 @@ def test_a_path_that_leaves_the_cache_is_refused(hub: Hub, name: str) -> None:
     assert hub.downloads() == []
 
 
-def test_a_commit_that_is_no_hash_is_refused(hub: Hub) -> None:
-    hub.repositories[NAME].commits["../../x"] = FILES
-    hub.repositories[NAME].branches["main"] = "../../x"
-    with pytest.raises(UsageError, match="instead of a commit"):
-        read(URL)
-
-
-def test_an_answer_of_another_commit_is_refused(hub: Hub) -> None:
+def test_a_commit_that_is_no_hash_or_another_one_is_refused(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     repository = hub.repositories[NAME]
     commit = repository.branches["main"]
     repository.branches[commit] = repository.commit({"data/a.txt": b"other"}, "other")
     with pytest.raises(UsageError, match="another commit"):
         read(f"{URL}@{commit}/data/a.txt")
+    repository.commits["../../x"] = FILES
+    repository.branches["main"] = "../../x"
+    forget(monkeypatch)
+    with pytest.raises(UsageError, match="instead of a commit"):
+        read(URL)
 
 
 def test_commands_take_hub_paths(hub: Hub) -> None:

@@ -8,7 +8,6 @@ import pytest
 from lmlong import recipe
 from lmlong.data.token_dataset import prepare
 from lmlong.report import progress
-from lmlong.report.progress import Progress
 
 from .conftest import sentences
 from .small_batches import small_batches
@@ -34,15 +33,3 @@ def test_share_speed_and_time_left_are_shown(
 def test_a_short_text_is_read_without_a_word(text_of: TextOf, capsys: pytest.CaptureFixture[str]) -> None:
     prepare(text_of(sentences(30)))
     assert capsys.readouterr().err == ""
-
-
-def test_without_a_total_the_bytes_are_shown_and_earlier_work_does_not_affect_the_speed() -> None:
-    with Progress("tokens", None) as bar:
-        bar.update(2_500_000)
-        assert re.fullmatch(r"tokens: 2\.5 MB, [\d,.]+ MB/s", bar.line())
-    with Progress("tokens", None) as bar:
-        bar.update(2_500)
-        assert bar.line().startswith("tokens: 2.5 kB, ")
-    with Progress("tokens", 4_000_000_000) as bar:
-        bar.skip(3_000_000_000)
-        assert re.fullmatch(r"tokens: 75% of 4,000\.0 MB, 0\.0 kB/s, .* left", bar.line())

@@ -53,7 +53,7 @@ def test_the_border_of_a_long_document_is_exact() -> None:
 
 
 @pytest.mark.parametrize("count", [FEW - 1, FEW])
-def test_all_or_nothing(count: int) -> None:
+def test_a_fraction_of_0_or_1_gives_everything_to_one_split(count: int) -> None:
     texts = sentences(count, lines=1)
     assert divided(texts, 0.0) == {"train": texts, "validation": []}
     assert divided(texts, 1.0) == {"train": [], "validation": texts}

@@ -5,6 +5,7 @@ import pytest
 from lmlong import recipe
 from lmlong.data.tokenizers.base import ByteTokenizer, Tokenizer
 from lmlong.data.tokenizers.boundaries import settled
+from lmlong.data.tokenizers.characters import CharacterTokenizer
 from lmlong.data.tokenizers.factory import train_tokenizer
 
 from .conftest import sentences
@@ -36,8 +37,8 @@ def test_pieces_are_found_by_their_beginning(subwords: Tokenizer) -> None:
     assert len(subwords.boundaries.tokens_beginning_with(b" "))
 
 
-def test_no_text_changes_the_bytes_before_it() -> None:
-    tokenizer = ByteTokenizer()
-    covers = tokenizer.boundaries.covers("naïve ")
-    assert covers == [(tokenizer.encode("naïve "), b"")] and settled(covers) == 7
-    assert settled(tokenizer.boundaries.covers("")) == 0
+def test_no_text_changes_the_bytes_or_characters_before_it() -> None:
+    for tokenizer in (ByteTokenizer(), CharacterTokenizer("naïve ")):
+        covers = tokenizer.boundaries.covers("naïve ")
+        assert covers == [(tokenizer.encode("naïve "), b"")] and settled(covers) == len(tokenizer.encode("naïve "))
+        assert tokenizer.boundaries.longest == 1 and settled(tokenizer.boundaries.covers("")) == 0

@@ -28,8 +28,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", folder], check=True)
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_a_full_disk(
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_full_disk_reports_the_missing_size_and_the_work_resumes(
     text_of: Callable[..., recipe.Text], small_disk: Path, monkeypatch: pytest.MonkeyPatch, processes: int
 ) -> None:
     text = text_of(sentences(60, lines=30))

@@ -14,6 +14,7 @@ from sentencepiece import SentencePieceTrainer
 from lmlong import recipe
 from lmlong.data.tokenizers.base import PART, ByteTokenizer, Tokenizer
 from lmlong.data.tokenizers.factory import load_tokenizer, train_tokenizer
+from lmlong.data.tokenizers.training import head, sample
 from lmlong.errors import UsageError
 
 from .conftest import sentences
@@ -32,7 +33,7 @@ def other_model(**options: object) -> bytes:
     return model.getvalue()
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.lists(st.one_of(st.sampled_from(TRAPS), st.text(max_size=5))).map("".join), number=st.integers(0, 99))
 def test_no_text_is_lost(tokenizer: Tokenizer, text: str, number: int) -> None:
     assert examine(random.Random(number), tokenizer, text) == []
@@ -73,12 +74,9 @@ def test_training_is_deterministic_and_learns(subwords: Tokenizer) -> None:
     assert len(subwords.encode("\n        return self")) <= 4  # indentation is no run of single spaces
 
 
-def test_lines_longer_than_the_trainer_takes_are_learned_too() -> None:
+def test_lines_of_any_length_and_more_characters_than_the_vocabulary_are_learned() -> None:
     made = train_tokenizer(["abcdefgh" * 4000], recipe.Tokenizer(vocabulary=300))
     assert len(made.encode("abcdefgh" * 4)) <= 4
-
-
-def test_a_text_with_more_characters_than_the_vocabulary(capfd: pytest.CaptureFixture[str]) -> None:
     text = "".join(chr(0x4E00 + number) for number in range(3000))
     made = train_tokenizer([text], recipe.Tokenizer(vocabulary=300))
     assert made.decode(made.encode(text)) == text
@@ -128,3 +126,20 @@ def test_models_that_would_lose_text_are_refused(tmp_path: Path, make: Callable[
     path.write_bytes(make())
     with pytest.raises(UsageError, match=f"other.model: .*{reason}"):
         load_tokenizer(path)
+
+
+def test_the_sample_of_a_short_text_is_all_of_it() -> None:
+    assert sample(["ab", "cd"], 4) == ["ab", "cd"]
+
+
+def test_the_sample_of_a_long_text_is_thinned_evenly() -> None:
+    texts = [f"{number:07}" for number in range(10_000)]
+    found = [int(text) for text in sample(texts, 3_500)]
+    assert 450 <= len(found) <= 500
+    assert found == sorted(found)
+    for begin in range(0, 10_000, 1_000):
+        assert 35 <= sum(begin <= number < begin + 1_000 for number in found) <= 65
+
+
+def test_the_head_counts_bytes() -> None:
+    assert list(head(["é", "é", "a"], 4)) == ["é", "é"]

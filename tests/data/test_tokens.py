@@ -87,7 +87,7 @@ def test_text_too_short_to_train_on(text_of: TextOf) -> None:
         prepare(text_of(["x" * 100], sequence_length=2048))
 
 
-def test_nothing_to_validate_on(text_of: TextOf) -> None:
+def test_a_fraction_that_holds_out_nothing_is_refused(text_of: TextOf) -> None:
     with pytest.raises(UsageError, match=r"of 25 documents, text.validation.fraction=1e-09 holds out none"):
         prepare(text_of(sentences(25), validation={"fraction": 1e-9}))
 
@@ -114,7 +114,8 @@ print(max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, re
 """
 
 
-@pytest.mark.parametrize("suffix", [".txt", pytest.param(".txt.gz", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", [".txt", ".txt.gz"])
 def test_memory_does_not_grow_with_a_file(tmp_path: Path, suffix: str) -> None:
     import gzip
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import tokenizers as huggingface
+from crafted import changed, changed_bytes
 from sentencepiece import SentencePieceTrainer
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
@@ -30,8 +31,6 @@ WORDS = [
     *("def", "return", "self", "the", "of", "and", "to", "in", "was", "he", "ing", "tion"),
     *("<s>", "</s>", "<0x41>", "http://", "---", "====", "the", "the"),
 ]
-STRANGE = [None, -1, 10**12, 1.5, "", "a", "\ud800", [], {}, [["a"]], {"type": "NFC"}, True, "Replace", "ByteLevel"]
-"""Values that do not belong in a tokenizer.json."""
 
 
 def draw_text(draw: random.Random, size: int) -> str:
@@ -53,7 +52,7 @@ def draw_file(draw: random.Random) -> bytes | recipe.Tokenizer:
     kind = draw.random()
     if draw.random() < 0.1:
         file = CharacterTokenizer("".join(sorted(set(draw_text(draw, 100)))), draw.choice(["error", "replace"])).file
-        return damaged(draw, file) if kind < 0.5 else file
+        return changed_bytes(draw, file) if kind < 0.5 else file
     if kind < 0.4:
         algorithm: Any = draw.choice(["bpe", "bpe", "unigram"])
         return recipe.Tokenizer(vocabulary=draw.choice([300, 350, 500, 1000]), algorithm=algorithm)
@@ -62,11 +61,11 @@ def draw_file(draw: random.Random) -> bytes | recipe.Tokenizer:
     if draw.random() < 0.5:
         spec = tokenizer_json(draw)
         if kind < 0.7:
-            change(draw, spec)
+            spec = changed(draw, spec)
         file = json.dumps(spec).encode()
-        return damaged(draw, file) if 0.7 <= kind < 0.75 else file
+        return changed_bytes(draw, file) if 0.7 <= kind < 0.75 else file
     file = other_model(draw)
-    return damaged(draw, file) if kind < 0.8 else file
+    return changed_bytes(draw, file) if kind < 0.8 else file
 
 
 def tokenizer_json(draw: random.Random) -> dict[str, Any]:
@@ -116,21 +115,6 @@ def tokenizer_json(draw: random.Random) -> dict[str, Any]:
     return whole
 
 
-def change(draw: random.Random, spec: Any) -> None:
-    """Take out, put in or change something anywhere in a tokenizer.json."""
-    place = spec
-    while True:
-        keys = list(place) if isinstance(place, dict) else list(range(len(place)))
-        key = draw.choice(keys)
-        if not isinstance(place[key], dict | list) or not place[key] or draw.random() < 0.3:
-            break
-        place = place[key]
-    if draw.random() < 0.3:
-        del place[key]
-    else:
-        place[key] = draw.choice(STRANGE)
-
-
 def other_model(draw: random.Random) -> bytes:
     """A sentencepiece model with other options."""
     options: dict[str, Any] = {
@@ -154,21 +138,6 @@ def other_model(draw: random.Random) -> bytes:
         sentence_iterator=iter(lines), model_writer=model, hard_vocab_limit=False, minloglevel=3, **options
     )
     return model.getvalue()
-
-
-def damaged(draw: random.Random, file: bytes) -> bytes:
-    """A file with a part cut off, bits or bytes changed, or something put in."""
-    kind, place = draw.randrange(5), draw.randrange(len(file))
-    if kind == 0:
-        return file[:place]
-    if kind == 1:
-        return file[:place] + bytes(draw.randrange(256) for _ in range(draw.randint(1, 20))) + file[place:]
-    if kind == 2:
-        return file[:place] + file[place + draw.randint(1, 50) :]
-    found = bytearray(file)
-    for _ in range(draw.choice([1, 1, 3, 30])):
-        found[draw.randrange(len(found))] ^= 1 << draw.randrange(8)
-    return bytes(found)
 
 
 def fuzz(number: int) -> tuple[str, list[str]]:

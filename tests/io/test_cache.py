@@ -131,7 +131,7 @@ def test_a_large_file_is_hashed_once_until_it_is_touched(
     assert make.times == 2  # type: ignore[attr-defined]
 
 
-def test_a_folder_of_another_user_is_told_with_a_remedy(users_folder: Path, make: Callable) -> None:
+def test_a_folder_of_another_user_is_refused_with_a_remedy(users_folder: Path, make: Callable) -> None:
     users_folder.chmod(0o555)
     with pytest.raises(UsageError, match=r"Permission denied\. Set LMLONG_CACHE to a folder of your own"):
         fetch(users_folder / "key", FORMAT, make)

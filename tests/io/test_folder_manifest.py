@@ -51,7 +51,7 @@ def test_a_changed_bit_of_a_file_is_noticed(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("version", "words"), [(4, r"format 4 is of a newer lmlong, this one reads 3\. Update"), (2, "by an older lmlong")]
 )
-def test_another_version_is_told_with_what_to_do(folder: Path, version: int, words: str) -> None:
+def test_another_version_is_refused_with_a_remedy(folder: Path, version: int, words: str) -> None:
     folder_manifest.seal(folder, Format("thing", version), {})
     with pytest.raises(DamagedFolder, match=words):
         folder_manifest.verify(folder, FORMAT)

@@ -11,7 +11,7 @@ import pytest
 from lmlong.io.incoming_bytes import QUIET, FilePosition, follow_file, read_available
 
 
-def test_a_pipe_gives_what_is_there_and_tells_once_that_it_is_quiet() -> None:
+def test_a_pipe_yields_bytes_as_they_come_and_quiet_once() -> None:
     reader, writer = os.pipe()
     found = read_available(reader, 0.05)
     os.write(writer, b"one")
@@ -24,7 +24,7 @@ def test_a_pipe_gives_what_is_there_and_tells_once_that_it_is_quiet() -> None:
     os.close(reader)
 
 
-def test_without_a_time_nothing_is_told_of_quiet() -> None:
+def test_without_a_time_quiet_is_never_yielded() -> None:
     reader, writer = os.pipe()
     threading.Timer(0.05, os.close, (writer,)).start()
     os.write(writer, b"one")
@@ -72,7 +72,7 @@ def test_a_file_that_is_gone_is_waited_for(followed: tuple[Path, Iterator[bytes]
     assert next(found) == b"back\n"
 
 
-def test_a_file_goes_on_where_its_reading_ended(tmp_path: Path) -> None:
+def test_a_file_is_read_from_where_its_reading_ended(tmp_path: Path) -> None:
     path, position = tmp_path / "app.log", FilePosition()
     path.write_bytes(b"first\nsecond\n")
     found = follow_file(path, None, poll=0.01, position=position)
@@ -160,7 +160,7 @@ def test_a_file_that_is_moved_again_while_it_is_opened_is_waited_for(tmp_path: P
     found.close()
 
 
-def test_a_followed_file_tells_once_that_it_is_quiet(tmp_path: Path) -> None:
+def test_a_followed_file_yields_quiet_once(tmp_path: Path) -> None:
     path = tmp_path / "app.log"
     path.write_bytes(b"first\n")
     found = follow_file(path, 0.05, poll=0.01)

@@ -65,7 +65,7 @@ def wait_for(file: Path, ended: threading.Event) -> int:
     return int(file.read_text())
 
 
-def test_closing_it_ends_a_request_that_goes_on(process: LimitedProcess, tmp_path: Path) -> None:
+def test_closing_a_process_ends_its_request(process: LimitedProcess, tmp_path: Path) -> None:
     ended, reasons = threading.Event(), []
 
     def ask() -> None:

@@ -47,6 +47,7 @@ def test_linformer_speed(run: Run, tmp_path: Path) -> None:
     assert (tmp_path / "linformer-speed.png").exists()
 
 
+@pytest.mark.slow
 def test_recall_learns_and_resumes(run: Run, tmp_path: Path) -> None:
     command = "recall.py --only softmax --pairs 2 --widths 32 --vocabulary 12 --steps 120 --rates 1e-2"
     *_, line = lines = run(command)
@@ -60,6 +61,7 @@ def test_recall_learns_and_resumes(run: Run, tmp_path: Path) -> None:
         run(f"{command} --queries 64")
 
 
+@pytest.mark.slow
 def test_compare_trains_nothing_twice(run: Run, tmp_path: Path) -> None:
     draw = random.Random(0)
     (tmp_path / "a.txt").write_text("\n".join(draw.choices(["the cat", "sat on", "the mat"], k=2000)))
@@ -72,11 +74,3 @@ def test_compare_trains_nothing_twice(run: Run, tmp_path: Path) -> None:
     logs = sorted(tmp_path.glob("runs/compare/*/*/metrics.jsonl"))
     before = [log.read_bytes() for log in logs]
     assert run(command) == lines and len(logs) == 4 and [log.read_bytes() for log in logs] == before
-
-
-@pytest.mark.slow
-def test_linformer_slots(run: Run, tmp_path: Path) -> None:
-    lines = run("linformer_slots.py --slots 4 --lengths 64 --copies 8 --steps 20 --width 32")
-    assert [line[2] for line in lines if line[:2] == ["64", "4"]] == ["headwise", "none", "key-value", "layerwise"]
-    assert lines[-1][0] == "8" and 1 < float(lines[-1][1]) < 3.5  # full attention learns to copy
-    assert (tmp_path / "runs" / "linformer-slots" / "linformer-slots.png").exists()

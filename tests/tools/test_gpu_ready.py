@@ -44,7 +44,8 @@ def test_operations_and_bytes_are_counted(counts: ModuleType) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", ["window", *(pytest.param(f"{kind} by fla", marks=needs_fla) for kind in ("delta", "channel"))]
+    "kind",
+    ["window", *(pytest.param(f"{kind} by fla", marks=[needs_fla, pytest.mark.slow]) for kind in ("delta", "channel"))],
 )
 def test_operations_do_not_grow_with_the_text(counts: ModuleType, kind: str) -> None:
     rows, loss, failures = counts.check([kind], (SHORT, LONG), width=64)

@@ -1,4 +1,4 @@
-"""A recipe small enough to train in a second, and a book for it."""
+"""A recipe small enough to train in a second, a book for it, and runs that all tests share."""
 
 import atexit
 import json
@@ -9,8 +9,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,9 @@ from lmlong.checkpoint import read
 from lmlong.model.language_model import LanguageModel
 from lmlong.recipe import Recipe
 from lmlong.recipe import file as recipe_file
+from lmlong.training.progress import CLOCKS, Progress
 from lmlong.training.run import train
+from lmlong.training.signals import StopOnSignal
 
 Recipes = Callable[..., Recipe]
 
@@ -46,6 +50,9 @@ training:
 """
 
 
+SOFTMAX = ("model.attention.kind=softmax", "model.convolution=0")
+
+
 def write_tiny(folder: Path) -> Path:
     """Write the recipe and its book into a folder; the recipe's file."""
     draw = random.Random(0)
@@ -56,46 +63,85 @@ def write_tiny(folder: Path) -> Path:
     return file
 
 
-@pytest.fixture
-def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file of the recipe."""
-    monkeypatch.setenv("LMLONG_CACHE", str(new_cache(tmp_path)))
-    return write_tiny(tmp_path)
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder with the recipe, its book and a cache, for all tests of a file."""
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the recipe, its book and a cache, for all tests."""
     folder = tmp_path_factory.mktemp("shared")
     write_tiny(folder)
+    new_cache(folder)
+    return folder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(shared: Path) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LMLONG_CACHE", str(new_cache(folder)))
-        yield folder
+        patch.setenv("LMLONG_CACHE", str(shared / "cache"))
+        yield shared / "cache"
 
 
-@pytest.fixture(scope="module")
-def shared_recipe_of(shared: Path) -> Recipes:
-    """The recipe of that folder with overrides."""
-    return lambda *overrides: recipe_file.load(str(shared / "tiny.yaml"), overrides)
+@pytest.fixture(scope="session")
+def tiny(shared: Path) -> Path:
+    """The file of the recipe."""
+    return shared / "tiny.yaml"
 
 
-@pytest.fixture(scope="module")
-def four_steps(shared: Path, shared_recipe_of: Recipes) -> Path:
+@pytest.fixture(scope="session")
+def recipe_of(tiny: Path) -> Recipes:
+    """The recipe with overrides."""
+    return lambda *overrides: recipe_file.load(str(tiny), overrides)
+
+
+Trains = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def train_shared(shared: Path, recipe_of: Recipes) -> Trains:
+    """Train a run that all tests share, once, by its name and overrides."""
+
+    def trained(name: str, *overrides: str) -> Path:
+        if not (shared / name).exists():
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("LMLONG_CACHE", str(shared / "cache"))
+                train(recipe_of(*overrides), shared / name)
+        return shared / name
+
+    return trained
+
+
+@pytest.fixture(scope="session")
+def four_steps(train_shared: Trains) -> Path:
     """A run of four steps."""
-    train(shared_recipe_of("training.steps=4"), shared / "four_steps")
-    return shared / "four_steps"
+    return train_shared("four_steps", "training.steps=4")
+
+
+@pytest.fixture(scope="session")
+def trained(train_shared: Trains) -> Path:
+    """A run of 12 steps with all of its checkpoints, each validated, and a logger's files."""
+    often = ("training.validate_every=1", "training.checkpoint_every=1", "training.keep_last=12")
+    return train_shared("trained", *often, "training.loggers=[tensorboard]")
+
+
+@pytest.fixture(scope="session")
+def softmax(train_shared: Trains) -> Path:
+    """A run of 40 steps with softmax attention."""
+    return train_shared("softmax", *SOFTMAX, "training.steps=40")
 
 
 @pytest.fixture
 def run(four_steps: Path, tmp_path: Path) -> Path:
-    """A copy of that run."""
-    return Path(shutil.copytree(four_steps, tmp_path / "run", symlinks=True))
+    """A copy of the run of four steps."""
+    return copied(four_steps, tmp_path / "run")
+
+
+TICK = 0.1
+"""Seconds between two looks at the clock of `ticking`."""
 
 
 @pytest.fixture
-def recipe_of(tiny: Path) -> Recipes:
-    """The recipe with overrides."""
-    return lambda *overrides: recipe_file.load(str(tiny), overrides)
+def ticking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the wall clock advance by one tick whenever it is read, however long a step takes."""
+    ticks = count()
+    monkeypatch.setitem(CLOCKS, "wall", lambda: TICK * next(ticks))
 
 
 Poison = Callable[..., None]
@@ -157,13 +203,12 @@ def equal(run: Path, other: Path) -> bool:
     return same_losses and same_tensors(weights(run), weights(other))
 
 
-def assert_resumes_exactly(recipe_of: Recipes, folder: Path, *options: str) -> None:
-    """A run of 12 steps is the same as one that ends after 5 and is resumed."""
-    options = ("training.schedule=constant", *options)
-    train(recipe_of(*options), folder / "whole")
-    for steps in (5, 12):
-        train(recipe_of(f"training.steps={steps}", *options), folder / "parts", resume="auto")
-    assert equal(folder / "parts", folder / "whole")
+def copied(run: Path, to: Path) -> Path:
+    return Path(shutil.copytree(run, to, symlinks=True))
+
+
+def checkpoint_at(run: Path, step: int) -> Path:
+    return run / "checkpoints" / f"step-{step:08d}"
 
 
 def train_in_processes(recipe: Path, run: Path, *options: object, **more: object) -> tuple[str, str]:
@@ -184,6 +229,34 @@ def lmlong(*arguments: object, **options: object) -> subprocess.Popen:
     )
     atexit.register(child.kill)
     return child
+
+
+def train_until(lines: int, recipe: Path, run: Path, *options: object, **more: object) -> subprocess.Popen:
+    """Train, or resume, in a process of its own until it has logged this many further lines."""
+    before = len(metrics(run))
+    child = lmlong("train", recipe, *options, "--out", run, "--resume", "auto", start_new_session=True, **more)
+    while len(metrics(run)) < before + lines:
+        time.sleep(0.002)
+        assert child.poll() is None, child.communicate()
+    return child
+
+
+@pytest.fixture
+def raise_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, signal.Signals], None]:
+    """Raise a signal in this process after a step."""
+
+    def plant(chosen: int, number: signal.Signals) -> None:
+        log = Progress.step
+
+        def step_with_signal(progress: Progress, step: int, *more: Any) -> float:
+            if step == chosen:
+                signal.raise_signal(number)
+            return log(progress, step, *more)
+
+        monkeypatch.setattr(Progress, "step", step_with_signal)
+        monkeypatch.setattr(StopOnSignal, "_discard_output", staticmethod(lambda: None))  # this terminal is still open
+
+    return plant
 
 
 @contextmanager

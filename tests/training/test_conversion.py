@@ -17,7 +17,7 @@ from lmlong.recipe import file as recipe_file
 from lmlong.training import conversion, conversion_report
 from lmlong.training.run import train
 
-from .conftest import ignored
+from .conftest import Recipes, ignored
 
 STEPS = [
     "training.steps=20",
@@ -27,13 +27,12 @@ HYBRID = ["model.attention.kind=[window, linear]", "model.attention.window=8", "
 
 
 @pytest.fixture(scope="module")
-def folder(shared: Path) -> Path:
-    """A folder with the softmax run `teacher`."""
-    train(
-        recipe_file.load(str(shared / "tiny.yaml"), ["model.attention.kind=softmax", "training.steps=150"]),
-        shared / "teacher",
-    )
-    return shared
+def folder(tiny: Path, recipe_of: Recipes, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the recipe and the softmax run `teacher`."""
+    folder = tmp_path_factory.mktemp("conversions")
+    (folder / "tiny.yaml").write_text(tiny.read_text())
+    train(recipe_of("model.attention.kind=softmax", "training.steps=150"), folder / "teacher")
+    return folder
 
 
 def convert(folder: Path, *words: str) -> Finished:
@@ -126,7 +125,6 @@ def test_the_last_stage_is_of_full_length_and_the_others_have_as_many_tokens(fol
     ]
     assert [recipe.text.sequence_length for recipe in recipes] == [32, 32, 64]
     assert len({recipe.tokens_per_step for recipe in recipes}) == 1
-    assert [recipe.training.teacher_of for recipe in recipes[:2]] == ["layers", "predictions"]
     assert recipes[2].training.teacher is None
 
 
@@ -135,6 +133,7 @@ def test_each_stage_has_its_length_and_later_ones_pass_states(folder: Path) -> N
         str(folder / "tiny.yaml"),
         [
             *("training.batch_size=2", "training.carry_state=true", "text.sequence_length=64"),
+            *("training.learn=0.5", "training.quantize=int4"),
             "conversion={sequence_length: 16, predictions: {sequence_length: 64, state_passing: 0.5, steps: 3}}",
         ],
     )
@@ -143,6 +142,9 @@ def test_each_stage_has_its_length_and_later_ones_pass_states(folder: Path) -> N
     assert [each.training.batch_size for each in (layers, predictions, text)] == [8, 2, 2]
     assert [each.training.state_passing for each in (layers, predictions, text)] == [0, 0.5, 0]
     assert [each.training.carry_state for each in (layers, predictions, text)] == [False, False, True]
+    assert [each.training.learn for each in (layers, predictions, text)] == [0, 0, 0.5]
+    assert [each.training.quantize for each in (layers, predictions, text)] == [None, None, "int4"]
+    assert [each.training.teacher_of for each in (layers, predictions)] == ["layers", "predictions"]
 
 
 @pytest.mark.usefixtures("stages_here")

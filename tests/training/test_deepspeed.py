@@ -3,8 +3,6 @@ files."""
 
 import json
 import os
-import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,7 +16,7 @@ from lmlong.recipe import Recipe
 from lmlong.training.deepspeed_strategy import LEFT_BEHIND
 from lmlong.training.run import train
 
-from .conftest import Poison, Recipes, equal, losses, metrics, same_tensors, train_in_processes, weights
+from .conftest import Poison, Recipes, Trains, losses, metrics, same_tensors, train_in_processes, weights
 
 STEPS = (
     "training.clip=0.05",  # far below the gradients, so that their scale would show
@@ -29,6 +27,9 @@ STEPS = (
 )
 ALONE = (*STEPS, "training.batch_size=2", "training.accumulate=4")
 SHORT = (*ALONE, "training.steps=6")
+RUN = "RUN"
+"""Stands for the run of a softmax model."""
+
 TWO = (*STEPS, "training.batch_size=2", "training.accumulate=2", "devices=2")
 
 
@@ -40,16 +41,10 @@ def sharded(stage: int, folder: Path) -> list[str]:
     return ["training.strategy=deepspeed", *deepspeed]
 
 
-@pytest.fixture
-def recipe_of(shared_recipe_of: Recipes) -> Recipes:
-    return shared_recipe_of
-
-
-@pytest.fixture(scope="module")
-def alone(shared: Path, shared_recipe_of: Recipes) -> Path:
-    """A run without DeepSpeed, with Muon."""
-    train(shared_recipe_of(*ALONE), shared / "alone")
-    return shared / "alone"
+@pytest.fixture(scope="module", params=["muon"])
+def alone(request: pytest.FixtureRequest, train_shared: Trains) -> Path:
+    """A run without DeepSpeed, by default with Muon."""
+    return train_shared(f"alone with {request.param}", *ALONE, f"training.optimizer={request.param}")
 
 
 def resume_at_six(recipe: Recipe, whole: Path, folder: Path) -> Path:
@@ -73,12 +68,12 @@ def assert_close(some: Path, others: Path) -> None:
 # stage 3, which has all that the others have, stands for them in the usual suite
 @pytest.mark.parametrize("stage", [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow), 3])
 def test_two_processes_are_one_run_that_resumes_anywhere(
-    shared: Path, alone: Path, recipe_of: Recipes, tmp_path: Path, stage: int, capsys: pytest.CaptureFixture[str]
+    tiny: Path, alone: Path, recipe_of: Recipes, tmp_path: Path, stage: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """They resume a run without DeepSpeed, and such a run resumes theirs."""
     whole, options = tmp_path / "whole", [*TWO, "training.segment=16", *sharded(stage, tmp_path)]
     middle = alone / "checkpoints" / "step-00000003"
-    _, errors = train_in_processes(shared / "tiny.yaml", whole, *options, "--resume", middle)
+    _, errors = train_in_processes(tiny, whole, *options, "--resume", middle)
     assert "Warning" not in errors
     assert_close(whole, alone)
     assert {path.name for path in (whole / "checkpoints" / "step-00000006").iterdir()} == {
@@ -92,59 +87,41 @@ def test_two_processes_are_one_run_that_resumes_anywhere(
     assert "".join(lmlong.load(str(fewer)).stream("the ", max_tokens=20))
 
 
-@pytest.mark.slow
-def test_two_processes_resume_to_the_same_bit(shared: Path, tmp_path: Path) -> None:
-    options = [*TWO, *sharded(3, tmp_path)]
-    train_in_processes(shared / "tiny.yaml", tmp_path / "whole", *options)
-    middle = tmp_path / "whole" / "checkpoints" / "step-00000006"
-    train_in_processes(shared / "tiny.yaml", tmp_path / "again", *options, "--resume", middle)
-    assert equal(tmp_path / "again", tmp_path / "whole")
-
-
 @pytest.mark.parametrize(
-    ("stage", "optimizer"),
+    ("stage", "alone"),
     [(1, "muon"), pytest.param(2, "muon", marks=pytest.mark.slow), pytest.param(3, "muon", marks=pytest.mark.slow),
      (2, "adamw"), (3, "adamw")],
+    indirect=["alone"],
 )  # fmt: skip
 def test_a_run_begun_without_is_resumed_with_deepspeed(
-    alone: Path, recipe_of: Recipes, tmp_path: Path, stage: int, optimizer: str, capsys: pytest.CaptureFixture[str]
+    alone: Path, recipe_of: Recipes, tmp_path: Path, stage: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if optimizer != "muon":
-        alone = tmp_path / "alone"
-        train(recipe_of(*ALONE, f"training.optimizer={optimizer}"), alone)
+    optimizer = f"training.optimizer={read.read_recipe(read.find(alone)).training.optimizer}"
     before = dict(os.environ)
-    resumed = resume_at_six(recipe_of(*ALONE, *sharded(stage, tmp_path)), alone, tmp_path / "resumed")
+    resumed = resume_at_six(recipe_of(*ALONE, optimizer, *sharded(stage, tmp_path)), alone, tmp_path / "resumed")
     assert {name for name in LEFT_BEHIND if os.environ.get(name) != before.get(name)} == set()
     assert "changed since the checkpoint: training.strategy from auto to deepspeed" in capsys.readouterr().err
     assert_close(resumed, alone)
 
 
-OPTIONS = [
-    ["model.attention.kind=softmax", "model.convolution=0", "training.activation_checkpointing=true"],
-    ["model.attention.feature_map=taylor", "model.attention.decay=fixed", "model.dropout=0.1"],
-    ["model.attention.feature_map=favor", "training.activation_checkpointing=true", "training.segment=16"],
-    ["model.attention.kind=[window, linear]", "model.attention.window=20", "training.carry_state=true"],
-]
+OPTIONS = {
+    "softmax": ["model.attention.kind=softmax", "model.convolution=0", "training.activation_checkpointing=true"],
+    "taylor": ["model.attention.feature_map=taylor", "model.attention.decay=fixed", "model.dropout=0.1"],
+    "favor": ["model.attention.feature_map=favor", "training.activation_checkpointing=true", "training.segment=16"],
+    "window": ["model.attention.kind=[window, linear]", "model.attention.window=20", "training.carry_state=true"],
+    "a teacher": [f"training.teacher={RUN}", "training.segment=16"],
+}
 
 
 @pytest.mark.parametrize(
-    "options",
-    [OPTIONS[0], *(pytest.param(each, marks=pytest.mark.slow) for each in OPTIONS[1:])],
-    ids=["softmax", "taylor", "favor", "window"],
+    "name", ["softmax", *(pytest.param(name, marks=pytest.mark.slow) for name in list(OPTIONS)[1:])]
 )
-def test_weights_that_come_and_go_are_there_when_needed(recipe_of: Recipes, tmp_path: Path, options: list[str]) -> None:
-    train(recipe_of(*SHORT, *options), tmp_path / "alone")
-    train(recipe_of(*SHORT, *options, *sharded(3, tmp_path)), tmp_path / "sharded")
-    assert_close(tmp_path / "sharded", tmp_path / "alone")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("more", [[], ["training.segment=16"]], ids=["whole", "segments"])
-def test_a_teacher_stays_whole(recipe_of: Recipes, tmp_path: Path, more: list[str]) -> None:
-    train(recipe_of("training.steps=2", "model.attention.kind=softmax"), tmp_path / "teacher")
-    taught = [*SHORT, f"training.teacher={tmp_path / 'teacher'}", *more]
-    train(recipe_of(*taught), tmp_path / "alone")
-    train(recipe_of(*taught, *sharded(3, tmp_path)), tmp_path / "sharded")
+def test_weights_that_come_and_go_are_there_when_needed(
+    recipe_of: Recipes, softmax: Path, tmp_path: Path, name: str
+) -> None:
+    options = [*SHORT, *(option.replace(RUN, str(softmax)) for option in OPTIONS[name])]
+    train(recipe_of(*options), tmp_path / "alone")
+    train(recipe_of(*options, *sharded(3, tmp_path)), tmp_path / "sharded")
     assert_close(tmp_path / "sharded", tmp_path / "alone")
 
 
@@ -160,7 +137,7 @@ def test_in_bfloat16_products_are_rounded_and_weights_are_not(
     assert {tensor.dtype for tensor in weights(tmp_path / "sharded").values()} == {torch.float32}
 
 
-@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("stage", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_a_step_that_is_not_finite_moves_no_weight(
     recipe_of: Recipes, tmp_path: Path, stage: int, poison: Poison
 ) -> None:
@@ -222,59 +199,3 @@ def test_wrong_settings_are_refused_by_name_and_leave_no_folder(recipe_of: Recip
     with pytest.raises(UsageError, match="No such file"):
         train(recipe_of(*options), tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-def test_a_start_that_fails_overwrites_nothing(recipe_of: Recipes, tmp_path: Path) -> None:
-    train(recipe_of("training.steps=1"), tmp_path / "run")
-    before = sorted((path, path.stat().st_mtime_ns) for path in (tmp_path / "run").rglob("*") if path.name != ".lock")
-    file = tmp_path / "settings.json"
-    file.write_text(json.dumps({"wall_clock_breakdown": "x"}))
-    with pytest.raises(UsageError, match="which DeepSpeed cannot read"):
-        train(
-            recipe_of("training.strategy=deepspeed", f"training.deepspeed.config={file}"),
-            tmp_path / "run",
-            overwrite=True,
-        )
-    after = sorted((path, path.stat().st_mtime_ns) for path in (tmp_path / "run").rglob("*") if path.name != ".lock")
-    assert after == before
-
-
-MOVED = """
-from lmlong.cli.main import main
-from lmlong.training import deepspeed_config
-
-deepspeed_config.REFUSED.clear()
-main()
-"""
-"""A program that trains with any setting."""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("setting", [{}, {"round_robin_gradients": True}, {"parameter_alignment": True}])
-def test_settings_are_refused_that_would_mix_up_the_moments(
-    shared: Path, recipe_of: Recipes, tmp_path: Path, setting: dict[str, bool]
-) -> None:
-    """A run resumed with them differs at once, in sizes of weights that are no multiple of four; one without them does
-    not."""
-    odd = ["model.width=33", "model.heads=3"]
-    train(recipe_of(*ALONE, *odd), tmp_path / "alone")
-    program, file = tmp_path / "moved.py", tmp_path / "moved.json"
-    program.write_text(MOVED)
-    file.write_text(json.dumps({"zero_optimization": setting}))
-    deepspeed = ["training.strategy=deepspeed", f"training.deepspeed.config={file}"]
-    middle = tmp_path / "alone" / "checkpoints" / "step-00000006"
-    words = ["train", shared / "tiny.yaml", "--out", tmp_path / "two", *TWO, *odd, *deepspeed, "--resume", middle]
-    subprocess.run([sys.executable, program, *map(str, words)], check=True, capture_output=True)
-    is_close = losses(tmp_path / "two")[-5:] == pytest.approx(losses(tmp_path / "alone")[-5:], rel=1e-5)
-    assert is_close == (not setting)
-
-
-@pytest.mark.slow
-def test_a_setting_of_stage_3_that_moves_nothing(shared: Path, alone: Path, tmp_path: Path) -> None:
-    file = tmp_path / "settings.json"
-    zero = {"stage3_param_persistence_threshold": 0, "sub_group_size": 3000}
-    file.write_text(json.dumps({"zero_optimization": zero}))
-    options = ["training.strategy=deepspeed", "training.deepspeed.stage=3", f"training.deepspeed.config={file}"]
-    middle = alone / "checkpoints" / "step-00000006"
-    train_in_processes(shared / "tiny.yaml", tmp_path / "run", *TWO, *options, "--resume", middle)
-    assert losses(tmp_path / "run")[-6:] == pytest.approx(losses(alone)[-6:], rel=1e-4)

@@ -45,7 +45,9 @@ def test_a_step_left_out_changes_no_weight(recipe_of: Recipes, tmp_path: Path, p
     assert losses(tmp_path / "run")[4] is None
 
 
-def test_so_many_in_a_row_and_no_more(recipe_of: Recipes, tmp_path: Path, poison: Poison) -> None:
+def test_more_skipped_steps_in_a_row_than_allowed_stop_the_run(
+    recipe_of: Recipes, tmp_path: Path, poison: Poison
+) -> None:
     skip = ["training.on_nonfinite=skip", "training.skips=2"]
     poison({3, 4, 6, 7})
     assert train(recipe_of(*skip), tmp_path / "two").step == 12

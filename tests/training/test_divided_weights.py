@@ -25,11 +25,6 @@ UNMOVED = (*STAGE_3, "training.steps=1", "training.learning_rate=1e-30", "traini
 
 
 @pytest.fixture
-def recipe_of(shared_recipe_of: Recipes) -> Recipes:
-    return shared_recipe_of
-
-
-@pytest.fixture
 def gathered(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many weights were whole at a time, whenever some were, and last the numbers that the built model holds."""
     counts: list[int] = []
@@ -54,7 +49,7 @@ def gathered(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 KINDS = [
     ["model.attention.kind=[linear, delta]", "model.convolution=3", "model.tied_output=false"],
-    ["model.attention.feature_map=favor", "model.attention.decay=learned"],
+    pytest.param(["model.attention.feature_map=favor", "model.attention.decay=learned"], marks=pytest.mark.slow),
     ["objective=masked", "model.attention.kind=linformer", "model.attention.linformer.projected=8"],
 ]
 
@@ -107,9 +102,8 @@ def peaks(recipe: Path, folder: Path, *options: object) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
-def test_two_processes_need_half_the_memory_of_one(shared: Path, tmp_path: Path) -> None:
+def test_two_processes_need_half_the_memory_of_one(tiny: Path, tmp_path: Path) -> None:
     """Built, trained, saved, loaded again and resumed; half, and what a process needs without any model."""
-    tiny = shared / "tiny.yaml"
     (one,) = peaks(tiny, tmp_path / "one", *LARGE, "training.steps=2", "training.accumulate=2")
     two = peaks(tiny, tmp_path / "two", *LARGE, *STAGE_3, "training.steps=2", "devices=2")
     resumed = peaks(tiny, tmp_path / "two", *LARGE, *STAGE_3, "training.steps=3", "devices=2", "--resume", "auto")

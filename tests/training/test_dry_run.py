@@ -1,5 +1,6 @@
-"""What a dry run reports, each of real steps in a child process."""
+"""What a dry run reports of real steps."""
 
+import json
 import resource
 import subprocess
 import sys
@@ -10,7 +11,8 @@ import pytest
 from lmlong.checkpoint import read
 from lmlong.inference.loading import open_run
 from lmlong.model.base import count_parameters
-from lmlong.training.dry_run import dry_run, memory_options
+from lmlong.training.dry_run import DryRun, dry_run, memory_options
+from lmlong.training.measured_steps import measure
 from lmlong.training.run import train
 
 from .conftest import Recipes
@@ -19,14 +21,18 @@ from .conftest import Recipes
 @pytest.mark.parametrize(
     "options",
     [
-        ("training.accumulate=3", "model.downsample.factor=2", "model.layers=4", "text.rows=documents"),
+        ("training.accumulate=2", "model.downsample.factor=2", "model.layers=4", "text.rows=documents"),
         ("objective=masked", "model.attention.kind=full", "training.optimizer=adamw"),
     ],
     ids=["causal", "masked"],
 )
-def test_the_result_is_that_of_the_run(recipe_of: Recipes, tmp_path: Path, options: tuple[str, ...]) -> None:
+def test_the_result_is_that_of_the_run(
+    recipe_of: Recipes, tmp_path: Path, options: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the child process does, in this one."""
     recipe = recipe_of(*options, "training.steps=2")
-    result = dry_run(recipe)
+    measure(recipe, limit=60)
+    result = DryRun(**json.loads(capsys.readouterr().out.splitlines()[-1]))
     train(recipe, tmp_path / "run")
     written = sum(file.stat().st_size for file in read.find(tmp_path / "run").iterdir())
     assert result.checkpoint_bytes == pytest.approx(written, rel=0.3)
@@ -45,6 +51,7 @@ def test_rows_that_take_too_long_are_not_measured(recipe_of: Recipes) -> None:
     assert "\nnote          one of 2 processes was measured" in result.text()
 
 
+@pytest.mark.slow  # two processes
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the size of a process from /proc")
 def test_a_model_that_does_not_fit_is_reported_with_what_saves_memory(tiny: Path) -> None:
     """Of 130 million parameters: 0.5 GB of weights fit, but not their gradients and moments."""

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -53,10 +54,13 @@ def test_a_run_in_a_thread_is_resumed_and_kept_from_others(recipe_of: Recipes, t
     assert lmlong.train(recipe_of("training.steps=2"), run, resume=run).validation is None, "nothing was left to do"
 
 
-def test_without_a_folder_it_is_the_one_of_the_name(
+def test_without_a_folder_it_is_the_one_of_the_name_and_several_processes_are_left_to_the_command(
     recipe_of: Recipes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="devices: 2 processes are started by the command `lmlong train`"):
+        lmlong.train(recipe_of("devices=2"))
+    assert not (tmp_path / "runs").exists()
     assert lmlong.train(recipe_of("training.steps=1")).run == Path("runs/tiny")
     assert lmlong.load("tiny").step == 1
 
@@ -66,6 +70,7 @@ def test_a_recipe_of_typed_sections_means_the_same_from_another_folder(
 ) -> None:
     """Its paths are those of the folder in which it was trained."""
     monkeypatch.chdir(tmp_path)
+    shutil.copy(tiny.with_name("book.txt"), "book.txt")
     recipe = lmlong.Recipe(
         text=Text(
             sources=[Files(kind="files", paths=["book.txt"])], tokenizer=Tokenizer(kind="bytes"), sequence_length=64
@@ -77,12 +82,6 @@ def test_a_recipe_of_typed_sections_means_the_same_from_another_folder(
     monkeypatch.chdir("/")
     report = lmlong.evaluate(tmp_path / result.run, lengths=[16], min_documents=1)
     assert report.context[0].sums.totals.bits_per_byte > 0
-
-
-def test_several_processes_are_left_to_the_command(recipe_of: Recipes, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="devices: 2 processes are started by the command `lmlong train` or by torchr"):
-        lmlong.train(recipe_of("devices=2"), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
 
 
 SCRIPT = """

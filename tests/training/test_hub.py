@@ -11,8 +11,8 @@ from .conftest import Recipes
 
 
 def test_a_resumed_run_reads_the_same_commit(
-    shared: Path,
-    shared_recipe_of: Recipes,
+    tiny: Path,
+    recipe_of: Recipes,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -20,16 +20,16 @@ def test_a_resumed_run_reads_the_same_commit(
     sources = f"text.sources=[{{kind: files, paths: [{URL}/data]}}]"
     with serving() as hub:
         connect(hub.url, tmp_path / "hf", monkeypatch)
-        commit = hub.repositories[NAME].commit({"data/book.txt": (shared / "book.txt").read_bytes()})
-        train(shared_recipe_of(sources, "training.steps=2"), tmp_path / "run")
+        commit = hub.repositories[NAME].commit({"data/book.txt": tiny.with_name("book.txt").read_bytes()})
+        train(recipe_of(sources, "training.steps=2"), tmp_path / "run")
         pinned = f"{URL}@{commit}/data"
         assert pinned in (tmp_path / "run" / "recipe.yaml").read_text()
 
         hub.repositories[NAME].commit({"data/book.txt": b"another book " * 900})
         forget(monkeypatch)
-        train(shared_recipe_of(sources, "training.steps=4"), tmp_path / "run", resume="auto")
+        train(recipe_of(sources, "training.steps=4"), tmp_path / "run", resume="auto")
         assert pinned in (tmp_path / "run" / "recipe.yaml").read_text()
         assert "text.sources" not in capsys.readouterr().err
 
-        train(shared_recipe_of(sources, "training.steps=2"), tmp_path / "run", overwrite=True)
+        train(recipe_of(sources, "training.steps=2"), tmp_path / "run", overwrite=True)
         assert pinned not in (tmp_path / "run" / "recipe.yaml").read_text()

@@ -59,8 +59,13 @@ def test_validations_are_spread_evenly(training: Training, steps: int, validated
     assert [step for step, validates, _ in occasions(training, steps) if validates] == validated
 
 
-def test_validations_and_checkpoints_change_no_bit_of_training(recipe_of: Recipes, tmp_path: Path) -> None:
-    each = ("model.dropout=0.1", "training.carry_state=true")
-    train(recipe_of(*each, "training.validate_every=99", "training.checkpoint_every=99"), tmp_path / "never")
-    train(recipe_of(*each, "training.validate_every=null", "training.checkpoint_every=null"), tmp_path / "default")
-    assert equal(tmp_path / "never", tmp_path / "default")
+def test_validations_and_checkpoints_change_no_bit_of_training(
+    recipe_of: Recipes, trained: Path, tmp_path: Path
+) -> None:
+    train(recipe_of("training.validate_every=99", "training.checkpoint_every=99"), tmp_path / "never")
+    assert equal(tmp_path / "never", trained)
+    options = ("model.dropout=0.1", "training.carry_state=true", "training.steps=6")
+    for every in (2, 99):
+        often = (f"training.validate_every={every}", f"training.checkpoint_every={every}")
+        train(recipe_of(*options, *often), tmp_path / str(every))
+    assert equal(tmp_path / "2", tmp_path / "99")

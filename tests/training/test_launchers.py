@@ -1,13 +1,13 @@
 """Processes that others start: torchrun on two machines, as this one plays them, and SLURM."""
 
 import os
-import random
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from machine import new_cache
 
 from lmlong.errors import UsageError
 from lmlong.training.distributed import check_launch, is_main_process
@@ -56,33 +56,11 @@ def tasks_of_slurm() -> list[dict[str, str]]:
     return [{**job, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)} for rank in range(2)]
 
 
-@pytest.mark.slow
-def test_documents_of_unequal_lengths_on_two_machines_under_torchrun(
-    tiny: Path, recipe_of: Recipes, tmp_path: Path
+def test_two_tasks_under_slurm_tokenize_once(
+    tiny: Path, recipe_of: Recipes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each process has as many segments to run as the other, however long its own documents are."""
-    draw = random.Random(1)
-    lines = (tmp_path / "book.txt").read_text().splitlines()
-    (tmp_path / "books").mkdir()
-    for number in range(60):
-        (tmp_path / "books" / f"{number}.txt").write_text("\n".join(draw.choices(lines, k=draw.choice([1, 2, 3, 12]))))
-    options = [
-        *("text.rows=documents", f"text.sources.0.paths=[{tmp_path / 'books'}]", "text.sequence_length=512"),
-        *("training.segment=100", "training.steps=10", "text.validation.fraction=0.2"),
-    ]
-    torchrun = ["torch.distributed.run", "--nnodes", 2, "--nproc-per-node", 1, "--rdzv-backend", "c10d"]
-    torchrun += ["--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-id", "test", "-m", "lmlong", "train", tiny]
-    two = ["nodes=2", "training.batch_size=2", "--out", tmp_path / "two"]
-    outputs, _ = succeed([*torchrun, *options, *two], [{}, {}])
-    assert sorted(output.count("validation ") for output in outputs) == [0, 1]
-    train(recipe_of(*options, "training.batch_size=4"), tmp_path / "one")
-    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-4)
-
-
-def test_two_tasks_under_slurm_tokenize_once(tiny: Path, recipe_of: Recipes, tmp_path: Path) -> None:
     """One of them makes the token files; the other waits for it, or comes later."""
-    book = tmp_path / "book.txt"
-    book.write_text(book.read_text() * 200)
+    monkeypatch.setenv("LMLONG_CACHE", str(new_cache(tmp_path)))
     tokenizer = ["training.steps=4", "text.tokenizer.kind=sentencepiece", "text.tokenizer.vocabulary=300"]
     options = ["devices=2", "training.batch_size=2", "--out", tmp_path / "two"]
     outputs, _ = succeed(["lmlong", "train", tiny, *tokenizer, *options], tasks_of_slurm())

@@ -105,15 +105,6 @@ def test_the_curve_of_a_resumed_run_has_all_of_it(
     assert [level.label for level in panel.levels] == ["PPMd", "lzma", "unigram", "gzip"]
 
 
-def test_a_masked_run_logs_its_perplexity(recipe_of: Recipes, tmp_path: Path) -> None:
-    encoder = ("objective=masked", "model.attention.decay=none", "model.convolution=0")
-    result = train(recipe_of(*encoder, "training.loggers=[tensorboard]"), tmp_path / "run")
-    logged = events(tmp_path / "run")
-    (final,) = logged.Scalars("final/perplexity")
-    assert result.validation and final.value == pytest.approx(result.validation.perplexity, rel=1e-6)
-    assert not {"final/lzma", "final/PPMd"} & {*logged.Tags()["scalars"]} and logged.Images("learning_curve")
-
-
 def test_csv_has_the_same_and_the_recipe_and_is_continued(recipe_of: Recipes, tmp_path: Path) -> None:
     train(recipe_of("training.loggers=[csv]", "training.steps=4"), tmp_path / "run")
     result = train(recipe_of("training.loggers=[csv]"), tmp_path / "run", resume="auto")

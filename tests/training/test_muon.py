@@ -18,6 +18,8 @@ from lmlong.training.muon import Muon, step_size
 from lmlong.training.optimizer import make_optimizer, parameter_groups
 from lmlong.training.orthogonal import orthogonal
 
+from .optimizers_in_ranks import optimizer_of, take_row_steps
+
 RATE, DECAY = 3e-3, 0.1
 
 
@@ -47,7 +49,7 @@ def test_a_direction_has_the_singular_vectors_of_its_matrix_and_values_near_one(
     torch.testing.assert_close(u @ torch.diag_embed(values) @ v, found)
 
 
-def test_nothing_comes_of_no_gradient() -> None:
+def test_a_gradient_of_zero_has_no_direction() -> None:
     assert bool((orthogonal(torch.zeros(1, 8, 8)) == 0).all())
 
 
@@ -149,17 +151,25 @@ def test_a_weight_without_a_gradient_is_left_alone() -> None:
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_ranks_divide_the_work_and_take_the_same_steps(tmp_path: Path, ranks: int) -> None:
-    """Processes of gloo, by the operations of their matrix products."""
-    program = Path(__file__).parent / "muon_in_ranks.py"
-    command = [sys.executable, "-W", "error::FutureWarning", program]
+    """Processes of gloo, by the operations of their matrix products. Of a table each finds another number of rows, and
+    all train the mean of their gradients, to the last bit."""
+    command = [sys.executable, "-W", "error::FutureWarning", Path(__file__).parent / "optimizers_in_ranks.py"]
     children = [
-        subprocess.Popen([*command, *map(str, (rank, ranks, tmp_path / "meeting"))], stdout=subprocess.PIPE, text=True)
+        subprocess.Popen([*map(str, (*command, rank, ranks, tmp_path))], stdout=subprocess.PIPE, text=True)
         for rank in range(ranks)
     ]
-    printed = [child.communicate(timeout=60)[0] for child in children]
+    printed = [child.communicate(timeout=100)[0] for child in children]
     assert [child.returncode for child in children] == [0] * ranks
     operations = [json.loads(line) for line in printed]
     alone = operations[0].pop("alone")
     for name in operations[0]:
         of_ranks = [each[name] for each in operations]
         assert sum(of_ranks) == alone and max(of_ranks) < 1.03 * alone / ranks
+
+    every = [torch.load(tmp_path / f"{rank}.pt") for rank in range(ranks)]
+    table, squares = take_row_steps(optimizer_of(True, ranks=1), list(range(ranks)))
+    for reads_values in (True, False):
+        assert all(all(map(torch.equal, each[reads_values], every[0][reads_values])) for each in every)
+        mean = every[0][reads_values]
+        assert torch.allclose(mean[0], table, rtol=1e-4, atol=1e-6)
+        assert torch.allclose(mean[1] * ranks**2, squares, rtol=1e-4)

@@ -22,11 +22,14 @@ from lmlong.training.run import train
 
 from .conftest import Recipes
 
+SMALL = ("training.steps=1", "model.width=16", "model.layers=1")
+
 
 @pytest.fixture(scope="module")
-def run(shared: Path, shared_recipe_of: Recipes) -> Path:
-    train(shared_recipe_of("training.steps=1", "model.width=16", "model.layers=1"), shared / "run")
-    return shared / "run"
+def run(recipe_of: Recipes, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("read") / "run"
+    train(recipe_of(*SMALL), folder)
+    return folder
 
 
 def command(*words: object) -> str:
@@ -40,15 +43,14 @@ READERS: dict[str, Callable[[Path, Path], object]] = {
     "load": lambda run, out: load(run, "cpu"),
     "info": lambda run, out: json.loads(command("info", run, "--json")),
     "export": lambda run, out: command("export", run, "--to", "hf", "--out", out),
-    "score": lambda run, out: command("score", run, run.parent / "tiny.yaml"),
+    "score": lambda run, out: command("score", run, run / "recipe.yaml"),
     "eval": lambda run, out: command("eval", run, "--lengths", "32", "--targets", 64, "--by", "context"),
     "init_from": lambda run, out: train(recipe_from(run), out),
 }
 
 
 def recipe_from(run: Path) -> Recipe:
-    overrides = ("training.steps=1", "model.width=16", "model.layers=1", f"training.init_from={run}")
-    return recipe_file.load(str(run.parent / "tiny.yaml"), overrides)
+    return recipe_file.load(str(run / "recipe.yaml"), [*SMALL, f"training.init_from={run}"])
 
 
 @thinned(pytest.mark.parametrize("reader", READERS), pytest.mark.parametrize("name", manifest.FILES))

@@ -1,51 +1,194 @@
-"""Going on with a run: what may change on the way, and what would make it another run."""
+"""Resuming a run: every option either takes effect or is refused, and what else may change on the way."""
 
-import csv
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 
-from lmlong.checkpoint import manifest, read, write
-from lmlong.errors import CheckpointError, UsageError
+from lmlong.checkpoint import manifest, read
+from lmlong.errors import UsageError
 from lmlong.io import folder_manifest
-from lmlong.io.folder_manifest import manifest_text
+from lmlong.recipe import Training
 from lmlong.training.resume import changes, prepare_resumed_run, resume_point, resumed_recipe
 from lmlong.training.run import train
 from lmlong.training.training_state import random_states, restore_random_states
 
-from .conftest import Recipes, assert_resumes_exactly, metrics, moments, same_tensors, weights
+from .conftest import Recipes, checkpoint_at, copied, logged_steps, losses, metrics
+
+LEARNING = {
+    "learning_rate": ["learning_rate=3e-2", "schedule=constant"],
+    "schedule": ["schedule=constant"],
+    "warmup_steps": ["warmup_steps=6"],
+    "decay_fraction": ["schedule=warmup-stable-decay", "decay_fraction=0.9"],
+    "final_learning_rate": ["final_learning_rate=0.9"],
+    "steps": ["steps=40"],
+    "tokens": ["tokens=1400"],
+    "weight_decay": ["weight_decay=9.0"],
+    "beta1": ["beta1=0.2"],
+    "beta2": ["beta2=0.2"],
+    "clip": ["clip=1e-3"],
+    "precision": ["precision=bf16"],
+    "learn": ["learn=1.0"],
+    "quantize": ["quantize=int4"],
+}
+"""What changes the losses; beside another option where it has no effect alone."""
+
+BESIDE = {"decay_fraction": ["schedule=warmup-stable-decay"]}
+
+SLOW = {"schedule", "warmup_steps", "decay_fraction", "final_learning_rate", "steps", "beta1"}
+"""Of these, what reaches a step by the same way as another."""
+
+WRITTEN: dict[str, Callable[[Path], bool]] = {
+    "validate_every": lambda run: 7 in validated(run),
+    "validation_tokens": lambda run: validated(run).get(7, 99) <= 64,
+    "final_validation_tokens": lambda run: any("final_validation" in line for line in metrics(run)),
+    "checkpoint_every": lambda run: {7} <= kept(run),
+    "keep_last": lambda run: {6, 7, 8} <= kept(run),
+    "keep_every": lambda run: 5 in kept(run),
+    "log_every": lambda run: logged_steps(run)[-2:] == [5, 8],
+    "sample_tokens": lambda run: any("sample" in line for line in metrics(run)),
+    "loggers": lambda run: (run / "csv").is_dir(),
+}
+"""What shows that an option of what is written has taken effect."""
+
+WRITING = (
+    *("training.validate_every=7", "training.validation_tokens=64", "training.final_validation_tokens=200"),
+    *("training.checkpoint_every=1", "training.keep_last=3", "training.keep_every=5", "training.log_every=5"),
+    *("training.sample_tokens=2", "training.loggers=[csv]"),
+)
+
+TAUGHT = "training.teacher=/nowhere"
+
+REFUSED: dict[str, tuple[str, ...]] = {
+    "seed=1": (),
+    "objective=masked": (),
+    "model.width=64": (),
+    "model.attention.decay=none": (),
+    "text.sequence_length=32": (),
+    "text.tokenizer={kind: sentencepiece, vocabulary: 300}": (),
+    "text.sources=[{kind: files, paths: [book.txt], weight: 2}]": (),
+    "text.masking.share=0.3": ("objective=masked",),
+    "training.carry_state=true": (),
+    "training.init_from=/nowhere": (),
+    "training.state_passing=0.5": (),
+    "training.batch_size=2": (),
+    "training.accumulate=3": (),
+    "training.optimizer=adamw": (),
+    "training.only_ngram=true": (
+        *("model.attention.kind=softmax", "model.convolution=0"),
+        *("model.add_ngram=[1]", "model.attention.ngram.buckets=64"),
+    ),
+    TAUGHT: (),
+    "training.teacher_of=layers": (TAUGHT,),
+    "training.teacher_share=0.25": (TAUGHT,),
+    "training.teacher_temperature=2.0": (TAUGHT,),
+}
+"""What would make another run, and what the run has beside it."""
+
+FROM_THE_RECIPE = {
+    "minutes": "3",
+    "epochs": "3",
+    "early_stopping": "false",
+    "clock": "process",
+    "strategy": "ddp",
+    "deepspeed": "{stage: 3}",
+    "compile": "true",
+    "kernel": "torch",
+    "segment": "16",
+    "activation_checkpointing": "true",
+    "on_nonfinite": "skip",
+    "skips": "9",
+    "sequence_parallel": "2",
+}
+"""What is read from the recipe of the resumed run as from that of a new one, and kept nowhere else."""
 
 
-@pytest.fixture
-def recipe_of(shared_recipe_of: Recipes) -> Recipes:
-    return shared_recipe_of
+def validated(run: Path) -> dict[int, int]:
+    return {line["step"]: line["validation"]["tokens"] for line in metrics(run) if "validation" in line}
+
+
+def kept(run: Path) -> set[int]:
+    return {int(path.name[5:]) for path in (run / "checkpoints").glob("step-*")}
+
+
+def test_no_option_is_forgotten() -> None:
+    refused = {override.partition("=")[0].removeprefix("training.") for override in REFUSED if "training" in override}
+    assert {*LEARNING, *WRITTEN, *refused, *FROM_THE_RECIPE} == set(Training.model_fields)
+
+
+def resume(recipe_of: Recipes, run: Path, *options: str) -> list[float]:
+    """Resume a run with changed options, and return the losses since."""
+    train(recipe_of("training.steps=8", *(f"training.{option}" for option in options)), run, resume="auto")
+    return losses(run)[4:8]
+
+
+@pytest.fixture(scope="module")
+def usual(four_steps: Path, cache: Path, recipe_of: Recipes, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of four steps, resumed with the same options."""
+    run = copied(four_steps, tmp_path_factory.mktemp("usual") / "run")
+    resume(recipe_of, run)
+    return run
 
 
 @pytest.mark.parametrize(
-    "change",
-    ["model.width=64", "text.sequence_length=32", "text.tokenizer={kind: sentencepiece, vocabulary: 300}", "seed=1",
-     "model.attention.decay=none"],
-)  # fmt: skip
-def test_a_change_that_makes_another_run_is_refused_by_name(recipe_of: Recipes, run: Path, change: str) -> None:
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in LEARNING]
+)
+def test_what_is_learned_follows_from_the_present_options(
+    recipe_of: Recipes, run: Path, usual: Path, name: str
+) -> None:
+    if name in BESIDE:
+        usual = copied(run, run.with_name("usual"))
+        resume(recipe_of, usual, *BESIDE[name])
+    changed = resume(recipe_of, run, *LEARNING[name])
+    assert changed != losses(usual)[4 : 4 + len(changed)]
+    if name == "learning_rate":
+        assert {line["learning_rate"] for line in metrics(run)[4:] if "loss" in line} == {3e-2}
+
+
+def test_what_is_written_follows_from_the_present_options(
+    recipe_of: Recipes, run: Path, usual: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(recipe_of("training.steps=8", *WRITING), run, resume="auto")
+    assert [name for name, shows in WRITTEN.items() if not shows(run) or shows(usual)] == []
+    assert kept(run) == {5, 6, 7, 8}
+    reported = [line for line in capsys.readouterr().err.splitlines() if line.startswith("changed")]
+    assert len(reported) == 1 + len(WRITING)
+    assert "changed since the checkpoint: training.steps from 4 to 8" in reported
+
+
+@pytest.mark.parametrize("change", REFUSED)
+def test_a_change_that_makes_another_run_is_refused_by_name(recipe_of: Recipes, change: str) -> None:
+    before = ("training.optimizer=muon", *REFUSED[change])
+    with pytest.raises(UsageError, match=f"--resume: {change.partition('=')[0]}"):
+        resumed_recipe(recipe_of(*before), recipe_of(*before, change))
+
+
+def test_a_refused_run_stays_as_it_was(recipe_of: Recipes, run: Path) -> None:
     before = metrics(run)
-    key = change.partition("=")[0]
-    with pytest.raises(UsageError, match=f"--resume: {key}"):
-        train(recipe_of(change, "training.steps=8"), run, resume="auto")
+    with pytest.raises(UsageError, match=r"training\.carry_state: was False in this run and is True now"):
+        resume(recipe_of, run, "carry_state=true")
     assert metrics(run) == before
 
 
-def test_other_changes_are_reported(recipe_of: Recipes, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    outcome = train(recipe_of("training.steps=6", "training.log_every=2"), run, resume="auto")
-    assert outcome.step == 6
-    reported = [line for line in capsys.readouterr().err.splitlines() if line.startswith("changed")]
-    assert reported == [
-        "changed since the checkpoint: training.steps from 4 to 6",
-        "changed since the checkpoint: training.log_every from 1 to 2",
-    ]
+@pytest.mark.parametrize("name", FROM_THE_RECIPE)
+def test_all_else_is_taken_from_the_recipe(recipe_of: Recipes, four_steps: Path, name: str) -> None:
+    devices = ["devices=2"] if name == "sequence_parallel" else []
+    new = recipe_of("training.optimizer=muon", f"training.{name}={FROM_THE_RECIPE[name]}", *devices)
+    old = read.read_recipe(read.find(four_steps))
+    assert getattr(new.training, name) != getattr(old.training, name)
+    assert resumed_recipe(old, new) == new
+
+
+def test_an_optimizer_need_not_be_named_again_and_was_adamw_before_there_was_a_choice(recipe_of: Recipes) -> None:
+    for optimizer in ("muon", "adamw"):
+        old = recipe_of(f"training.optimizer={optimizer}")
+        assert resumed_recipe(old, recipe_of()).training.optimizer == optimizer
+    assert resumed_recipe(recipe_of(), recipe_of()).training.optimizer == "adamw"
+    with pytest.raises(UsageError, match=r"training\.optimizer: was adamw in this run and is muon now"):
+        resumed_recipe(recipe_of(), recipe_of("training.optimizer=muon"))
 
 
 def test_changes_are_found_at_every_depth() -> None:
@@ -54,29 +197,17 @@ def test_changes_are_found_at_every_depth() -> None:
     assert list(changes(old, new)) == [("b.c", [1], [2]), ("b.d.e", None, 3), ("f", None, 0)]
 
 
-def test_a_text_that_has_changed_is_refused(recipe_of: Recipes, run: Path, shared: Path, tmp_path: Path) -> None:
-    book = tmp_path / "book.txt"
-    book.write_text((shared / "book.txt").read_text() + "and then some more " * 50)
+def test_a_text_that_has_moved_is_the_same_and_one_that_has_changed_is_refused(
+    recipe_of: Recipes, run: Path, usual: Path, tiny: Path, tmp_path: Path
+) -> None:
+    book = tmp_path / "moved.txt"
+    book.write_text(tiny.with_name("book.txt").read_text() + "and then some more " * 50)
+    moved = recipe_of("training.steps=8", f"text.sources=[{{kind: files, paths: [{book}]}}]")
     with pytest.raises(UsageError, match="the text has changed since the run began"):
-        source = f"text.sources=[{{kind: files, paths: [{book}]}}]"
-        train(recipe_of("training.steps=8", source), run, resume="auto")
-
-
-def test_logs_with_and_without_a_resume_are_equal(recipe_of: Recipes, tmp_path: Path) -> None:
-    """Metrics, validations and the rows of Lightning's loggers have the same steps and numbers, but for speeds."""
-    run = tmp_path / "run"
-    recipe = recipe_of("training.keep_last=5", "training.loggers=[csv]", "training.accumulate=2")
-    train(recipe, run)
-    before = [{name: value for name, value in line.items() if name != "tokens_per_second"} for line in metrics(run)]
-    trained = weights(run)
-    train(recipe, run, resume=str(run / "checkpoints" / "step-00000004"))
-    after = [{name: value for name, value in line.items() if name != "tokens_per_second"} for line in metrics(run)]
-    assert after == before and after[-1]["step"] == 12 and same_tensors(weights(run), trained)
-    rows = []
-    for folder in ("from-00000000", "from-00000004"):
-        with (run / "csv" / folder / "metrics.csv").open(newline="") as file:
-            rows.append([{**row, "tokens_per_second": ""} for row in csv.DictReader(file) if int(row["step"]) > 4])
-    assert rows[0] == rows[1] and {int(row["step"]) for row in rows[1]} == set(range(5, 13))
+        train(moved, run, resume="auto")
+    book.write_text(tiny.with_name("book.txt").read_text())
+    train(moved, run, resume="auto")
+    assert losses(run) == losses(usual)
 
 
 def test_random_states_are_put_back_exactly() -> None:
@@ -85,20 +216,6 @@ def test_random_states_are_put_back_exactly() -> None:
     random.seed(5), np.random.seed(5), torch.manual_seed(5)
     restore_random_states(states)
     assert (random.random(), np.random.rand(3).tolist(), torch.rand(3).tolist()) == drawn
-
-
-def test_a_run_resumes_on_another_number_of_gpus(
-    recipe_of: Recipes, run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A checkpoint of more GPUs than are visible (on most machines, none)."""
-    checkpoint = read.find(run)
-    state = read.read_training(checkpoint)
-    here = torch.cuda.device_count()
-    state |= {f"random.cuda.{number}": torch.zeros(16, dtype=torch.uint8) for number in range(here + 8)}
-    write.save_training(state, checkpoint)
-    (checkpoint / manifest.NAME).write_text(manifest_text(checkpoint, manifest.FORMAT, {"step": 4, "validation": None}))
-    assert train(recipe_of("training.steps=6"), run, resume="auto").step == 6
-    assert f"has those of {here + 8} GPUs and {here} are visible, {here} restored" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("saved", "gpus", "restored"), [(8, 4, [0, 1, 2, 3]), (4, 8, [0, 1, 2, 3]), (0, 4, [])])
@@ -112,20 +229,6 @@ def test_random_states_of_gpus_are_restored_as_far_as_there_are_gpus(
     restore_random_states({**random_states(), **cuda}, gpus)
     assert given == {number: number for number in restored}
     assert capsys.readouterr().err.count("\n") == 1
-
-
-def test_each_optimizer_resumes_exactly_and_need_not_be_named_again(recipe_of: Recipes, tmp_path: Path) -> None:
-    for optimizer, kind in (("muon", "momentum"), ("adamw", "exp_avg")):
-        named = f"training.optimizer={optimizer}"
-        assert_resumes_exactly(recipe_of, tmp_path / optimizer, named)
-        assert f"optimizer.1.{kind}" in moments(read.find(tmp_path / optimizer / "whole"))
-        assert resumed_recipe(recipe_of(named), recipe_of()).training.optimizer == optimizer
-
-
-def test_a_run_from_before_there_was_a_choice_resumes_with_adamw(recipe_of: Recipes) -> None:
-    assert resumed_recipe(recipe_of(), recipe_of()).training.optimizer == "adamw"
-    with pytest.raises(UsageError, match=r"training\.optimizer: was adamw in this run and is muon now"):
-        resumed_recipe(recipe_of(), recipe_of("training.optimizer=muon"))
 
 
 @pytest.mark.parametrize(("rank", "times"), [("0", 1), ("1", 0)])
@@ -143,28 +246,10 @@ def test_a_checkpoint_is_hashed_once_and_by_one_process(
     hashed, sha256 = [], folder_manifest.sha256
     monkeypatch.setattr(folder_manifest, "sha256", lambda path: [hashed.append(path), sha256(path)][1])
     train(recipe_of("training.steps=5"), run, resume="auto")
-    resumed_from = run / "checkpoints" / "step-00000004"
+    resumed_from = checkpoint_at(run, 4)
     assert sorted(path.name for path in hashed if path.parent == resumed_from) == sorted(manifest.FILES)
     hashed.clear()
     monkeypatch.setenv("LOCAL_RANK", "1")
     checkpoint = resume_point(run, "auto")
     assert checkpoint is not None and prepare_resumed_run(recipe_of("training.steps=6"), checkpoint).first_step == 5
     assert not hashed
-
-
-def test_each_process_validates_what_it_reads(recipe_of: Recipes, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that verify no digests too: here the digests are those of other files."""
-    checkpoint = read.find(run)
-    state = read.read_training(checkpoint)
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    for part, value in (("step", -1), ("step", 3), ("optimizer.0.exp_avg", 1), ("carried.0", torch.tensor(np.nan))):
-        write.save_training({**state, part: value}, checkpoint)
-        with pytest.raises(CheckpointError):
-            prepare_resumed_run(recipe_of("training.steps=6"), checkpoint)
-    write.save_training(state, checkpoint)
-    weights = read.read_weights(checkpoint)
-    name = "embedding.weight"
-    for changed in (weights[name][:-1].contiguous(), weights[name].int(), weights[name] * np.nan):
-        save_file({**weights, name: changed}, checkpoint / manifest.WEIGHTS)
-        with pytest.raises(CheckpointError):
-            prepare_resumed_run(recipe_of("training.steps=6"), checkpoint)

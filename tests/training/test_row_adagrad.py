@@ -1,7 +1,5 @@
-"""Tables of n-grams in training: the rule of a step, and runs that are the same however they are divided."""
+"""Tables of n-grams in training: the rule of a step, and what a run does with them."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +16,7 @@ from lmlong.training.prepare import prepare_new_run
 from lmlong.training.row_adagrad import RowAdagrad
 from lmlong.training.run import train
 
-from .conftest import (
-    Poison,
-    Recipes,
-    assert_resumes_exactly,
-    equal,
-    losses,
-    same_tensors,
-    train_in_processes,
-    weights,
-)
-from .rows_in_ranks import take_steps
-from .test_sequence_parallel import by
+from .conftest import Poison, Recipes, equal, losses, same_tensors, weights
 
 TABLES = "model.ngram_embedding={rows: 512, width: 8}"
 
@@ -103,16 +90,6 @@ def test_a_divided_batch_trains_the_same(recipe_of: Recipes, tmp_path: Path) -> 
         assert torch.allclose(squares_of(tmp_path / name), squares_of(whole), rtol=1e-2, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [[], pytest.param(["training.state_passing=0.5", "training.optimizer=adamw"], marks=pytest.mark.slow)],
-    ids=["muon", "states passed"],
-)
-def test_a_run_resumes_exactly(recipe_of: Recipes, tmp_path: Path, options: list[str]) -> None:
-    assert_resumes_exactly(recipe_of, tmp_path, TABLES, *options)
-    assert torch.equal(squares_of(tmp_path / "parts"), squares_of(tmp_path / "whole"))
-
-
 def test_the_rate_follows_the_schedule(recipe_of: Recipes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     factors: list[float] = []
     step = RowAdagrad.step
@@ -147,82 +124,14 @@ def test_tables_are_added_to_a_trained_model_without_a_change(recipe_of: Recipes
 
 
 def test_frozen_tables_do_not_move(recipe_of: Recipes, tmp_path: Path) -> None:
-    """While only the mixers learn a teacher's layers."""
+    """While only the mixers learn a teacher's layers. A run with tables writes and repeats."""
     train(recipe_of(TABLES, "training.steps=3"), tmp_path / "base")
+    assert "".join(lmlong.load(str(tmp_path / "base")).stream("the ", max_tokens=20))
+    train(recipe_of(TABLES, "training.steps=3"), tmp_path / "again")
+    assert equal(tmp_path / "base", tmp_path / "again")
     learned = ["training.teacher_of=layers", "model.attention.kind=delta", "training.steps=2"]
     base = [f"training.{key}={tmp_path / 'base'}" for key in ("init_from", "teacher")]
     train(recipe_of(*base, *learned), tmp_path / "student")
     names = ("ngram_embedding.table", "ngram_embedding.projection.weight")
     before, after = weights(tmp_path / "base"), weights(tmp_path / "student")
     assert all(torch.equal(before[name], after[name]) for name in names) and before[names[0]].any()
-
-
-def test_a_run_with_tables_writes_and_repeats(recipe_of: Recipes, tmp_path: Path) -> None:
-    train(recipe_of(TABLES, "training.steps=3"), tmp_path / "run")
-    assert "".join(lmlong.load(str(tmp_path / "run")).stream("the ", max_tokens=20))
-    train(recipe_of(TABLES, "training.steps=3"), tmp_path / "again")
-    assert equal(tmp_path / "run", tmp_path / "again")
-
-
-@pytest.mark.slow
-def test_ranks_with_gradients_of_their_own_take_the_same_steps(tmp_path: Path) -> None:
-    """To the last bit, though each finds another number of rows. They train the mean of their gradients."""
-    ranks, program = 3, Path(__file__).parent / "rows_in_ranks.py"
-    command = [sys.executable, "-W", "error::FutureWarning", program]
-    children = [subprocess.Popen([*map(str, (*command, rank, ranks, tmp_path))]) for rank in range(ranks)]
-    assert [child.wait(timeout=60) for child in children] == [0] * ranks
-    every = [torch.load(tmp_path / f"{rank}.pt") for rank in range(ranks)]
-    tables = NgramEmbedding(recipe.NgramEmbedding(orders=[2], rows=50, width=4), 6)
-    table, squares = take_steps(RowAdagrad(tables, True), list(range(ranks)))
-    for reads_values in (True, False):
-        for each in every:
-            assert all(map(torch.equal, each[reads_values], every[0][reads_values]))
-        mean = every[0][reads_values]
-        assert torch.allclose(mean[0], table, rtol=1e-4, atol=1e-6)
-        assert torch.allclose(mean[1] * ranks**2, squares, rtol=1e-4)
-
-
-TWO = ("devices=2", "training.batch_size=2", "training.accumulate=2")
-ALONE = "training.batch_size=4", "training.accumulate=2"
-PARTS = ("devices=2", "training.sequence_parallel=2", "text.sequence_length=61", "training.batch_size=2")
-PARTS_ALONE = ("text.sequence_length=61", "training.batch_size=2")
-SEVERAL: dict[str, tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
-    "ddp": ("ddp", TWO, ALONE, ()),
-    "ddp, segments": ("ddp", TWO, ALONE, ("training.segment=16", "training.activation_checkpointing=true")),
-    "stage 1": ("stage 1", TWO, ALONE, ()),
-    "stage 2": ("stage 2", TWO, ALONE, ("training.optimizer=adamw",)),
-    "stage 3": ("stage 3", TWO, ALONE, ("training.segment=16",)),
-    "stage 3, checkpointing": ("stage 3", TWO, ALONE, ("training.activation_checkpointing=true",)),
-    "parts": ("ddp", PARTS, PARTS_ALONE, ("training.state_passing=0.5", "training.accumulate=2")),
-    "parts, stage 3": ("stage 3", PARTS, PARTS_ALONE, ("model.attention.kind=[ngram, linear]",)),
-    "parts by groups": ("ddp", (*PARTS, "devices=4"), (*PARTS_ALONE, "training.batch_size=4"), ()),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("strategy", "several", "alone", "options"), SEVERAL.values(), ids=SEVERAL)
-def test_several_processes_are_one(
-    tiny: Path,
-    recipe_of: Recipes,
-    tmp_path: Path,
-    strategy: str,
-    several: tuple[str, ...],
-    alone: tuple[str, ...],
-    options: tuple[str, ...],
-) -> None:
-    """Two resume to the last bit, too. In gradients that more processes sum, the order of the sums may change."""
-    options = (TABLES, "training.steps=8", "training.schedule=constant", "training.keep_last=9", *options)
-    divided = (*options, *several, *by(strategy, tmp_path))
-    train_in_processes(tiny, tmp_path / "several", *divided)
-    train(recipe_of(*options, *alone), tmp_path / "one")
-    assert losses(tmp_path / "several") == pytest.approx(losses(tmp_path / "one"), rel=1e-4)
-    squares, truth = squares_of(tmp_path / "several"), squares_of(tmp_path / "one")
-    assert float((squares - truth).norm()) < 1e-3 * float(truth.norm())
-    table, expected = (weights(tmp_path / name)["ngram_embedding.table"] for name in ("several", "one"))
-    assert float((table - expected).norm()) < 1e-2 * float(expected.norm())
-    if "devices=4" in several:
-        return
-    middle = tmp_path / "several" / "checkpoints" / "step-00000004"
-    train_in_processes(tiny, tmp_path / "again", *divided, "--resume", middle)
-    assert equal(tmp_path / "again", tmp_path / "several")
-    assert torch.equal(squares_of(tmp_path / "again"), squares)

@@ -12,15 +12,13 @@ from commands import Finished
 from commands import lmlong as command
 from machine import new_cache
 
-from lmlong.training.run import train
-
-from .conftest import Recipes, logged_steps, losses
+from .conftest import logged_steps, losses
 
 PIPED = "text.sources=[{kind: files, paths: ['-']}]"
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("LMLONG_CACHE", str(new_cache(tmp_path)))
     return tmp_path / "cache"
 
@@ -53,13 +51,12 @@ def table(output: str) -> list[str]:
 
 
 def test_a_run_learns_from_a_pipe_as_from_a_file_and_resumes_without_it(
-    recipe_of: Recipes, tiny: Path, tmp_path: Path
+    tiny: Path, four_steps: Path, tmp_path: Path
 ) -> None:
-    run, book = tmp_path / "pipe", tmp_path / "book.txt"
-    train(recipe_of("training.steps=4"), tmp_path / "file")
+    run, book = tmp_path / "pipe", tiny.with_name("book.txt")
     done = piped(book.read_bytes(), "train", tiny, PIPED, "training.steps=4", "--out", run)
     assert done.returncode == 0 and "standard input: " in done.stderr, done.stderr
-    assert losses(run) == losses(tmp_path / "file")
+    assert losses(run) == losses(four_steps)
     more = command("train", run / "recipe.yaml", "training.steps=6", "--resume", "auto", "--out", run)
     assert more.returncode == 0 and logged_steps(run)[-1] == 6, more.stderr
     words = [run, "--lengths", "8", "--min-documents", "1", "--by", "position", "--data"]
@@ -75,7 +72,7 @@ def test_a_suffix_names_the_format() -> None:
     assert wrong.returncode == 2 and "cannot read it" in wrong.stderr and "Traceback" not in wrong.stderr
 
 
-def test_nothing_to_read_is_an_error(cache: Path) -> None:
+def test_nothing_to_read_is_an_error(own_cache: Path) -> None:
     empty = piped(b"", "data", "show", "-")
     assert empty.returncode == 2 and "standard input is empty" in empty.stderr
     ours, terminal = pty.openpty()
@@ -84,7 +81,7 @@ def test_nothing_to_read_is_an_error(cache: Path) -> None:
     os.close(ours)
     os.close(terminal)
     assert asked.returncode == 2 and "standard input is a terminal" in asked.stderr
-    assert not list(cache.glob("input/*"))
+    assert not list(own_cache.glob("input/*"))
 
 
 def test_a_file_of_that_name_can_be_read(tmp_path: Path) -> None:
@@ -92,10 +89,10 @@ def test_a_file_of_that_name_can_be_read(tmp_path: Path) -> None:
     assert piped(b"a pipe", "data", "show", "./-", cwd=tmp_path).stdout == "a file\n"
 
 
-def test_only_copies_that_a_killed_process_began_are_removed(cache: Path) -> None:
-    (cache / "input").mkdir(parents=True)
+def test_only_copies_that_a_killed_process_began_are_removed(own_cache: Path) -> None:
+    (own_cache / "input").mkdir(parents=True)
     for name in ("unfinished-123", "unfinished-novel"):
-        (cache / "input" / name).write_text("text")
-        os.utime(cache / "input" / name, (1, 1))
+        (own_cache / "input" / name).write_text("text")
+        os.utime(own_cache / "input" / name, (1, 1))
     assert piped(b"a pipe", "data", "show", "-").stdout == "a pipe\n"
-    assert [path.name for path in (cache / "input").glob("unfinished-*")] == ["unfinished-novel"]
+    assert [path.name for path in (own_cache / "input").glob("unfinished-*")] == ["unfinished-novel"]

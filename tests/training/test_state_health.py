@@ -47,17 +47,14 @@ def test_learned_gates_begin_there_and_change(recipe_of: Recipes, tmp_path: Path
     assert first != second
 
 
-def test_denominators_are_the_smallest_of_the_validation_text(recipe_of: Recipes, tmp_path: Path) -> None:
-    train(recipe_of(), tmp_path / "run")
-    setup = prepare_run(recipe_of(), read.find(tmp_path / "run"))
+def test_denominators_are_the_smallest_of_the_validation_text(recipe_of: Recipes, trained: Path) -> None:
+    setup = prepare_run(recipe_of(), read.find(trained))
     smallest = min(
         found.smallest
         for tokens, _, starts in map(batch_tensors, setup.data.validation())
         for found in denominators(setup.model.eval(), tokens, starts)  # type: ignore[arg-type]
     )
-    assert min(min(n["smallest_denominator"]) for n in health(tmp_path / "run")[-1]) == pytest.approx(
-        smallest, rel=1e-3
-    )
+    assert min(min(n["smallest_denominator"]) for n in health(trained)[-1]) == pytest.approx(smallest, rel=1e-3)
 
 
 def test_what_forgets_nothing_has_no_memory_length_and_softmax_no_numbers(recipe_of: Recipes, tmp_path: Path) -> None:

@@ -1,18 +1,24 @@
-"""A program that takes Muon's steps as one rank of several, and compares them with those that it takes alone.
+"""A program that takes steps as one rank of several: of Muon, compared with those that it takes alone, and of a table.
 
-It prints the operations of its steps and of those taken alone.
+    python optimizers_in_ranks.py RANK RANKS FOLDER
+
+It prints the operations of Muon's steps and of those taken alone, and saves the table.
 """
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from lmlong import recipe
+from lmlong.model.ngram_embedding import NgramEmbedding
 from lmlong.training.muon import Muon
 from lmlong.training.orthogonal import DividedMatrix
+from lmlong.training.row_adagrad import RowAdagrad
 
 STACKS: dict[tuple[int, int], list[int]] = {
     (96, 24): [24, 24, 40, 8],
@@ -69,8 +75,37 @@ class Divided:
         return result
 
 
-def main(rank: int, ranks: int, file: str) -> None:
-    distributed.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=ranks)
+STEPS, BATCHES, TOKENS = 5, 2, 30
+
+
+def optimizer_of(reads_values: bool, ranks: int) -> RowAdagrad:
+    tables = NgramEmbedding(recipe.NgramEmbedding(orders=[2], rows=50, width=4), 6)
+    return RowAdagrad(tables, reads_values, ranks)
+
+
+def gradient_of(step: int, rank: int, batch: int) -> tuple[Tensor, Tensor]:
+    """The rows of a batch, fewer in a later rank, and their gradients."""
+    draw = torch.Generator().manual_seed(100 * step + 10 * rank + batch)
+    tokens = TOKENS - 7 * rank
+    return torch.randint(50, (tokens,), generator=draw), torch.randn(tokens, 4, generator=draw)
+
+
+def take_row_steps(optimizer: RowAdagrad, ranks: list[int]) -> list[Tensor]:
+    """Take all steps with the gradients of some ranks; return the table and the sums of squares."""
+    for step in range(STEPS):
+        for rank in ranks:
+            for batch in range(BATCHES):
+                optimizer.gradients.add(*gradient_of(step, rank, batch))
+                optimizer.expect(TOKENS)
+        optimizer.step(1.0, torch.tensor(step == 2))
+    assert optimizer.squares is not None
+    return [optimizer.tables.table, optimizer.squares]
+
+
+def main(rank: int, ranks: int, folder: Path) -> None:
+    distributed.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=ranks)
+    rows = {reads: take_row_steps(optimizer_of(reads, ranks), [rank]) for reads in (True, False)}
+    torch.save(rows, folder / f"{rank}.pt")
     operations = {}
     for dtype in (torch.float32, torch.bfloat16):
         group: dict[str, Any] = {
@@ -101,4 +136,4 @@ def main(rank: int, ranks: int, file: str) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
