@@ -13,6 +13,8 @@ from lmlong.model.language_model import LanguageModel
 from lmlong.model.layers import Linear
 from lmlong.model.loss import IGNORED
 from lmlong.model.metrics import batch_tensors
+from lmlong.model.quantized_model import round_weights
+from lmlong.model.segments import text_loss
 from lmlong.training.module import TrainingModule
 from lmlong.training.prepare import prepare_run
 from lmlong.training.run import train
@@ -34,8 +36,8 @@ def test_the_last_quarter_of_the_steps_computes_with_rounded_weights(
         tokens, targets, starts = batch_tensors(setup.data.training().batch(number))
         with torch.no_grad():
             for rounding, into in ((None, plain), ("int4" if number >= 6 else None, expected)):
-                setup.model.round_weights(rounding)  # type: ignore[arg-type]
-                into.append(float(setup.model.loss(tokens, targets, starts)[0] / (targets != IGNORED).sum()))
+                round_weights(setup.model, rounding)  # type: ignore[arg-type]
+                into.append(float(text_loss(setup.model, tokens, targets, starts)[0] / (targets != IGNORED).sum()))
     assert losses(tmp_path / "run") == pytest.approx(expected, rel=1e-5)
     assert all(abs(a - b) > 1e-4 for a, b in zip(plain[6:], expected[6:], strict=True))
     unrounded = train(recipe_of(*still), tmp_path / "plain").validation
@@ -48,7 +50,7 @@ def test_decoding_has_the_values_that_were_trained(recipe_of: Recipes, tmp_path:
     recipe = recipe_of(f"training.quantize={rounding}", "model.tied_output=false", "training.steps=4")
     train(recipe, tmp_path / "run")
     trained, loaded = lmlong.load(tmp_path / "run").model, lmlong.load(tmp_path / "run", weights=rounding).model
-    trained.round_weights(rounding)
+    round_weights(trained, rounding)
     matrices = {name: module for name, module in trained.named_modules() if isinstance(module, Linear)}
     assert len(matrices) == 4 * 2
     for name, module in matrices.items():

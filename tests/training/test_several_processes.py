@@ -243,17 +243,17 @@ def test_a_killed_run_is_resumed_by_fewer_and_by_more(tiny: Path, recipe_of: Rec
 POISONED = """
 import math, os
 from lmlong.attention.feature_maps import Elu
-from lmlong.model.language_model import LanguageModel
+from lmlong.training import module
 
-original, calls = LanguageModel.loss_of_part, 0
+original, calls = module.loss_of_part, 0
 
-def loss_of_part(self, *inputs):
+def loss_of_part(*inputs):
     global calls
     calls += 1
-    loss, state = original(self, *inputs)
+    loss, state = original(*inputs)
     return loss * (math.nan if calls == 4 and os.environ.get("LOCAL_RANK") == "1" else 1.0), state
 
-LanguageModel.loss_of_part = loss_of_part
+module.loss_of_part = loss_of_part
 
 class Plain(Elu):
     def __init__(self, heads, head_dim, options=None):

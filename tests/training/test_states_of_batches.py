@@ -10,8 +10,10 @@ from lmlong.checkpoint.location import BEST
 from lmlong.data.shuffle import draw
 from lmlong.errors import RecipeError, UsageError
 from lmlong.model.language_model import LanguageModel
+from lmlong.model.learning.loss import loss_while_learning
 from lmlong.model.loss import IGNORED
-from lmlong.model.metrics import batch_tensors
+from lmlong.model.metrics import batch_tensors, text_nll
+from lmlong.model.segments import text_loss
 from lmlong.model.state import detach_state, where_state
 from lmlong.training.loader import PASSED
 from lmlong.training.prepare import prepare_run
@@ -30,9 +32,9 @@ def test_the_loss_is_that_of_one_long_text(recipe_of: Recipes, trained: Path, tm
     parts = [batch_tensors(setup.data.training().batch(number)) for number in range(3)]
     tokens, targets, starts = (torch.cat(part, dim=1) for part in zip(*parts, strict=True))
     with torch.no_grad():
-        nats, _ = setup.model.loss(tokens, targets, starts)
+        nats, _ = text_loss(setup.model, tokens, targets, starts)
         scored = (targets != IGNORED).sum()
-        alone = [setup.model.loss(*part) for part in parts]
+        alone = [text_loss(setup.model, *part) for part in parts]
     assert sum(losses(tmp_path / "run")) / 3 == pytest.approx(float(nats / scored), rel=1e-4)
     assert sum(float(nats) for nats, _ in alone) != pytest.approx(float(nats), rel=1e-6)
 
@@ -55,9 +57,9 @@ def test_it_is_validated_along_its_state(recipe_of: Recipes, tmp_path: Path) -> 
     half = len(batches) // 2  # of the batches: 8 parts are read 4 at a time
     for group in (batches[:half], batches[half:]):
         whole = [torch.cat(part, dim=1) for part in zip(*group, strict=True)]
-        nats += float(setup.model.eval().token_nll(*whole)[0].sum())
+        nats += float(text_nll(setup.model.eval(), *whole)[0].sum())
     assert outcome.validation is not None and outcome.validation.nats == pytest.approx(nats, rel=1e-5)
-    alone = sum(float(setup.model.token_nll(*batch)[0].sum()) for batch in batches)
+    alone = sum(float(text_nll(setup.model, *batch)[0].sum()) for batch in batches)
     assert abs(alone - nats) > 1e-3 * nats
 
 
@@ -94,7 +96,7 @@ def test_a_share_of_the_rows_reads_on_from_another_text(recipe_of: Recipes, trai
             state = where_state(passed, before, state)
             rows += passed.tolist()
         with torch.no_grad():
-            nats, after = setup.model.loss(tokens, targets, starts, state)
+            nats, after = text_loss(setup.model, tokens, targets, starts, state)
         before = detach_state(after)
         expected.append(float(nats / (targets != IGNORED).sum()))
     assert losses(tmp_path / "run") == pytest.approx(expected, rel=1e-5)
@@ -137,7 +139,7 @@ def test_the_last_share_of_the_steps_learns(recipe_of: Recipes, trained: Path, t
     for number in range(6):
         tokens, targets, starts = batch_tensors(setup.data.training().batch(number))
         with torch.no_grad():
-            nats = [function(tokens, targets, starts)[0] for function in (setup.model.loss, setup.model.learning_loss)]
+            nats = [loss(setup.model, tokens, targets, starts)[0] for loss in (text_loss, loss_while_learning)]
         plain.append(float(nats[0] / (targets != IGNORED).sum()))
         expected.append(float(nats[number >= 3] / (targets != IGNORED).sum()))
     assert losses(tmp_path / "run") == pytest.approx(expected, rel=1e-5)
