@@ -248,6 +248,18 @@ def test_every_command_that_a_page_names_has_the_options_it_is_named_with(page: 
         assert given <= options(find(words)), command
 
 
+@pytest.mark.parametrize("page", sorted(page for page in PAGES if "tools/" in PAGES[page]))
+def test_every_tool_that_a_page_names_exists_with_its_options(page: str) -> None:
+    lines = PAGES[page].replace("\\\n", " ")
+    found = re.findall(r"^(tools/\S.*)$|`(tools/[^`]+)`", lines, flags=re.MULTILINE)
+    for command in ("".join(each) for each in found):
+        tool, *words = shlex.split(command)
+        assert (ROOT / tool).exists(), command
+        folders = (ROOT / tool).parent.glob(f"{Path(tool).stem.split('_')[0]}*/*.py")
+        source = "".join(path.read_text() for path in [*([ROOT / tool] if (ROOT / tool).is_file() else []), *folders])
+        assert not [word for word in words if word.startswith("--") and f'"{word}"' not in source], command
+
+
 def test_the_file_map_names_what_exists_and_every_room() -> None:
     text = CONTRIBUTING.read_text() if CONTRIBUTING.exists() else README
     paths = re.findall(r"^    (lmlong/\S+)", text, flags=re.MULTILINE)
