@@ -139,8 +139,9 @@ def _draw_line(axes: Axes, line: Line, panel: Panel) -> None:
         axes.errorbar(x, y, yerr=lengths, capsize=3, **looks)
         return
     axes.plot(x, y, **looks, **_marker(line.style))
-    if bounds is not None:
-        axes.fill_between(x, *bounds, color=color, alpha=0.15, linewidth=0)
+    low, high = (_drawable(edge, panel.y_scale != "linear") for edge in bounds or ((), ()))
+    if np.isfinite(low).any():
+        axes.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
 
 
 def _drawable(values: Numbers, is_log: bool) -> np.ndarray:

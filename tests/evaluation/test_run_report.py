@@ -72,7 +72,7 @@ def test_a_page_is_made_of_what_training_recorded(recorded: Path, tmp_path: Path
         "12,345",
         "6,789",
         "4,321",
-        "lmlong train a.yaml",
+        "lmlong train run.yaml",
         "sequence_length: 64",
     ):
         assert expected in outline.text, expected
