@@ -92,6 +92,9 @@ def test_tables_fit_a_terminal() -> None:
     assert all(name in text for name in ATTENTIONS)
 
 
+SMALL = ["quickstart", "model.width=16", "model.heads=2", "model.layers=1"]
+
+
 @pytest.mark.parametrize(
     ("command", "options"),
     [
@@ -99,8 +102,8 @@ def test_tables_fit_a_terminal() -> None:
         pytest.param(
             *("attention", ["--heads", "2", "--width", "8", "--precisions", "64", "--forward"]), marks=pytest.mark.slow
         ),
-        ("train", ["quickstart", "model.width=16", "model.heads=2", "model.layers=1"]),
-        ("generate", ["quickstart", "model.width=16", "model.heads=2", "model.layers=1", "--no-fast-decode"]),
+        ("train", SMALL),
+        ("generate", [*SMALL, "--no-fast-decode", "--precisions", "int8"]),
     ],
 )
 def test_each_benchmark_ends_in_a_table_json_and_a_chart(command: str, options: list[str], tmp_path: Path) -> None:

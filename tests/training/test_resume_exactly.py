@@ -80,16 +80,17 @@ class Outcome(NamedTuple):
     metrics: list[dict[str, Any]]
     weights: dict[str, torch.Tensor]
     state: dict[str, torch.Tensor]
+    recent: list[float]
 
     @staticmethod
     def of(run: Path) -> "Outcome":
         lines = [{name: value for name, value in line.items() if name != "tokens_per_second"} for line in metrics(run)]
-        state = read.read_training(read.find(run)).items()
-        tensors = {name: x for name, x in state if isinstance(x, torch.Tensor) and not name.startswith("random.")}
-        return Outcome(lines, weights(run), tensors)
+        state = read.read_training(read.find(run))
+        tensors = {name: x for name, x in state.items() if isinstance(x, torch.Tensor) and "random" not in name}
+        return Outcome(lines, weights(run), tensors, state["recent"])
 
     def assert_same(self, other: "Outcome") -> None:
-        assert self.metrics == other.metrics
+        assert (self.metrics, self.recent) == (other.metrics, other.recent)
         for mine, others in ((self.weights, other.weights), (self.state, other.state)):
             assert mine.keys() == others.keys()
             assert [name for name, tensor in mine.items() if not torch.equal(tensor, others[name])] == []

@@ -109,6 +109,9 @@ def test_a_carried_state_begins_anew_after_a_masked_step(recipe_of: Recipes, tmp
     assert state["skipped"] == 1 and not any(tensor.any() for tensor in (*carried, position))
     assert empty.position.shape == position.shape
     assert math.isfinite(losses(on_gpu(recipe_of(SKIP, *CARRY, "training.steps=5"), tmp_path / "run", "auto"))[-1])
+    poison({3})
+    run(recipe_of(SKIP, *CARRY, "training.steps=4"), tmp_path / "cpu")
+    assert not any("carried" in name for name in read.read_training(read.find(tmp_path / "cpu"))), "as on a CPU, too"
 
 
 @pytest.mark.parametrize(
