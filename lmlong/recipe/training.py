@@ -136,8 +136,8 @@ class Training(Budget):
     """Tokens of validation text scored at each validation: always the same even sample. It decides which checkpoint is
     the best."""
     final_validation_tokens: Annotated[int | None, Field(ge=0, le=bounds.COUNT), LENGTH] = None
-    """Tokens of validation text scored once more after the last step, in addition to that sample; null for all, 0 for
-    none."""
+    """Tokens of validation text that the best checkpoint is scored on at the end, if they are more than that sample;
+    null for all."""
     sample_tokens: Annotated[int, Field(ge=0, le=bounds.TOKENS), LENGTH] = 0
     """Tokens of text that the model generates at each validation, printed and logged in metrics.jsonl; 0 for none."""
     checkpoint_every: int | None = Field(default=None, gt=0, le=bounds.COUNT)

@@ -12,6 +12,7 @@ from typing import Any
 from lightning.pytorch import Callback, Trainer
 
 from lmlong.attention.favor import Favor
+from lmlong.checkpoint.read import load_weights
 from lmlong.checkpoint.write import Contents
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.metrics import METRICS, LossTotals, batch_tensors, loss_totals
@@ -93,7 +94,6 @@ class TrainingCallback(Callback):
             if last or validates:
                 validated = self._validate(pl_module)
                 last = last or self._stops_early(pl_module, validated)
-                self.final = self._final(pl_module, validated) if last else None
                 if options.sample_tokens:
                     self._sample(pl_module, options.sample_tokens)
             stop = (is_due or last or trainer.world_size == 1) and self.signals.agree(trainer)
@@ -102,6 +102,8 @@ class TrainingCallback(Callback):
                 with self.signals.saving():
                     self._save(pl_module, validated)
                 stop = stop or self.signals.agree(trainer)  # a signal during the save needs no further step
+            if last and validated:
+                self.final = self._final(pl_module, validated)
             trainer.should_stop = trainer.should_stop or stop or last
 
     def _stops_early(self, module: TrainingModule, validated: LossTotals) -> bool:
@@ -192,16 +194,29 @@ class TrainingCallback(Callback):
             self.metrics_log.write(step=figures.step, event=event)
 
     def _final(self, module: TrainingModule, sample: LossTotals) -> LossTotals:
-        """Return the loss after the last step: the even sample's, unless the recipe asks for more of the text."""
+        """Return the loss of the best checkpoint, which commands load: on the even sample, unless the recipe asks for
+        more of the text. `sample` is the loss on it after the last step."""
         options, tokens = module.recipe.training, len(self.prepared.tokens.validation.tokens)
         limit = options.final_validation_tokens
         self.sampled = limit is not None and max(limit, options.validation_tokens) < tokens
-        if min(tokens, tokens if limit is None else limit) <= options.validation_tokens:
+        needs_more = min(tokens, tokens if limit is None else limit) > options.validation_tokens
+        best = self._load_best(module)
+        if best == module.step and not needs_more:
             return sample
         with waiting("final validation") if module.trainer.is_global_zero else nullcontext():
-            totals = self._score(module, limit)
-        self._log_validation(module, "final_validation", totals)
+            totals = self._score(module, limit if needs_more else options.validation_tokens)
+        self._log_validation(module, "final_validation", totals, checkpoint=best)
         return totals
+
+    def _load_best(self, module: TrainingModule) -> int:
+        """Load the weights of the best checkpoint unless they are the current ones, and return its step."""
+        strategy = module.trainer.strategy
+        best = strategy.broadcast(self.checkpoints.best() if strategy.is_global_zero else None)
+        if best is None or best.step == module.step:
+            return module.step
+        with strategy.model_sharded_context():
+            load_weights(module.model, self.checkpoints.path(best.step))
+        return best.step
 
     def _validate(self, module: TrainingModule) -> LossTotals:
         """Return the loss on the even sample, and log it with the health of the model's states."""

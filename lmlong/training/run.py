@@ -53,8 +53,8 @@ class TrainingResult(NamedTuple):
     step: int
     """Optimizer steps taken."""
     validation: LossTotals | None
-    """The loss on the whole validation text, or on a sample of it if `sampled`; None if training was stopped or had no
-    step to take."""
+    """The loss of the best checkpoint on the whole validation text, or on a sample of it if `sampled`; None if training
+    was stopped or had no step to take."""
     baselines: Baselines | None
     """Bits per byte of the same text without a model; None if the objective has no baselines."""
     signal: int | None = None

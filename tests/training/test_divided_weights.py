@@ -80,6 +80,14 @@ def test_weights_of_another_run_are_loaded_one_at_a_time(
     assert all(torch.allclose(built[name], expected[name], rtol=0, atol=1e-25) for name in expected)
 
 
+def test_the_last_figure_is_that_of_the_best_checkpoint(recipe_of: Recipes, tmp_path: Path) -> None:
+    options = (*STAGE_3, "training.validate_every=1")
+    best = train(recipe_of(*options, "training.steps=2"), tmp_path / "run").validation
+    worse = (*options, "training.steps=3", "training.learning_rate=5")
+    last = train(recipe_of(*worse), tmp_path / "run", resume="auto").validation
+    assert best and last and last.nats == pytest.approx(best.nats, rel=1e-6)
+
+
 LARGE = (
     *("model.width=1024", "model.heads=16", "model.layers=36", "training.optimizer=adamw"),
     *("text.sequence_length=32", "training.batch_size=1", "training.checkpoint_every=2"),

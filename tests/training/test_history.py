@@ -67,6 +67,7 @@ def test_the_best_outlives_a_resume_that_finds_none_better(recipe_of: Recipes, t
     assert min(known, key=known.__getitem__) == 5, "this test needs later steps that are worse"
     assert (chosen(run, "best"), steps(run)) == (5, [5, 8])
     assert f"got worse    from {known[5]:.3f} after step 5 to {known[8]:.3f}" in after_training(result)
+    assert result.validation.bits_per_byte == pytest.approx(known[5], rel=1e-6), "of the weights that commands load"
 
     assert load(run, "cpu").step == 5
     for words, step in (([], 5), (["--checkpoint", "latest"], 8), (["--checkpoint", "best"], 5)):
