@@ -42,7 +42,7 @@ class ModelServer:
 
     def __init__(self, trained: TrainedLanguageModel, name: str, store: SessionStore, settings: Settings):
         self.trained, self.name, self.settings = trained, name, settings
-        self.engine = Engine(trained, settings)
+        self.engine = Engine(trained, store.states, settings)
         self.metrics = Metrics(self.engine, store)
         self.sessions = Sessions(store, settings.waiting)
         self.reader = BodyReader(settings)
@@ -56,7 +56,7 @@ class ModelServer:
 
     def end(self) -> None:
         """Stop the engine and all workers."""
-        self.closing = True
+        self.closing = self.sessions.store.closing = True
         for worker in self.workers:
             worker.close()
         chat.RENDERER.close()  # a template may loop

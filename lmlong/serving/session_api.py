@@ -54,7 +54,7 @@ class SessionApi:
         return JSONResponse(session_body(await self._run(self._sessions.store.info, request)))
 
     async def download(self, request: HttpRequest) -> Response:
-        data = await self._run(self._sessions.store.file, request)
+        data = await self._run(self._sessions.store.download, request)
         name = request.path_params["name"]
         headers = {"Content-Disposition": f'attachment; filename="{name}.state"'}
         return Response(data, media_type=STATE, headers=headers)
