@@ -99,8 +99,8 @@ class ModelServer:
             return await self._answer(request, body, requests, response_format, deadline)
         change = self.sessions.change(body.session)
         try:
-            continued = await change.start(body.learn)
-            requests = make(prompt=body.prompt[0], keep_session=True, **continued._asdict())
+            start, learn = await change.start(body.learn)
+            requests = make(prompt=body.prompt[0], keep_session=True, start=start, learn=learn)
             return await self._answer(request, body, requests, response_format, deadline, change)
         except BaseException:
             change.release()

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from lmlong.inference.generation import End
@@ -47,7 +46,7 @@ class Turn(NamedTuple):
     unread: UnreadText = UnreadText()
     learn: bool = False
     """Whether the session learns from its text from now on."""
-    options: Mapping[str, Any] = MappingProxyType({})
+    options: Mapping[str, Any] = {}
     """Those that differ from the defaults of `Sampling`, if the model wrote."""
 
 

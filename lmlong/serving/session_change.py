@@ -2,7 +2,7 @@
 change each of them."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from lmlong.errors import CheckpointError, LmlongError
 from lmlong.inference.state_table import Place
@@ -44,13 +44,6 @@ class Sessions:
         return Change(self, name)
 
 
-class Start(NamedTuple):
-    """Where a request starts: the fields of its `Request`."""
-
-    start: Place | None
-    learn: bool
-
-
 class Change:
     """A session while one request works on it; a new one has no name yet."""
 
@@ -58,15 +51,16 @@ class Change:
         self._sessions, self._name = sessions, name
         self._reserved = name
 
-    async def start(self, learn: bool | None) -> "Start":
-        """Return the session before the request, which asks to learn or not. A session that learns cannot stop."""
+    async def start(self, learn: bool | None) -> tuple[Place | None, bool]:
+        """Return the place before the request, and whether it is learned from, given what the request asks for. A
+        session that learns cannot stop."""
         store = self._sessions.store
         if self._name is None:
-            return Start(None, store.trained.learns(learn))
+            return None, store.trained.learns(learn)
         place = await self._sessions.run(store.get, self._name)
         learns = store.info(self._name).learns
         check_learn(learns, learn)
-        return Start(place, learns or bool(learn))
+        return place, learns or bool(learn)
 
     async def save(self, turn: Turn) -> SessionInfo:
         """Save the session after the request."""

@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import torch
 from interop.exported import FORMS
 from serving.engines import Told, loaded, running, subwords, tiny
 from torch import Tensor
@@ -106,17 +107,21 @@ def test_memory_is_bounded_and_holds_the_latest_used() -> None:
     assert small.bytes == 0 and small.get(keys[0]) is None
 
 
+def place(key: bytes, tokens: int) -> Place:
+    return Place(key, tiny().read("a")._replace(total=torch.tensor([tokens])))
+
+
 def test_longest_beginning_is_found_and_no_other_kind() -> None:
     table, draw = StateTable(tiny(), 1 << 30), random.Random(0)
-    session, known = tiny().read("a"), {(): table.empty}
+    known = {(): table.empty}
     for _ in range(60):
         before = draw.choice([*known])
         piece = Piece("read", tuple(draw.choices((1, 2), k=draw.randint(1, 4))))
         if before + piece.tokens not in known:
             known[before + piece.tokens] = piece.key(known[before])
-            table.put(Place(known[before + piece.tokens], session), known[before], piece)
+            table.put(place(known[before + piece.tokens], len(before + piece.tokens)), known[before], piece)
     learned = Piece("learn", (1, 1))
-    table.put(Place(learned.key(table.empty), session), table.empty, learned)
+    table.put(place(learned.key(table.empty), 2), table.empty, learned)
     for _ in range(300):
         tokens = tuple(draw.choices((1, 2), k=draw.randint(0, 12)))
         best = max((length for length in range(len(tokens) + 1) if tokens[:length] in known), default=0)
@@ -125,12 +130,12 @@ def test_longest_beginning_is_found_and_no_other_kind() -> None:
 
 
 def test_states_are_found_after_those_on_their_way_were_dropped() -> None:
-    table, session = StateTable(tiny(), 1 << 30), tiny().read("a")
+    table = StateTable(tiny(), 1 << 30)
     pieces = [Piece("read", (1, 2)), Piece("step", (3,)), Piece("read", (4,))]
     keys = [table.empty]
     for piece in pieces:
         keys.append(piece.key(keys[-1]))
-        table.put(Place(keys[-1], session), keys[-2], piece)
+        table.put(place(keys[-1], piece.tokens[-1]), keys[-2], piece)
     table.forget(keys[2])
     table.forget(keys[1])
     assert table.longest([1, 2, 3, 4, 5], "read", steps=True) == (Place(keys[3], table.get(keys[3])), pieces)
@@ -138,9 +143,8 @@ def test_states_are_found_after_those_on_their_way_were_dropped() -> None:
 
 
 def test_own_steps_are_found_only_where_asked_for() -> None:
-    table, session = StateTable(tiny(), 1 << 30), tiny().read("a")
-    steps = Piece("step", (1, 2))
-    table.put(Place(steps.key(table.empty), session), table.empty, steps)
+    table, steps = StateTable(tiny(), 1 << 30), Piece("step", (1, 2))
+    table.put(place(steps.key(table.empty), 2), table.empty, steps)
     assert table.longest([1, 2, 3], "read", steps=True)[1] == [steps]
     assert table.longest([1, 2, 3], "read", steps=False)[1] == []
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from serving.engines import loaded
+from serving.engines import Told, loaded
 from serving.turns import (
     BOOK,
     continued,
@@ -21,10 +21,13 @@ from serving.turns import (
 
 from lmlong.inference import state_file
 from lmlong.inference.loading import TrainedLanguageModel
+from lmlong.inference.sampling import Sampling
 from lmlong.inference.session import greedy
 from lmlong.inference.state_table import PIECE
 from lmlong.inference.unread import UnreadText
 from lmlong.recipe import Attention, Ngram
+from lmlong.serving.engine import Engine
+from lmlong.serving.request import Request
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["torch", "native"])
@@ -117,3 +120,19 @@ def test_fork_does_not_follow_what_its_parent_becomes(trained: TrainedLanguageMo
     assert is_equal(session(again, fork), before)
     assert is_equal(session(again, other), session(store, other))
     assert again.info(name).tokens == before.total + 8
+
+
+def test_session_of_a_text_that_was_written_before_is_equal_to_the_last_bit(
+    trained: TrainedLanguageModel, tmp_path: Path
+) -> None:
+    """It begins with the state after the prompt, and not with that of the steps that wrote the answer."""
+    store = opened(trained, tmp_path, memory=1 << 30)
+    engine = Engine(trained, store.states)
+    try:
+        written = Told(engine, Request(BOOK, Sampling(temperature=0), max_tokens=20)).text()
+        last = Told(engine, Request(BOOK + written + "ab", max_tokens=0, keep_session=True)).all()[-1]
+    finally:
+        engine.close()
+    assert last.cached_tokens == len(BOOK) and last.turn is not None
+    name = store.create(last.turn).id
+    assert is_equal(session(opened(trained, tmp_path, disk=0), name), session(store, name))
