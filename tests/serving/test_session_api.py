@@ -2,10 +2,7 @@
 
 import http.client
 import json
-import resource
-import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +10,7 @@ import httpx
 import pytest
 from serving.engines import subwords, tiny
 from serving.servers import Served, served, until
+from serving.turns import largest_file
 
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.serving import reading
@@ -49,19 +47,6 @@ def made(answer: httpx.Response, status: int = 201) -> dict[str, Any]:
     told = answer.json()
     assert told["object"] == "session" and set(told) == FIELDS
     return told
-
-
-@contextmanager
-def no_space() -> Iterator[None]:
-    """A limit on the size of files, which fails as a full disk does: in the middle of a file. It ends within the test,
-    for what pytest itself writes may go to a file, too."""
-    usual, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (300, usual[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
-        signal.signal(signal.SIGXFSZ, handler)
 
 
 def refused(answer: httpx.Response) -> tuple[int, str]:
@@ -247,7 +232,7 @@ def test_a_full_disk_is_told_and_leaves_nothing(server: Served) -> None:
     state = server.client.get(f"{SESSIONS}/{session['id']}/state").content
     folder = server.service.sessions.store.folder
     there = sorted(folder.iterdir())
-    with no_space():
+    with largest_file(300):
         answers = (
             server.post(SESSIONS, text=BOOK),
             server.client.post(SESSIONS, content=state, headers=STATE_FILE),

@@ -17,11 +17,23 @@ import torch
 from grids import every_nth
 from interop.exported import FORMS, write_run
 from serving.engines import loaded, tiny
-from serving.turns import continued, created, files, forked, is_equal, opened, session, size, turn, without_states
+from serving.turns import (
+    continued,
+    created,
+    files,
+    forked,
+    is_equal,
+    largest_file,
+    opened,
+    session,
+    size,
+    turn,
+    without_states,
+)
 
 import lmlong
 from lmlong.attention.base import state_tensors
-from lmlong.errors import CheckpointError, UsageError
+from lmlong.errors import CheckpointError, LmlongError, UsageError
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.model.state import rebuild_state
 from lmlong.serving.sessions import LearnsAlready, NoState, QuotaReached, SessionStore, UnknownSession, locked
@@ -221,6 +233,17 @@ def test_torn_last_line_is_dropped(trained: TrainedLanguageModel, tmp_path: Path
         assert again.list() == [before] and path.read_bytes() == whole[: before.bytes]
         continued(again, name, "dcba")
         assert is_equal(session(again, name), session(opened(trained, tmp_path), name))
+
+
+def test_turn_that_the_disk_does_not_take_is_undone(trained: TrainedLanguageModel, tmp_path: Path) -> None:
+    store = opened(trained, tmp_path)
+    name = created(store)
+    before, info, more = path_of(store, name).read_bytes(), store.info(name), turn(store, "dcba", store.get(name))
+    with largest_file(info.bytes + 10), pytest.raises(LmlongError):
+        store.update(name, more)
+    assert path_of(store, name).read_bytes() == before and store.info(name) == info
+    store.update(name, more)
+    assert is_equal(session(opened(trained, tmp_path), name), session(store, name))
 
 
 def test_only_files_of_sessions_are_deleted(trained: TrainedLanguageModel, tmp_path: Path) -> None:

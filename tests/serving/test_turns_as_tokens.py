@@ -22,7 +22,7 @@ from serving.turns import (
 from lmlong.inference import state_file
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.sampling import Sampling
-from lmlong.inference.session import greedy
+from lmlong.inference.session import advance, greedy
 from lmlong.inference.state_table import PIECE
 from lmlong.inference.unread import UnreadText
 from lmlong.recipe import Attention, Ngram
@@ -109,6 +109,16 @@ def test_session_that_learns_is_equal_to_the_last_bit(trained: TrainedLanguageMo
     assert not is_equal(session(again, learning), session(again, begun))
 
 
+def test_answers_are_not_learned_from(trained: TrainedLanguageModel, tmp_path: Path) -> None:
+    store = opened(trained, tmp_path)
+    made = turn(store, BOOK[:100], answer=40, learn=True)
+    assert made.read.session is not None
+    steps = [(token, False) for piece in made.written for token in piece.tokens]
+    stepped, stored = advance(trained.model, made.read.session, steps), session(store, store.create(made).id)
+    assert stepped.state.learned is not None and stored.state.learned is not None
+    assert torch.equal(stepped.state.learned.delta.D, stored.state.learned.delta.D)
+
+
 def test_fork_does_not_follow_what_its_parent_becomes(trained: TrainedLanguageModel, tmp_path: Path) -> None:
     store = opened(trained, tmp_path)
     name = created(store, BOOK)
@@ -128,11 +138,13 @@ def test_session_of_a_text_that_was_written_before_is_equal_to_the_last_bit(
     """It begins with the state after the prompt, and not with that of the steps that wrote the answer."""
     store = opened(trained, tmp_path, memory=1 << 30)
     engine = Engine(trained, store.states)
+    prompt = (trained.tokenizer.bos, *trained.tokenizer.encode(BOOK))
     try:
-        written = Told(engine, Request(BOOK, Sampling(temperature=0), max_tokens=20)).text()
-        last = Told(engine, Request(BOOK + written + "ab", max_tokens=0, keep_session=True)).all()[-1]
+        events = Told(engine, Request(prompt, Sampling(temperature=0), max_tokens=20, alternatives=0)).all()
+        written = [event.token.token for event in events if event.token]
+        last = Told(engine, Request((*prompt, *written, 97), max_tokens=0, keep_session=True)).all()[-1]
     finally:
         engine.close()
-    assert last.cached_tokens == len(BOOK) and last.turn is not None
+    assert len(written) == 20 and last.cached_tokens == len(prompt) and last.turn is not None
     name = store.create(last.turn).id
     assert is_equal(session(opened(trained, tmp_path, disk=0), name), session(store, name))
