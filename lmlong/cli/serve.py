@@ -55,7 +55,7 @@ def named(number: int) -> str:
     type=click.Path(path_type=Path, file_okay=False),
     metavar="FOLDER",
     show_default="RUN-sessions",
-    help="Folder for the states of sessions.",
+    help="Folder for sessions.",
 )
 @settings
 @options.learn

@@ -47,28 +47,13 @@ def prefill(
 ) -> Session:
     """Return the session of one row after tokens in pieces of any size, starting from `session` if given. `learn`:
     whether a new session learns from its text."""
-    after = session
-    for now in prefill_pieces(model, pieces, session, learn=learn):
-        after = now
-    assert after is not None, "nothing to read"
-    return after
-
-
-def prefill_pieces(
-    model: LanguageModel,
-    pieces: Iterable[Sequence[int]],
-    session: Session | None = None,
-    size: int | None = None,
-    learn: bool = False,
-) -> Iterator[Session]:
-    """Iterate over the session after every `size` tokens and after the last, for a caller with other work in
-    between."""
-    for piece in even_pieces(pieces, size or model.piece(1, PREFILL_TOKENS)):
+    for piece in even_pieces(pieces, model.piece(1, PREFILL_TOKENS)):
         if session is None:
             session, piece = first(model, piece[0], learn), piece[1:]
         if piece:
             session = read_tokens(model, piece, session)
-        yield session
+    assert session is not None, "nothing to read"
+    return session
 
 
 def even_pieces(pieces: Iterable[Sequence[int]], size: int = PREFILL_TOKENS) -> Iterator[list[int]]:

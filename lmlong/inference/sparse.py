@@ -31,46 +31,21 @@ def pack(tensors: Mapping[str, Tensor], base: Mapping[str, Tensor]) -> dict[str,
     return kept
 
 
-def merged(
-    tensors: Mapping[str, Tensor], earlier: Mapping[str, Tensor], later: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
-    """Return tensors packed against the base of `earlier`, given that `later` is what `pack` returned for them against
-    the tensors of `earlier`."""
-    kept: dict[str, Tensor] = {}
-    for name, x in tensors.items():
-        if name + INDICES in later and name + INDICES in earlier:
-            kept |= _stored(name, x, torch.cat([earlier[name + INDICES], later[name + INDICES]]).unique())
-        else:
-            kept[name] = x
-    return kept
-
-
 def unpack(kept: Mapping[str, Tensor], base: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the packed tensors; raise ValueError if they are not of this state."""
-    rows, tensors = split(kept)
-    for name, indices in of_tables(rows).items():
-        if name not in base:
+    tensors = {name: x for name, x in kept.items() if not name.endswith((INDICES, ROWS))}
+    for name in [name.removesuffix(INDICES) for name in kept if name.endswith(INDICES)]:
+        if name not in base or name + ROWS not in kept:
             raise ValueError(name)
-        tensors[name] = filled(name, base[name].detach().cpu().clone().contiguous(), indices, rows.get(name + ROWS))
+        tensors[name] = _filled(name, base[name], kept[name + INDICES], kept[name + ROWS])
     return tensors
 
 
-def split(kept: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Divide packed tensors into indices and rows, and whole tensors."""
-    rows = {name: x for name, x in kept.items() if name.endswith((INDICES, ROWS))}
-    return rows, {name: x for name, x in kept.items() if name not in rows}
-
-
-def of_tables(rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the indices of rows by the names of their tensors."""
-    return {name.removesuffix(INDICES): x for name, x in rows.items() if name.endswith(INDICES)}
-
-
-def filled(name: str, whole: Tensor, indices: Tensor, rows: Tensor | None) -> Tensor:
-    """Write rows into a tensor that nobody else uses, and return it; raise ValueError if they do not fit."""
-    if rows is None or indices.dtype != torch.long or indices.ndim != 1:
+def _filled(name: str, like: Tensor, indices: Tensor, rows: Tensor) -> Tensor:
+    """Return a copy of a tensor with other values in some rows; raise ValueError if they do not fit."""
+    if indices.dtype != torch.long or indices.ndim != 1:
         raise ValueError(name)
-    whole = whole.to(rows.dtype)
+    whole = like.detach().cpu().to(rows.dtype, copy=True).contiguous()
     into = _rows(whole)
     if rows.shape != (len(indices), into.shape[1]) or (
         len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < len(into)

@@ -24,7 +24,7 @@ from lmlong.data.tokenizers.base import LOSSLESS, PART, Tokenizer
 from lmlong.errors import CheckpointError, UsageError, other_format
 from lmlong.inference import sparse
 from lmlong.inference.session import NO_TOKEN, Session
-from lmlong.inference.unread import Unread, UnreadText, as_tensors
+from lmlong.inference.unread import UnreadText, as_tensors
 from lmlong.io.files import check_ordinary, fsync, parse_json, staged
 from lmlong.io.system_errors import explain_errors
 from lmlong.model.language_model import MOST_TOKENS, LanguageModel
@@ -33,6 +33,9 @@ from lmlong.model.sampling_options import RECENT
 from lmlong.model.state import rebuild_state
 
 FORMAT = 3
+HEADER = b'{"__metadata__":{"lmlong'
+"""How a file begins, after eight bytes."""
+
 PRIVATE = 0o600
 """Permissions of a state file: it contains text, so only its owner may read it."""
 
@@ -108,11 +111,6 @@ def tensors_of(session: Session) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().contiguous() for name, tensor in _named(session)}
 
 
-def tensors_of_unread(session: Session) -> dict[str, Tensor]:
-    """Return the tensors of the unread text of a session by their names, on the CPU."""
-    return {name: x for name, x in tensors_of(session._replace(state=())).items() if name.startswith("unread.")}  # type: ignore[arg-type]
-
-
 def empty_tensors(model: LanguageModel, names: Iterable[str]) -> dict[str, Tensor]:
     """Return the tensors of an empty session that learns what one with tensors of these names does."""
     return dict(_named(_empty(model, _learns(names))))
@@ -134,20 +132,8 @@ def restored(tensors: Mapping[str, Tensor], model: LanguageModel, tokenizer: Tok
     _check(session, empty, model, tokenizer)
     device = model.embedding.weight.device
     dtypes = {name: _dtype(name, tensors[name], tensor) for name, tensor in expected.items()}
-    return rebuild_state(session, iter([tensors[name].to(device, dtype) for name, dtype in dtypes.items()]))
-
-
-def restored_unread(
-    session: Session, tensors: Mapping[str, Tensor], model: LanguageModel, tokenizer: Tokenizer
-) -> Session:
-    """Return a session with the unread text of tensors from a file; raise ValueError if they are not possible."""
-    nothing = as_tensors(UnreadText(), session.last.device)
-    if tensors.keys() != {f"unread.{name}" for name in Unread._fields}:
-        raise StateError("unread is missing, or there is more")
-    unread = Unread(*(tensors[f"unread.{name}"].to(session.last.device) for name in Unread._fields))
-    check_alike(unread, nothing, grows=True, name="unread")
-    _check_unread(unread, model.embedding.num_embeddings - 1, tokenizer)
-    return session._replace(unread=unread)
+    own = [tensors[name].to(device, dtype, copy=True) for name, dtype in dtypes.items()]  # not views of the file
+    return rebuild_state(session, iter(own))
 
 
 def _dtype(name: str, x: Tensor, expected: Tensor) -> torch.dtype:
@@ -175,22 +161,25 @@ def _check(session: Session, empty: Session, model: LanguageModel, tokenizer: To
     if int(session.recent[0, -1]) != int(session.last) or bool((present[:-1] & ~present[1:]).any()):
         raise StateError("recent does not end with the last token, or has gaps")
     check_alike(session.unread, empty.unread, grows=True, name="unread")
-    _check_unread(session.unread, most, tokenizer)
-
-
-def _check_unread(unread: Unread, most: int, tokenizer: Tokenizer) -> None:
-    """Raise StateError unless unread text is one part of a text, in characters and tokens of the tokenizer."""
-    check_range("unread.chosen", unread.chosen, 0, most + 1)
+    check_range("unread.chosen", session.unread.chosen, 0, most + 1)
     try:
-        row = unread.row(0)
-        text = row.text()
+        unread = session.unread.row(0)
+    except ValueError:
+        raise StateError("unread is not bytes") from None
+    check_unread(unread, tokenizer)
+
+
+def check_unread(unread: UnreadText, tokenizer: Tokenizer) -> None:
+    """Raise StateError unless unread text is one part of a text, in characters and tokens of the tokenizer."""
+    try:
+        text = unread.text()
     except ValueError:
         raise StateError("unread is not text in UTF-8") from None
     if len(text) > 2 * PART or tokenizer.representable(text) != text:
         raise StateError(f"unread is longer than {2 * PART} characters, or has some without a token")
-    if len(row.chosen) > 2 * PART:
-        raise StateError(f"unread.chosen has {len(row.chosen):,} tokens, which is more than {2 * PART:,}")
-    if row.chosen and tokenizer.decode_bytes(list(row.chosen)) != row.pending:
+    if len(unread.chosen) > 2 * PART:
+        raise StateError(f"unread.chosen has {len(unread.chosen):,} tokens, which is more than {2 * PART:,}")
+    if unread.chosen and tokenizer.decode_bytes(list(unread.chosen)) != unread.pending:
         raise StateError("unread.chosen are not the tokens of unread.pending")
 
 
@@ -204,13 +193,31 @@ def _refuse_other(path: Path, about: Mapping[str, Any], belongs: dict[str, str],
             )
 
 
+def is_state(data: bytes) -> bool:
+    """Return whether this is the beginning of a state file, which may be cut off."""
+    return not data or (len(data) > 8 and HEADER.startswith(data[8 : 8 + len(HEADER)]))
+
+
+def delete(path: Path) -> None:
+    """Delete a state file, whole or cut off. A file of another kind stays."""
+    with suppress(OSError):
+        if path.is_symlink() or not path.is_file():
+            return
+        with path.open("rb") as file:
+            if is_state(file.read(8 + len(HEADER))):
+                path.unlink()
+
+
 def describe(path: Path) -> dict[str, Any]:
     """Return the metadata of the session in a file."""
     try:
-        about = dict(parse_json(metadata(path)["lmlong"]))
+        check_ordinary(path)
+        with safe_open(path, "pt") as file:
+            about = dict(parse_json((file.metadata() or {})["lmlong"]))
         if type(about["format"]) is int and about["format"] != FORMAT:
             raise CheckpointError(other_format(path, about["format"], FORMAT, "Read the text again"))
-        check_about(about)
+        if type(about["format"]) is not int or not all(type(about[name]) is kind for name, kind in ABOUT.items()):
+            raise ValueError
         return about
     except FileNotFoundError:
         raise UsageError(f"{path}: no such file. Make one by lmlong state build.") from None
@@ -218,19 +225,6 @@ def describe(path: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{path}: not a state file of lmlong, or damaged. Make one by lmlong state build."
         ) from error
-
-
-def metadata(path: Path) -> dict[str, str]:
-    """Return the metadata of a safetensors file."""
-    check_ordinary(path)
-    with safe_open(path, "pt") as file:
-        return file.metadata() or {}
-
-
-def check_about(about: Mapping[str, Any]) -> None:
-    """Raise KeyError or ValueError unless metadata has all fields, of their types."""
-    if type(about["format"]) is not int or not all(type(about[name]) is kind for name, kind in ABOUT.items()):
-        raise ValueError
 
 
 def verified(path: Path, about: dict[str, Any]) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ from lmlong.data.tokenizers.base import Tokenizer
 from lmlong.serving.inbox import Batch
 from lmlong.serving.reading import Progress
 from lmlong.serving.request import TokenLikelihood, WrittenToken
-from lmlong.serving.session_info import SessionInfo
+from lmlong.serving.session_file import SessionInfo
 
 REASONS = {"eos": "stop", "stop": "stop", "max_tokens": "length"}
 

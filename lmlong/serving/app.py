@@ -42,7 +42,7 @@ class ModelServer:
 
     def __init__(self, trained: TrainedLanguageModel, name: str, store: SessionStore, settings: Settings):
         self.trained, self.name, self.settings = trained, name, settings
-        self.engine = Engine(trained, settings)
+        self.engine = Engine(trained, store.states, settings)
         self.metrics = Metrics(self.engine, store)
         self.sessions = Sessions(store, settings.waiting)
         self.reader = BodyReader(settings)
@@ -56,7 +56,7 @@ class ModelServer:
 
     def end(self) -> None:
         """Stop the engine and all workers."""
-        self.closing = True
+        self.closing = self.sessions.store.closing = True
         for worker in self.workers:
             worker.close()
         chat.RENDERER.close()  # a template may loop
@@ -99,8 +99,8 @@ class ModelServer:
             return await self._answer(request, body, requests, response_format, deadline)
         change = self.sessions.change(body.session)
         try:
-            continued = await change.start(body.learn)
-            requests = make(prompt=body.prompt[0], keep_session=True, **continued._asdict())
+            start, learn = await change.start(body.learn)
+            requests = make(prompt=body.prompt[0], keep_session=True, start=start, learn=learn)
             return await self._answer(request, body, requests, response_format, deadline, change)
         except BaseException:
             change.release()

@@ -21,17 +21,14 @@ from lmlong.inference.healing import only_beginning_with
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.sampling import sample_each
 from lmlong.inference.session import logits_not_finite
+from lmlong.inference.state_table import StateTable
 from lmlong.model.finite import NotFinite
 from lmlong.model.row_step import make_row_step
-from lmlong.serving.prefix_cache import PrefixCache
 from lmlong.serving.request import Request
 from lmlong.serving.settings import DEFAULT_SETTINGS, Settings
 from lmlong.serving.writer import Deliver, Writer
 
 LOG = logging.getLogger("lmlong.serving")
-
-PIECE = 256
-"""Tokens of a prompt read at once."""
 
 READING_SECONDS = 0.05
 """Time for reading prompts between two steps, while rows are written."""
@@ -72,10 +69,10 @@ class EngineCounts:
 class Engine:
     """Writes the texts of many requests at a time, with one model."""
 
-    def __init__(self, trained: TrainedLanguageModel, settings: Settings = DEFAULT_SETTINGS):
-        self.trained, self.rows, self.most_waiting = trained, settings.rows, settings.waiting
+    def __init__(self, trained: TrainedLanguageModel, states: StateTable, settings: Settings = DEFAULT_SETTINGS):
+        self.trained, self.states = trained, states
+        self.rows, self.most_waiting = settings.rows, settings.waiting
         self.counts = EngineCounts()
-        self.cache = PrefixCache(settings.prefix_cache) if settings.prefix_cache else None
         self._steps = make_row_step(trained.model)
         self._waiting = deque[Writer]()
         self._reading = deque[tuple[Writer, Iterator[None]]]()
@@ -87,7 +84,7 @@ class Engine:
 
     def submit(self, request: Request, deliver: Deliver) -> Writer:
         """Queue a request, whose events `deliver` gets in the engine's thread. Raises Busy, Closed or EngineFailed."""
-        writer = Writer(self.trained, request, deliver, self.cache)
+        writer = Writer(self.trained, request, deliver, self.states)
         with self._changed:
             if self._failed:
                 raise EngineFailed
@@ -167,7 +164,7 @@ class Engine:
                 self._writing = [writer for writer in self._writing if not writer.cancelled]
             while self._waiting and self.active < self.rows:
                 writer = self._waiting.popleft()
-                self._reading.append((writer, writer.read(PIECE)))
+                self._reading.append((writer, writer.read()))
 
     @property
     def _admitted(self) -> Iterator[Writer]:

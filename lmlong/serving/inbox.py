@@ -7,13 +7,12 @@ from contextlib import suppress
 from functools import partial
 from threading import Lock
 
-from lmlong.inference.session import Session
 from lmlong.serving.api_errors import ApiError, api_error
 from lmlong.serving.engine import Engine
 from lmlong.serving.metrics import Metrics
-from lmlong.serving.request import Event, Request
+from lmlong.serving.request import Event, Request, Turn
 from lmlong.serving.session_change import Change
-from lmlong.serving.session_info import SessionInfo
+from lmlong.serving.session_file import SessionInfo
 from lmlong.serving.writer import Writer
 
 Batch = list[tuple[int, Event]]
@@ -84,7 +83,7 @@ class Texts:
         """`change` is the session that the request continues, if any."""
         self._engine, self._metrics, self._begun = engine, metrics, time.perf_counter()
         self._change = change
-        self._session: Session | None = None
+        self._turn: Turn | None = None
         self._writers: list[Writer] = []
         self._inbox = Inbox(most, self._cancel)
         self._left = len(requests)
@@ -103,7 +102,7 @@ class Texts:
     def close(self) -> None:
         """Cancel unfinished texts, and release the session."""
         self._cancel()
-        self._session = None  # a state, like those of the writers
+        self._turn = None  # with a state, like those of the writers
         if self._change:
             self._change.release()
 
@@ -127,13 +126,13 @@ class Texts:
             if event.error is not None:
                 raise api_error(event.error) from None
             self._left -= event.is_last
-            self._session = event.session or self._session
+            self._turn = event.turn or self._turn
         if batch and self.ended:
             self._metrics.whole.observe(time.perf_counter() - self._begun)
         return batch
 
     async def saved(self) -> SessionInfo | None:
         """Save the session after the texts, if there is one."""
-        if self._change is None or self._session is None:
+        if self._change is None or self._turn is None:
             return None
-        return await self._change.save(self._session)
+        return await self._change.save(self._turn)

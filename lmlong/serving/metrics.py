@@ -38,15 +38,15 @@ class Metrics:
 
     def collect(self) -> Iterator[Metric]:
         """Iterate over the metrics of the engine."""
-        counts, state, cache = self._engine.counts, self._state, self._engine.cache
+        counts, state, states = self._engine.counts, self._state, self._engine.states
         gauges = {
             "lmlong_queued_texts": ("Texts that wait for a row.", self._engine.queued),
             "lmlong_active_rows": ("Texts that are read or written.", self._engine.active),
             "lmlong_rows": ("Texts that may be written at a time.", self._engine.rows),
-            "lmlong_prefix_cache_bytes": ("States of beginnings of texts.", cache.bytes if cache else 0),
             "lmlong_sessions": ("Sessions.", self._store.count),
-            "lmlong_session_file_bytes": ("Files of sessions.", self._store.file_bytes),
-            "lmlong_session_memory_bytes": ("Sessions in memory.", self._store.awake_bytes),
+            "lmlong_session_file_bytes": ("Files of sessions, and uploaded states.", self._store.file_bytes),
+            "lmlong_state_memory_bytes": ("States in memory.", states.bytes),
+            "lmlong_state_disk_bytes": ("States on disk.", states.disk_bytes),
             "lmlong_row_state_bytes": ("State of a row when its text begins.", state.empty.bytes),
             "lmlong_row_state_bytes_per_token": ("What each token adds to it.", state.per_token.bytes),
         }

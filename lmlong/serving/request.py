@@ -1,10 +1,12 @@
 """Requests to the engine, and its events."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lmlong.inference.generation import End
-from lmlong.inference.session import Session
+from lmlong.inference.state_table import Piece, Place
+from lmlong.inference.unread import UnreadText
 from lmlong.model.sampling_options import MAX_TOKENS, Sampling
 from lmlong.serving.reading import Progress
 
@@ -19,8 +21,8 @@ class Request:
     max_tokens: int | None = MAX_TOKENS
     """None: until the model ends the document."""
     stop: tuple[str, ...] = ()
-    start: Session | None = None
-    """The session before the prompt, or None."""
+    start: Place | None = None
+    """The place in a session before the prompt, or None for a new text."""
     learn: bool = False
     """Whether the text is learned from, from the prompt on; a session that learns already continues to."""
     draws: tuple[int, ...] = (0,)
@@ -30,7 +32,22 @@ class Request:
     reports: bool = False
     """Whether events report how much of the prompt has been read."""
     keep_session: bool = False
-    """Whether the last event has the session after exactly the generated text."""
+    """Whether the last event has the turn, which ends with exactly the generated text."""
+
+
+class Turn(NamedTuple):
+    """What a request adds to a session."""
+
+    read: Place
+    """The place after the prompt, without its unread text."""
+    prompt: tuple[Piece, ...]
+    written: tuple[Piece, ...] = ()
+    """The pieces after `read`, which no state has read as such."""
+    unread: UnreadText = UnreadText()
+    learn: bool = False
+    """Whether the session learns from its text from now on."""
+    options: Mapping[str, Any] = {}
+    """Those that differ from the defaults of `Sampling`, if the model wrote."""
 
 
 class TokenLikelihood(NamedTuple):
@@ -55,7 +72,7 @@ class Event(NamedTuple):
     token: WrittenToken | None = None  # where a request asks for log-probabilities
     end: End | None = None
     error: BaseException | None = None  # which ends it too
-    session: Session | None = None  # at the end, where it is asked for
+    turn: Turn | None = None  # at the end, where it is asked for
     prompt_tokens: int = 0  # at the end: tokens of the prompt,
     cached_tokens: int = 0  # how many of them were read before,
     written_tokens: int = 0  # and tokens written

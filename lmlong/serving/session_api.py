@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import closing
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
@@ -54,7 +54,7 @@ class SessionApi:
         return JSONResponse(session_body(await self._run(self._sessions.store.info, request)))
 
     async def download(self, request: HttpRequest) -> Response:
-        data = await self._run(self._sessions.store.file, request)
+        data = await self._run(self._sessions.store.download, request)
         name = request.path_params["name"]
         headers = {"Content-Disposition": f'attachment; filename="{name}.state"'}
         return Response(data, media_type=STATE, headers=headers)
@@ -74,15 +74,14 @@ class SessionApi:
     async def _read(self, request: HttpRequest, name: str | None, status: int) -> ASGIApp:
         """Read the text in the body after a session, or as a new one."""
         deadline = Deadline(self._settings.timeout)
-        reading = self._reader.text(request.scope[BODY], media_type(request.headers), request.query_params)
-        body = await while_connected(request.receive, reading, deadline)
+        parsing = self._reader.text(request.scope[BODY], media_type(request.headers), request.query_params)
+        body = await while_connected(request.receive, parsing, deadline)
         check_length(body.text, self._settings.max_prompt, "text")
         change = self._sessions.change(name)
         try:
-            continued = await change.start(body.learn)
-            what: dict[str, Any] = {"max_tokens": 0, "keep_session": True, "reports": body.stream}
-            engine_request = Request(body.text, **what, **continued._asdict())
-            texts = Texts(self._engine, [engine_request], self._settings.lag, self._metrics, change)
+            start, learn = await change.start(body.learn)
+            reading = Request(body.text, max_tokens=0, start=start, learn=learn, reports=body.stream, keep_session=True)
+            texts = Texts(self._engine, [reading], self._settings.lag, self._metrics, change)
         except BaseException:
             change.release()
             raise

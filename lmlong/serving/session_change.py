@@ -2,13 +2,14 @@
 change each of them."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from lmlong.errors import CheckpointError, LmlongError
-from lmlong.inference.session import Session
+from lmlong.inference.state_table import Place
 from lmlong.serving.api_errors import ApiError
 from lmlong.serving.engine import Closed
-from lmlong.serving.session_info import SessionInfo
+from lmlong.serving.request import Turn
+from lmlong.serving.session_file import SessionInfo
 from lmlong.serving.sessions import LearnsAlready, NoState, QuotaReached, SessionStore, UnknownSession, check_learn
 from lmlong.serving.worker import Worker
 
@@ -43,42 +44,34 @@ class Sessions:
         return Change(self, name)
 
 
-class Start(NamedTuple):
-    """Where a request starts: the fields of its `Request`."""
-
-    start: Session | None
-    learn: bool
-
-
 class Change:
     """A session while one request works on it; a new one has no name yet."""
 
     def __init__(self, sessions: Sessions, name: str | None):
         self._sessions, self._name = sessions, name
         self._reserved = name
-        self._before: Session | None = None
 
-    async def start(self, learn: bool | None) -> "Start":
-        """Return the session before the request, which asks to learn or not. A session that learns cannot stop."""
-        trained = self._sessions.store.trained
+    async def start(self, learn: bool | None) -> tuple[Place | None, bool]:
+        """Return the place before the request, and whether it is learned from, given what the request asks for. A
+        session that learns cannot stop."""
+        store = self._sessions.store
         if self._name is None:
-            return Start(None, trained.learns(learn))
-        session = await self._sessions.run(self._sessions.store.get, self._name)
-        self._before = session
-        check_learn(session, learn)
-        return Start(session, bool(learn))
+            return None, store.trained.learns(learn)
+        place = await self._sessions.run(store.get, self._name)
+        learns = store.info(self._name).learns
+        check_learn(learns, learn)
+        return place, learns or bool(learn)
 
-    async def save(self, session: Session) -> SessionInfo:
+    async def save(self, turn: Turn) -> SessionInfo:
         """Save the session after the request."""
         store = self._sessions.store
         if self._name is None:
-            return await self._sessions.run(store.create, session)
-        return await self._sessions.run(store.update, self._name, session, self._before)
+            return await self._sessions.run(store.create, turn)
+        return await self._sessions.run(store.update, self._name, turn)
 
     def release(self) -> None:
         """Allow other requests to change the session. Only the first call has an effect, since another request may have
         reserved it by the next."""
-        self._before = None  # a state, which a reference cycle would keep until it is collected
         if self._reserved is not None:
             self._sessions.in_use.discard(self._reserved)
             self._reserved = None

@@ -1,37 +1,64 @@
-"""Sessions of clients, each a file on disk; the most recently used ones are in memory too.
+"""The sessions of a server: a session is its tokens, and its state is a cache.
 
-A session is written to its file before the client gets a response, so none is lost however the server ends. The file
-holds what differs from the session that it continues, and the name of the session that it was forked from. Of a short
-turn it holds only the tokens: the session then becomes what reading them gives, in memory too.
+request -> text -> tokens -> pieces -> state after each, by the key of the pieces so far     (writer, state_table)
+a new text starts from the longest beginning whose state is known, a session from its own
+turn: the pieces of the prompt, those of the answer, the unread text at the end              (request)
+the pieces of the answer are read again, since a state is what reading its pieces gives
+the turn becomes a line of the session's file, flushed before the client gets a response     (session_file)
+the state goes into the table, and to disk if PIECE tokens were read since the last there
+a state that is gone is read again, from the pieces after the nearest known one
+fork: a new file that names its parent and how many of the parent's pieces it begins with
+upload: a state in roots/, without tokens, which the files that begin with it name
+delete: the file, or while forks need it a last line that says so; then the roots that no file names
 """
 
+import hashlib
+import re
 import secrets
+import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import accumulate, pairwise
 from pathlib import Path
-from threading import Lock, RLock
+from tempfile import TemporaryDirectory
+from threading import RLock
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
-
 from lmlong.errors import CheckpointError, LmlongError, UsageError
-from lmlong.inference import session_file, sparse, state_file
-from lmlong.inference.awake import AwakeSessions
+from lmlong.inference import state_file
 from lmlong.inference.loading import TrainedLanguageModel
-from lmlong.inference.session import Session, read_tokens
-from lmlong.inference.session_file import Known, Packed
+from lmlong.inference.session import Session, begin_learning, with_unread
+from lmlong.inference.state_table import KEY_BYTES, PIECE, Piece, Place, StateTable, superseded
+from lmlong.inference.unread import UnreadText
+from lmlong.io.files import fsync
 from lmlong.io.lock import Held, lock
 from lmlong.io.system_errors import explain_errors
-from lmlong.model.sampling_options import RECENT
 from lmlong.model.state import state_bytes
-from lmlong.serving.session_folder import STAGED, Kept, SessionFolder, has_own_header
-from lmlong.serving.session_info import SessionInfo, info_of
+from lmlong.serving.engine import Closed
+from lmlong.serving.request import Turn
+from lmlong.serving.session_file import (
+    FORMAT,
+    NAME,
+    ROOT,
+    Header,
+    Line,
+    SessionFile,
+    SessionInfo,
+    reason,
+    unread_fields,
+)
 from lmlong.serving.settings import DEFAULT_SETTINGS, Settings
 
-SMALL = 1 << 14
-"""Bytes of a base below which its turns are stored as states: a file takes up 4 KiB of a disk anyway."""
+STATES = "states"
+"""The folder of states that can be read again."""
+
+UNSAVED = 32
+"""Tokens of a long session for each that may have to be read again, because no state after it is on disk."""
+
+EARLIER = re.compile(r"[0-9a-f]{24}(\.state|-[0-9a-f]{16}\.base)")
+"""The names of files of sessions of earlier versions."""
 
 
 class UnknownSession(LmlongError):
@@ -50,9 +77,9 @@ class LearnsAlready(LmlongError):
     """A request asks a session that learns from its text not to."""
 
 
-def check_learn(session: Session, learn: bool | None) -> None:
+def check_learn(learns: bool, learn: bool | None) -> None:
     """Refuse the `learn` of a request that continues a session: what was learned stays in its state, and is used."""
-    if session.state.learned is not None and learn is False:
+    if learns and learn is False:
         raise LearnsAlready(
             "learn: false, but this session learns until its end. Leave learn out, or create another session."
         )
@@ -80,85 +107,93 @@ class Page(NamedTuple):
 
 
 class SessionStore:
-    """The sessions of a server, from any thread."""
+    """The sessions of a server. One thread at a time may change them; any thread may ask what there is."""
 
     def __init__(self, trained: TrainedLanguageModel, folder: Path, settings: Settings = DEFAULT_SETTINGS):
-        self.folder = folder
-        self.trained, self._settings = trained, settings
-        self._lock = RLock()  # of what is in memory
-        self._disk = Lock()  # of the files
-        self._limit = session_file.limit_of(trained.model)
-        self._awake = AwakeSessions[str](settings.memory)
-        self._files = SessionFolder(folder, trained.owners)
-        self._infos = self._files.found  # by id
+        self.folder, self.trained, self.file_bytes = folder, trained, 0
+        self.states = StateTable(trained, settings.memory, folder / STATES, settings.disk)
+        self.closing = False
+        """Whether to stop reading texts again."""
+        self._settings = settings
+        self._lock = RLock()
+        self._files: dict[str, SessionFile] = {}  # by id; also deleted ones that forks need, and those of other models
+        self._listed = set[str]()
+        self._forks = Counter[str]()  # by id
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._find()
 
-    def create(self, session: Session, parent: str | None = None, before: Session | None = None) -> SessionInfo:
-        """Save a new session. With a `parent`, `before` is what `get` returned for it."""
-        with self._lock:
-            if len(self._infos) >= self._settings.max_sessions:
-                raise QuotaReached(f"{len(self._infos):,} sessions are all that this server keeps. Delete some.")
-        with self._disk:
-            base = self._base(parent, before)
-            return self._write(secrets.token_hex(12), session, base, before, parent, time.time())
+    def create(self, turn: Turn) -> SessionInfo:
+        """Save a new session."""
+        place, line = self._after(turn)
+        return self._create(self._header(secrets.token_hex(12)), line, place)
 
-    def update(self, name: str, session: Session, before: Session | None = None) -> SessionInfo:
-        """Save what a session has become; `before` is what `get` returned for it."""
-        info = self.info(name)
-        before = self.get(name) if before is None else before
-        with self._disk:
-            base = self._base(name, before)
-            return self._write(name, session, base, before, info.parent, info.made)
+    def update(self, name: str, turn: Turn) -> SessionInfo:
+        """Append a turn to a session."""
+        file = self._file(name)
+        place, line = self._after(turn)
+        self._check_quota(len(line.line()))
+        self._append(file, line)
+        file.unsaved += sum(len(piece.tokens) for piece in (*turn.prompt, *turn.written))
+        self._keep(file, place)
+        return file.info
 
     def fork(self, name: str) -> SessionInfo:
         """Save a copy of a session as a new one."""
-        session = self.get(name)
-        return self.create(session, name, session)
+        file = self._file(name)
+        header = self._header(secrets.token_hex(12), parent=name, length=len(file.pieces()))
+        info = self._create(header, file.last.model_copy(update={"pieces": [], "at": time.time()}))
+        fork = self._files[info.id]
+        fork.key, fork.unsaved = file.key, file.unsaved
+        return info
 
     def upload(self, data: bytes, learn: bool | None = None) -> SessionInfo:
         """Save the session of a state file, which may be hostile. `learn` works as in `load_state`."""
-        path = self.folder / f".{secrets.token_hex(12)}{STAGED}"
+        self._check_quota(len(data))
+        name = secrets.token_hex(12)
+        path = self.folder / f"{name}.root"
         try:
-            if not has_own_header(data):
+            if not state_file.is_state(data):
                 raise UsageError
             with explain_errors(path):
                 path.touch(state_file.PRIVATE)
                 path.write_bytes(data)
-            session = self.trained.load_state(path, learn)
-            check_learn(session, learn)
-        except (CheckpointError, UsageError):
-            raise NoState("This is not a state of this model, or it is damaged. Read the text again.") from None
-        finally:
+                fsync(path)
+            session = self.trained.load_state(path, learn=False)
+            check_learn(session.state.learned is not None, learn)
+            learns = session.state.learned is not None or self.trained.learns(learn)
+            place = Place(self._root_key(name), session)
+            _, line = self._after(Turn(place, (), unread=session.unread.row(0), learn=learns))
+            return self._create(self._header(name, root=True), line, place)
+        except BaseException as error:
             path.unlink(missing_ok=True)
-        return self.create(session)
+            if isinstance(error, CheckpointError | UsageError):
+                message = "This is not a state of this model, or it is damaged. Read the text again."
+                raise NoState(message) from None
+            raise
 
-    def get(self, name: str) -> Session:
-        """Return a session from memory, or from its file."""
-        self.info(name)
-        with self._lock:
-            session = self._awake.get(name)
-            if session is not None:
-                return session
-        with self._disk:
-            session = self._load(name)
-        with self._lock:
-            self._awake.put(name, session)
-        return session
+    def get(self, name: str) -> Place:
+        """Return the place where a session ends."""
+        file = self._file(name)
+        file.check()
+        session = self.states.get(file.key) if file.key else None
+        if session is None:
+            session = self._read_again(file)
+        try:
+            unread = file.last.unread_text
+            state_file.check_unread(unread, self.trained.tokenizer)
+        except (ValueError, IndexError) as error:
+            raise file.damaged(str(error)) from None
+        assert file.key is not None
+        return Place(file.key, with_unread(session, unread))
 
     def info(self, name: str) -> SessionInfo:
         """Return a session's info. A session whose file was removed is unknown."""
-        with self._lock:
-            info = self._infos.get(name)
-        if info is not None and not self._files.path(name).exists():
-            self._forget(name)
-            info = None
-        if info is None:
-            raise UnknownSession(f"There is no session {name!r}.")
-        return info
+        return self._file(name).info
 
     def list(self) -> list[SessionInfo]:
         """Return the sessions, the oldest first."""
         with self._lock:
-            return sorted(self._infos.values(), key=lambda info: info.cursor)
+            return sorted((self._files[name].info for name in self._listed), key=lambda info: info.cursor)
 
     def page(self, most: int, after: str | None = None) -> Page:
         """Return up to `most` sessions, the oldest first, after those that earlier pages had."""
@@ -168,154 +203,221 @@ class SessionStore:
         return Page(infos[:most], infos[most - 1].cursor if len(infos) > most else None)
 
     def delete(self, name: str) -> None:
-        self.info(name)
+        """Delete a session. Its file remains while forks need it."""
+        file = self._file(name)
+        if file.key is None and file.header.parent is None:
+            with suppress(CheckpointError):
+                self._trace(file)
+        for key in file.saved.values():
+            self.states.forget(key)
+            self.states.remove(key)
+        if self._forks[name]:
+            self._append(file, file.last.model_copy(update={"pieces": [], "deleted": True}))
         self._forget(name)
 
-    def file(self, name: str) -> bytes:
+    def download(self, name: str) -> bytes:
         """Return a session as a state file."""
-        session, trained = self.get(name), self.trained
-        path = self.folder / f".{secrets.token_hex(12)}{STAGED}"
-        try:
-            state_file.save(
-                path, session, trained.model, trained.owners, trained.tokenizer, str(trained.checkpoint), durable=False
-            )
-            return path.read_bytes()
-        finally:
-            path.unlink(missing_ok=True)
+        file, session = self._file(name), self.get(name).session
+        assert session is not None
+        learning = begin_learning(self.trained.model, session, file.last.learns)
+        with TemporaryDirectory(prefix="lmlong-") as folder:
+            self.trained.save_state(learning, Path(folder, "state"))
+            return Path(folder, "state").read_bytes()
 
     @property
     def count(self) -> int:
         with self._lock:
-            return len(self._infos)
+            return len(self._listed)
 
-    @property
-    def file_bytes(self) -> int:
-        return self._files.bytes
-
-    @property
-    def awake_bytes(self) -> int:
-        return self._awake.bytes
-
-    def _base(self, name: str | None, before: Session | None) -> Kept | None:
-        """Return the file of a session; None if the session has changed since `before`."""
+    def _file(self, name: str) -> SessionFile:
         with self._lock:
-            info = self._infos.get(name) if name else None
-        is_same = info is not None and before is not None and info.tokens == int(before.total)
-        return self._files.live.get(info.id) if info is not None and is_same else None
+            if name in self._listed and not self._files[name].path.exists():
+                self._forget(name)
+            if name not in self._listed:
+                raise UnknownSession(f"There is no session {name!r}.")
+            return self._files[name]
 
-    def _load(self, name: str) -> Session:
-        try:
-            return self._read(self._files.live[name])
-        except ValueError as error:
-            raise CheckpointError(f"{self._files.path(name)}: {error}. Read the text again.") from None
-
-    def _read(self, kept: Kept) -> Session:
-        """Return a session from its file and those of its bases, or from the first of these that is in memory."""
-        model, tokenizer, file = self.trained.model, self.trained.tokenizer, kept.file
-        if file.pieces is None:
-            tensors = session_file.tensors_of(self._chain(kept), model, self._limit)
-            return state_file.restored(tensors, model, tokenizer)
-        assert kept.base is not None
-        session = self._in_memory(kept.base) or self._read(kept.base)
-        most = model.embedding.num_embeddings - 1
-        for piece in file.pieces:
-            if not 0 <= min(piece) <= max(piece) <= most:
-                raise ValueError("it has tokens that the model does not have")
-            session = read_tokens(model, piece, session)
-        return state_file.restored_unread(session, file.whole(self._limit), model, tokenizer)
-
-    def _in_memory(self, kept: Kept) -> Session | None:
-        with self._lock:
-            return self._awake.get(kept.session) if kept.is_live else None
-
-    def _chain(self, kept: Kept) -> Iterator[Known]:
-        for each in kept.chain():
-            session = self._in_memory(each)
-            yield Known(each.file, None if session is None else state_file.tensors_of(session))
-
-    @torch.inference_mode()
-    def _write(
-        self,
-        name: str,
-        session: Session,
-        base: Kept | None,
-        before: Session | None,
-        parent: str | None,
-        made: float,
-    ) -> SessionInfo:
-        """Write a session, as what differs from `before`, the session in the file `base`, if that is worth it."""
+    def _after(self, turn: Turn) -> tuple[Place, Line]:
+        """Return the place after a turn, and the line of the turn."""
         trained = self.trained
-        turn = self._turn(session, base, before)
-        if turn is None:
-            pieces, session = None, session._replace(state=trained.model.settle(session.state))
-            base, packed = self._packed(state_file.tensors_of(session), base, before, name)
-        else:
-            assert base is not None and before is not None
-            pieces = (*(base.file.pieces or ()), *filter(None, [turn]))
-            read = read_tokens(trained.model, turn, before) if turn else before
-            base, session = base.state, read._replace(unread=session.unread)
-            packed = session_file.pack(state_file.tensors_of_unread(session), self._limit)
-        about: dict[str, Any] = {"id": name, "run": str(trained.checkpoint), "tokens": int(session.total)}
-        about |= {"tail": state_file.tail_of(session, trained.tokenizer), "parent": parent}
-        about |= {"made": made, "learns": session.state.learned is not None, "state_bytes": state_bytes(session)}
-        staged = self._files.staged(name)
-        try:
-            about |= trained.owners
-            file = session_file.save(staged, about, packed, base.name if base else None, pieces)
-            size = staged.stat().st_size
-            held = self._files.bytes - self._files.freed(name, base)
-            if held + size > self._settings.max_session_bytes:
-                most = self._settings.max_session_bytes
-                raise QuotaReached(f"{most:,} bytes of sessions are all that this server keeps. Delete some.")
-            self._files.put(Kept(file, name, size, base))
-        finally:
-            staged.unlink(missing_ok=True)
+        place = turn.read.after(trained.model, turn.written)
+        session = place.session
+        assert session is not None
+        whole = with_unread(session, turn.unread)
+        line = Line(
+            pieces=[(piece.kind, [*piece.tokens]) for piece in (*turn.prompt, *turn.written)],
+            unread=unread_fields(turn.unread),
+            options={**turn.options},
+            at=time.time(),
+            tokens=place.tokens,
+            state_bytes=state_bytes(begin_learning(trained.model, whole, turn.learn)),
+            learns=turn.learn,
+            tail=state_file.tail_of(whole, trained.tokenizer).encode("utf-8", "replace").decode(),
+        )
+        return place, line
+
+    def _header(self, name: str, **about: Any) -> Header:
+        run, owners = str(self.trained.checkpoint), self.trained.owners
+        return Header(lmlong="session", format=FORMAT, id=name, made=time.time(), run=run, owners=owners, **about)
+
+    def _create(self, header: Header, line: Line, place: Place | None = None) -> SessionInfo:
+        """Write the file of a new session, and keep its state if that is given."""
+        if self.count >= self._settings.max_sessions:
+            raise QuotaReached(f"{self.count:,} sessions are all that this server keeps. Delete some.")
+        self._check_quota(len(header.line()) + len(line.line()))
+        with explain_errors(self.folder):
+            file = SessionFile.create(self.folder, header, line)
+        self._add(file)
+        if place is not None:
+            file.unsaved = 0 if header.root else place.tokens
+            self._keep(file, place)
         with self._lock:
-            info = self._infos[name] = info_of(name, about, size)
-            self._awake.put(name, session)
-        return info
+            self._listed.add(header.id)
+        return file.info
 
-    def _turn(self, session: Session, base: Kept | None, before: Session | None) -> tuple[int, ...] | None:
-        """Return the tokens since `before` if the file is to hold only these, and those before them since a base with a
-        state; None if it is to hold the state. On a GPU, reading may not give the same bits again."""
-        if base is None or before is None or base.whole_bytes < SMALL:
-            return None
-        if session.state.learned is not None or session.last.device.type != "cpu":
-            return None
-        new = int(session.total) - int(before.total)
-        kept, known = RECENT - new, sum(map(len, base.file.pieces or ()))
-        if new < 0 or known + new > session_file.MOST_READ:
-            return None
-        if not torch.equal(session.recent[:, :kept], before.recent[:, new:]):
-            return None
-        return tuple(session.recent[0, kept:].tolist())
+    def _append(self, file: SessionFile, line: Line) -> None:
+        before = file.bytes
+        with explain_errors(file.path):
+            file.append(line)
+        self.file_bytes += file.bytes - before
 
-    def _packed(
-        self, tensors: Mapping[str, Tensor], base: Kept | None, before: Session | None, name: str
-    ) -> tuple[Kept | None, Packed]:
-        """Return the parts of a file for tensors, and its base, or None if it is better without."""
-        if base is not None and base.state is not base:
-            base = base.state
-            try:
-                before = self._in_memory(base) or self._read(base)
-            except (CheckpointError, ValueError):  # its file was removed or damaged
-                before = None
-        if base is not None and before is not None:
-            changed = sparse.pack(tensors, state_file.tensors_of(before))
-            old = self._files.live.get(name)
-            others = base.users - (old is not None and old.base is base)
-            if base.session == name and base.base is not None and not others:  # so that it need not be kept
-                changed = sparse.merged(tensors, base.file.rows(self._limit), changed)
-                base = base.base
-            packed = session_file.pack(changed, self._limit)
-            if base.takes(len(packed.rows), packed.bytes):
-                return base, packed
-        empty = state_file.empty_tensors(self.trained.model, tensors)
-        return None, session_file.pack(sparse.pack(tensors, empty), self._limit)
+    def _check_quota(self, more: int) -> None:
+        most = self._settings.max_session_bytes
+        if self.file_bytes + more > most:
+            raise QuotaReached(f"{most:,} bytes of sessions are all that this server keeps. Delete some.")
+
+    def _keep(self, file: SessionFile, place: Place) -> None:
+        """Keep the state of a session, on disk too if many tokens would have to be read again."""
+        file.key = place.key
+        self.states.put(place)
+        if file.unsaved >= max(PIECE, place.tokens // UNSAVED):
+            self.states.save(place)
+            file.unsaved, file.saved[place.tokens] = 0, place.key
+            for tokens in superseded(file.saved, place.tokens):
+                self.states.remove(file.saved.pop(tokens))
+
+    def _read_again(self, file: SessionFile) -> Session:
+        """Return the session after the pieces of its file, of which those after the nearest known state are read."""
+        pieces, keys = self._trace(file)
+        known = len(pieces)
+        while known and (session := self.states.get(keys[known])) is None:
+            known -= 1
+        place = Place(keys[known], session) if known else self._start(file)
+        for piece in pieces[known:]:
+            if self.closing:
+                raise Closed("The server is shutting down.")
+            place = place.after(self.trained.model, [piece])
+        if place.tokens != file.last.tokens:
+            raise file.damaged("it has other tokens than it says")
+        self._keep(file, place)
+        assert place.session is not None
+        return place.session
+
+    def _start(self, file: SessionFile) -> Place:
+        """Return the place before the first token of a session: that of its uploaded state, if any."""
+        *_, first = self._chain(file)
+        if not first.header.root:
+            return Place(self.states.empty)
+        try:
+            session = self.trained.load_state(first.root, learn=False)
+        except (CheckpointError, UsageError):
+            raise file.damaged("the uploaded state that it begins with is missing or damaged") from None
+        return Place(self._root_key(first.header.id), with_unread(session, UnreadText()))
+
+    def _trace(self, file: SessionFile) -> tuple[Sequence[Piece], Sequence[bytes]]:
+        """Return the pieces of a session and the keys before, between and after them, and note what is on disk."""
+        files = [*self._chain(file)]
+        parts = [file.pieces()]
+        for fork, parent in pairwise(files):
+            inherited = parent.pieces()
+            if len(inherited) < fork.header.length:
+                raise fork.damaged("its parent has fewer pieces than it begins with")
+            parts.append(inherited[: fork.header.length])
+        pieces = [piece for part in reversed(parts) for piece in part]
+        if any(max(piece.tokens) >= self.trained.model.embedding.num_embeddings for piece in pieces):
+            raise file.damaged("it has tokens that the model does not have")
+        start = self._root_key(files[-1].header.id) if files[-1].header.root else self.states.empty
+        keys = [*accumulate(pieces, lambda key, piece: piece.key(key), initial=start)]
+        end, saved = file.last.tokens, dict[int, bytes]()
+        begin = end - sum(len(piece.tokens) for piece in parts[0])
+        for piece, key in zip(reversed(pieces), reversed(keys), strict=False):
+            if self.states.on_disk(key):
+                saved[end] = key
+            end -= len(piece.tokens)
+        file.unsaved = file.last.tokens - max(saved, default=end)
+        file.saved = {tokens: key for tokens, key in saved.items() if tokens > begin}
+        return pieces, keys
+
+    def _chain(self, file: SessionFile) -> Iterator[SessionFile]:
+        """Iterate over a file, the one that it begins with, the one that that begins with, and so on."""
+        yield file
+        while file.header.parent is not None:
+            file = self._files[file.header.parent]
+            yield file
+
+    def _root_key(self, name: str) -> bytes:
+        """Return the key of the uploaded state of a session."""
+        return hashlib.blake2b(self.states.empty + name.encode(), digest_size=KEY_BYTES).digest()
+
+    def _add(self, file: SessionFile) -> None:
+        with self._lock:
+            self._files[file.header.id] = file
+            self._forks.update(filter(None, [file.header.parent]))
+            self.file_bytes += file.all_bytes
 
     def _forget(self, name: str) -> None:
-        with self._disk, self._lock:
-            if name in self._files.live:
-                self._awake.pop(name)
-                del self._infos[name]
-                self._files.remove(name)
+        """Take a session off the list, and delete all files that no session needs any more."""
+        with self._lock:
+            self._listed.discard(name)
+            unused: str | None = name
+            while unused is not None and not self._forks[unused]:
+                file = self._files.pop(unused)
+                self.file_bytes -= file.all_bytes
+                file.path.unlink(missing_ok=True)
+                if file.header.root:
+                    state_file.delete(file.root)
+                self._forks.subtract(filter(None, [file.header.parent]))
+                above = self._files.get(file.header.parent or "")
+                unused = above.header.id if above is not None and above.last.deleted else None
+
+    def _find(self) -> None:
+        """Read what is in the folder. Damaged files are reported; these and those of other models are left alone."""
+        skipped = 0
+        for path in sorted(self.folder.iterdir()):
+            if EARLIER.fullmatch(path.name):
+                remedy = "Name another folder by --sessions, or rename this one."
+                raise UsageError(f"{self.folder}: its sessions are of an earlier version of lmlong. {remedy}")
+            if NAME.fullmatch(path.name):
+                try:
+                    if file := SessionFile.open(path):
+                        self._add(file)
+                except (OSError, ValueError) as error:
+                    skipped += self._skip(path, reason(error))
+        for path in self.folder.glob("*.root"):  # those of uploads that were not completed
+            if ROOT.fullmatch(path.name) and not path.with_suffix(".session").exists():
+                state_file.delete(path)
+        whole = self._whole()
+        for name, file in self._files.items():
+            if name not in whole:
+                skipped += self._skip(file.path, "a session that it begins with is missing")
+            elif file.header.owners == self.trained.owners and not file.last.deleted:
+                self._listed.add(name)
+        for file in [] if skipped else [*self._files.values()]:
+            if file.last.deleted and file.header.id in self._files:
+                self._forget(file.header.id)
+
+    def _skip(self, path: Path, why: str) -> bool:
+        print(f"skipped {path}: {why}", file=sys.stderr)
+        return True
+
+    def _whole(self) -> set[str]:
+        """Return the sessions whose parents, and the parents of these, are all there."""
+        whole = dict[str | None, bool]({None: True})
+        for name in self._files:
+            way = dict[str | None, None]()
+            above: str | None = name
+            while above in self._files and above not in whole and above not in way:
+                way[above] = None
+                above = self._files[above].header.parent
+            whole |= dict.fromkeys(way, whole.get(above, False))
+        return {name for name, is_whole in whole.items() if name is not None and is_whole}

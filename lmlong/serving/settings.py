@@ -15,12 +15,10 @@ class Settings:
 
     rows: int = option(64, "", "Maximum number of texts generated at the same time.")
     waiting: int = option(1024, "", "Maximum number of queued texts.")
-    prefix_cache: int = option(
-        256 << 20, "bytes", "Memory for the states of prompt prefixes, which are then not read again; 0 disables it.", 0
-    )
-    memory: int = option(1 << 30, "bytes", "Memory for the most recently used sessions.", 0)
+    memory: int = option(1 << 30, "bytes", "Memory for states of texts, which are then not read again.", 0)
+    disk: int = option(4 << 30, "bytes", "Disk space for states of sessions.", 0)
     max_sessions: int = option(20_000, "", "Maximum number of sessions.")
-    max_session_bytes: int = option(10 << 30, "bytes", "Maximum bytes of session files.")
+    max_session_bytes: int = option(10 << 30, "bytes", "Maximum bytes of session files and uploaded states.")
     max_tokens: int = option(4096, "tokens", "Maximum number of tokens generated per text.")
     max_prompt: int = option(4 << 20, "bytes", "Maximum bytes of a prompt.")
     max_body: int = option(16 << 20, "bytes", "Maximum bytes of a request body.")

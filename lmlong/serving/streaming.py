@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from lmlong.serving.answers import Envelope, Piece, Usage, pieces, progress_body, session_body
 from lmlong.serving.api_errors import ApiError, api_error, shutting_down, timed_out
 from lmlong.serving.inbox import Batch, Texts
-from lmlong.serving.session_info import SessionInfo
+from lmlong.serving.session_file import SessionInfo
 
 Result = TypeVar("Result")
 

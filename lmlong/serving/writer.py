@@ -2,7 +2,9 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,28 +12,26 @@ from torch import Tensor
 from lmlong.inference.generation import End, StreamedText
 from lmlong.inference.healing import heal
 from lmlong.inference.loading import TrainedLanguageModel
-from lmlong.inference.rewind import Rewind
+from lmlong.inference.rewind import long_ending
 from lmlong.inference.sampling import Sampler
-from lmlong.inference.session import NO_TOKEN, Session, begin_learning, prefill_pieces, with_unread
+from lmlong.inference.session import NO_TOKEN, Session, begin_learning, even_pieces, with_unread
+from lmlong.inference.state_table import PIECE, Kind, Piece, Place, StateTable, pieces_of, superseded
 from lmlong.inference.unread import Encoding, UnreadText, as_tensors
 from lmlong.model.row_step import Row, RowStep
-from lmlong.model.sampling_options import RECENT
-from lmlong.serving.prefix_cache import PrefixCache
+from lmlong.model.sampling_options import RECENT, Sampling
 from lmlong.serving.reading import ReadingProgress
-from lmlong.serving.request import Event, Request, TokenLikelihood, WrittenToken
+from lmlong.serving.request import Event, Request, TokenLikelihood, Turn, WrittenToken
 
 Deliver = Callable[[Event], None]
 
-KEPT_EVERY, KEPT_AT_MOST = 4096, 1 << 20
-"""Tokens of a long prompt between two cached states, and the longest text whose last state is cached."""
+KEPT_EVERY = 4096
+"""Tokens of a long prompt between two states that are kept."""
 
 
 class Writer:
     """A running request; `deliver` is called with each event, in the engine's thread."""
 
-    def __init__(
-        self, trained: TrainedLanguageModel, request: Request, deliver: Deliver, cache: PrefixCache | None = None
-    ):
+    def __init__(self, trained: TrainedLanguageModel, request: Request, deliver: Deliver, states: StateTable):
         self.request, self.cancelled, self.ended = request, False, False
         self.sampler = Sampler(request.sampling, [request.draws], trained.tokenizer.eos)
         self.head = b""
@@ -40,79 +40,87 @@ class Writer:
         """The last token, which the next step reads."""
         self.row: Row
         self.cached_tokens = 0
-        """Tokens of the prompt that were in the cache."""
-        self._trained, self._deliver = trained, deliver
-        self._cache = None if request.start else cache  # the tokens of a session are not known
-        self._tokens: list[int] = []  # all so far, where there is a cache
+        """Tokens of the prompt whose state was known."""
+        self._trained, self._deliver, self._states = trained, deliver, states
         self._text = StreamedText(trained.tokenizer, request.stop)
-        self._written = self._noted = self.prompt_tokens = 0
+        self._written = self.prompt_tokens = 0
         self._recent: deque[int] = deque(maxlen=RECENT)
-        self._rewind: Rewind | None = None
-        self._session: Session | None = None
+        self._place = request.start or Place(states.empty)
+        self._prompt: list[Piece] = []  # what the request has read
+        self._kept: dict[int, bytes] = {}  # the keys of the states kept on the way, by their tokens
+        self._unread = UnreadText()
+        self._healed: list[int] = []  # tokens of the unread text
+        self._noted: list[int] = []  # and those after them
+        self._session: Session | None = None  # after the prompt and the healed tokens
 
-    def read(self, piece: int) -> Iterator[None]:
+    def read(self) -> Iterator[None]:
         """Read the prompt; iterate over its pieces, for other work in between."""
-        start, tokenizer, prompt = self.request.start, self._trained.tokenizer, self.request.prompt
+        start, tokenizer, prompt = self._place.session, self._trained.tokenizer, self.request.prompt
         unread = start.unread.row(0) if start else UnreadText()
         encoding = Encoding(tokenizer, unread, [prompt if isinstance(prompt, str) else ""], heal=True)
-        pieces: Iterable[Sequence[int]] = [prompt]  # type: ignore[list-item]
+        parts: Iterable[Sequence[int]] = [prompt]  # type: ignore[list-item]
         if isinstance(prompt, str):
-            pieces = chain([] if start else [[tokenizer.bos]], encoding)
-        if start:
-            self._session = begin_learning(self._trained.model, with_unread(start, UnreadText()), self.request.learn)
-        if self._cache is not None:
-            for tokens in pieces:
-                self._tokens.extend(tokens)
+            parts = chain([] if start else [[tokenizer.bos]], encoding)
+        known: list[int] = []
+        if start is None:
+            tokens = list[int]()
+            for part in parts:
+                tokens.extend(part)
                 yield
-            self._session = self._cache.longest(self._tokens, self.request.learn)
-            cached = int(self._session.total) if self._session else 0
-            self.cached_tokens = max(0, cached - self._begins_with_bos)
-            pieces = [self._tokens[cached:]]
+            self._place, self._prompt = self._states.longest(tokens, self._kind, not self.request.keep_session)
+            known, parts = tokens[: self._place.tokens], [tokens[self._place.tokens :]]
+            self.cached_tokens = max(0, len(known) - self._begins_with_bos)
         progress = None
         if self.request.reports and isinstance(prompt, str):
-            known = self._tokens[: int(self._session.total)] if self._cache and self._session else []
             progress = ReadingProgress(prompt, tokenizer.token_bytes, known)
-            pieces = progress.counted(pieces)
-        before = int(self._session.total) if self._session else 0
-        for session in prefill_pieces(self._trained.model, pieces, self._session, piece, self.request.learn):
-            self._session = session
-            self._keep(every=KEPT_EVERY, new=piece)
-            if progress and (report := progress.after(int(session.total) - before)):
+            parts = progress.counted(parts)
+        before, key = self._place.tokens, b""
+        piece: Piece | None = None
+        for part in even_pieces(parts, PIECE):
+            piece, key = Piece(self._kind, tuple(part)), self._place.key
+            self._place = self._place.after(self._trained.model, [piece])
+            self._prompt.append(piece)
+            if self._place.tokens % KEPT_EVERY < len(part) and self._place.tokens >= KEPT_EVERY:
+                self._keep(key, piece)
+            if progress and (report := progress.after(self._place.tokens - before)):
                 self._deliver(Event(progress=report))
             yield
-        assert self._session is not None
-        self._keep()
-        self._session = with_unread(self._session, encoding.unread)
+        if piece is not None:
+            self._keep(key, piece)
+        self._unread = encoding.unread
 
-    def _keep(self, every: int = 1, new: int = 1) -> None:
-        """Cache the state if one of the last `new` tokens has a number divisible by `every`."""
-        if self._cache is not None and self._session is not None:
-            read = int(self._session.total)
-            if read >= every and read % every < new:
-                self._cache.keep(self._tokens[:read], self._session)
+    def _keep(self, before: bytes, piece: Piece) -> None:
+        """Keep the state after the last piece of the prompt."""
+        self._states.put(self._place, before, piece)
+        end = self._place.tokens
+        self._kept[end] = self._place.key
+        for position in superseded(self._kept, end):
+            self._states.forget(self._kept.pop(position))
+
+    @property
+    def _kind(self) -> Kind:
+        """The kind of the pieces of the prompt."""
+        return "learn" if self.request.learn else "read"
 
     def begin(self, steps: RowStep) -> None:
         """Read the rest of the prompt, and join the batch."""
-        session, tokenizer = self._session, self._trained.tokenizer
+        session, tokenizer = self._place.session, self._trained.tokenizer
         assert session is not None
+        session = with_unread(begin_learning(self._trained.model, session, self.request.learn), self._unread)
         if self.request.max_tokens == 0:
             self._count_prompt(session)
             self._end("max_tokens", "")
             return
-        if self.request.keep_session:
-            self._rewind = Rewind(tokenizer, session)
-        if session.unread.pending.shape[1]:
+        if self._unread.pending:
             healed = heal(self._trained.model, tokenizer, session, self.sampler, 0)
             session, self.head = healed.session, healed.cover.head
-            self._tokens.extend(healed.cover.tokens)
-            if self._rewind:
-                self._rewind.add(healed.cover.tokens, True, lambda: healed.session)
+            self._healed = healed.cover.tokens
         self._count_prompt(session)
         self._recent.extend(token for token in session.recent[0].tolist() if token != NO_TOKEN)
         self.last, self.row, self._session = int(session.last), steps.admit(session.state), session
 
     def _count_prompt(self, session: Session) -> None:
-        before = int(self.request.start.total) if self.request.start else 0
+        before = self.request.start.tokens if self.request.start else 0
         self.prompt_tokens = int(session.total) - before - self._begins_with_bos
 
     @property
@@ -135,8 +143,6 @@ class Writer:
         piece = self._text.feed(token, len(self.head))
         self._note(token)
         self._written += 1
-        if self._rewind:
-            self._rewind.add([token], False, self._now, self._text.held)
         if self._text.stopped:
             self._end("stop", piece, likelihoods)
         elif self._written == self.request.max_tokens:
@@ -147,10 +153,8 @@ class Writer:
     def _note(self, token: int) -> None:
         """Note a token as the last one, which the row has not read."""
         self.head, self.last = b"", token
-        self._noted += 1
+        self._noted.append(token)
         self._recent.append(token)
-        if self._cache is not None:
-            self._tokens.append(token)
 
     def fail(self, error: BaseException) -> None:
         """End by an error."""
@@ -159,21 +163,36 @@ class Writer:
 
     def _end(self, how: End, piece: str, likelihoods: WrittenToken | None = None) -> None:
         self.ended = True
-        as_prompt = not self.request.learn  # as a prompt would be read
-        if self._cache is not None and as_prompt and self._written and len(self._tokens) <= KEPT_AT_MOST:
-            self._cache.keep(self._tokens, self._now())
-        session = self._session if self.request.keep_session else None
-        if self._rewind:
-            session = self._rewind.session(self._trained.model, self._text.dropped)
+        if self._written and self.request.start is None and not self.request.learn:  # as a prompt would be read
+            piece_written = Piece("step", (*self._healed, *self._noted))
+            place = Place(piece_written.key(self._place.key), self._now())
+            self._states.put(place, self._place.key, piece_written)
+        turn = self._turn() if self.request.keep_session else None
         counts = self.prompt_tokens, self.cached_tokens, self._written
-        self._deliver(Event(piece, likelihoods, how, None, session, *counts))
+        self._deliver(Event(piece, likelihoods, how, None, turn, *counts))
+
+    def _turn(self) -> Turn:
+        """Return what the request adds to its session."""
+        read, unread, options = 0, self._unread, dict[str, Any]()
+        if self._written:
+            tokens = [*self._healed, *self._noted]
+            if tokens[-1] == self._trained.tokenizer.eos:
+                tokens.pop()
+            read, unread = long_ending(self._trained.tokenizer, tokens, self._text.dropped, unread)
+        if self.request.max_tokens:
+            given, default = asdict(self.request.sampling), asdict(Sampling())
+            options = {name: value for name, value in given.items() if value != default[name]}
+            options |= {"max_tokens": self.request.max_tokens, "stop": self.request.stop}
+        healed = pieces_of("wrote" if self._unread.chosen else self._kind, self._healed[:read])
+        written = pieces_of("wrote", self._noted[: max(0, read - len(self._healed))])
+        return Turn(self._place, tuple(self._prompt), (*healed, *written), unread, self.request.learn, options)
 
     def _now(self) -> Session:
         """Return the session after the tokens so far, the last of which the row has not read."""
         assert self._session is not None
         device = self._session.last.device
         recent = self.last_tokens.to(device)
-        total = self._session.total + self._noted
+        total = self._session.total + len(self._noted)
         unread = as_tensors(UnreadText(), device)
         return Session(self.row.state(), torch.tensor([self.last], device=device), recent, total, unread)
 

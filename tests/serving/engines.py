@@ -16,6 +16,7 @@ from lmlong import recipe
 from lmlong.data.tokenizers.base import Tokenizer
 from lmlong.data.tokenizers.factory import train_tokenizer
 from lmlong.inference.loading import TrainedLanguageModel
+from lmlong.inference.state_table import StateTable
 from lmlong.serving.engine import Engine
 from lmlong.serving.request import Event, Request
 from lmlong.serving.settings import Settings
@@ -40,7 +41,8 @@ def tiny(form: str = "elu", native: bool = False, tokenizer: Tokenizer | None = 
 @contextmanager
 def running(trained: TrainedLanguageModel, **changed: Any) -> Iterator[Engine]:
     """An engine until the block ends; `changed` are settings."""
-    engine = Engine(trained, Settings(**{"prefix_cache": 0, **changed}))
+    settings = Settings(**{"memory": 0, **changed})
+    engine = Engine(trained, StateTable(trained, settings.memory), settings)
     try:
         yield engine
     finally:

@@ -63,7 +63,7 @@ def served(
     **changed: Any,
 ) -> Iterator[Served]:
     """Serve a model until the block ends; `changed` are settings."""
-    settings = Settings(**{"grace": 0.1, "prefix_cache": 0, **changed})
+    settings = Settings(**{"grace": 0.1, "memory": 0, **changed})
     listening, begun = bind("127.0.0.1", 0), threading.Event()
     with TemporaryDirectory() as folder:
         store = store or SessionStore(trained, Path(folder), settings)

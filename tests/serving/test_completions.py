@@ -91,7 +91,7 @@ def test_an_answer_has_the_fields_of_openai(server: Served) -> None:
 
 
 def test_prefixes_are_cached_and_metrics_count(trained: TrainedLanguageModel) -> None:
-    with served(trained, prefix_cache=1 << 28) as server:
+    with served(trained, memory=1 << 28) as server:
         body: dict[str, Any] = {"max_tokens": 5, "temperature": 0}
         first = server.post(PATH, prompt="Once upon a time", **body).json()
         more = "Once upon a time" + first["choices"][0]["text"]
@@ -113,7 +113,7 @@ def test_prefixes_are_cached_and_metrics_count(trained: TrainedLanguageModel) ->
         'lmlong_http_responses_total{path="other",status="404"}': 1,
     }.items():
         assert float(values[name]) == value, name
-    assert float(values["lmlong_row_state_bytes"]) > 0 < float(values["lmlong_prefix_cache_bytes"])
+    assert float(values["lmlong_row_state_bytes"]) > 0 < float(values["lmlong_state_memory_bytes"])
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -14,6 +14,8 @@ from lmlong.data.tokenizers.base import Tokenizer
 from lmlong.errors import LmlongError
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.sampling import Sampling
+from lmlong.inference.session import with_unread
+from lmlong.inference.state_table import Place, StateTable
 from lmlong.model.state import rebuild_state
 from lmlong.serving.engine import Closed, Engine
 from lmlong.serving.request import Request
@@ -59,7 +61,7 @@ def test_a_row_that_cannot_be_written_fails_alone(wrong: dict[str, torch.Tensor]
     bad = trained.read("abc")._replace(**wrong)
     with running(trained) as engine:
         good = Told(engine, Request("abcab", sampling, max_tokens=40))
-        failing = Told(engine, Request("", sampling, max_tokens=40, start=bad))
+        failing = Told(engine, Request("", sampling, max_tokens=40, start=Place(b"", bad)))
         assert failing.all()[-1].error is not None
         assert good.all()[-1].error is None
         assert engine.counts.failed == 1
@@ -109,7 +111,7 @@ def test_a_row_is_free_as_soon_as_its_request_is_cancelled() -> None:
 
 
 def test_who_closes_ends_all_requests() -> None:
-    engine = Engine(tiny(), Settings(rows=1))
+    engine = Engine(tiny(), StateTable(tiny(), 0), Settings(rows=1))
     told = [Told(engine, ENDLESS) for _ in range(2)]
     told[0].next()
     engine.close()
@@ -123,7 +125,8 @@ def test_a_broken_state_ends_its_own_request_alone() -> None:
     bad = good._replace(state=rebuild_state(good.state, iter([x * math.nan for x in state_tensors(good.state)])))
     bad = bad._replace(state=bad.state._replace(position=good.state.position))
     with running(tiny()) as engine:
-        told = [Told(engine, Request("abc", start=start, max_tokens=20)) for start in (good, bad, None)]
+        told = [Told(engine, Request("abc", start=Place(b"", start), max_tokens=20)) for start in (good, bad)]
+        told.append(Told(engine, Request("abc", max_tokens=20)))
         ends = [one.all()[-1] for one in told]
         assert isinstance(ends[1].error, LmlongError) and ends[0].end == ends[2].end == "max_tokens"
         assert engine.counts.failed == 1
@@ -138,13 +141,16 @@ def test_the_session_at_the_end_goes_on_from_exactly_the_text(form: str) -> None
         generation = trained.generate(trained.read("abc", start), options, [(0,)], 60, stop)
         expected = "".join(piece for _, piece in generation)
         with running(trained) as engine:
-            asked = Request("abc", options, 60, stop, start, keep_session=True)
+            asked = Request("abc", options, 60, stop, Place(b"", start), keep_session=True)
             told, others = Told(engine, asked), [Told(engine, request) for request in requests(3)]
             events = told.all()
             assert all(other.all()[-1].end for other in others)
         assert "".join(event.text for event in events) == expected
-        session = events[-1].session
+        turn = events[-1].turn
+        assert turn is not None
+        session = turn.read.after(trained.model, turn.written).session
         assert session is not None
+        session = with_unread(session, turn.unread)
         once_more = "".join(trained.stream("dd", state=session, seed=1))
         assert once_more == "".join(trained.stream("dd", state=generation.finished(), seed=1))
         assert int(session.total) == int(generation.finished().total)

@@ -323,7 +323,7 @@ def test_a_failure_of_the_model_is_told_without_its_words(
         raise RuntimeError("/secret/path of a prompt")
 
     with served(trained) as server:
-        monkeypatch.setattr("lmlong.serving.writer.prefill_pieces", fail)
+        monkeypatch.setattr("lmlong.inference.state_table.read_tokens", fail)
         answer = server.post(PATH, prompt="my words")
         assert answer.status_code == 500 and error_of(answer)["code"] == "internal_error"
         events = server.client.post(PATH, json={"prompt": "my words", "stream": True}).text

@@ -7,18 +7,14 @@ from typing import Any
 
 import httpx
 import pytest
-from interop.browser import process_of
-from interop.exported import write_run
-from serving.engines import Told, running, subwords, tiny
+from serving.engines import Told, running, tiny
 from serving.servers import Served, served
 
-import lmlong
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.sampling import Sampling
 from lmlong.inference.session import prefill
 from lmlong.model.state import state_bytes
 from lmlong.serving.request import Request
-from lmlong.serving.sessions import SessionStore
 
 SESSIONS, COMPLETIONS, SCORE = "/v1/sessions", "/v1/completions", "/v1/score"
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 40}
@@ -102,7 +98,8 @@ def test_texts_that_learn_and_texts_that_do_not_are_written_together(trained: Tr
 def test_a_session_learns_and_its_fork_learns_apart(server: Served, trained: TrainedLanguageModel) -> None:
     root = made(server, TEXT, learn=True)
     plain = made(server, TEXT)
-    assert (root["learns"], plain["learns"]) == (True, False) and root["bytes"] > plain["bytes"] + 30_000
+    assert (root["learns"], plain["learns"]) == (True, False)
+    assert root["state_bytes"] > plain["state_bytes"] + 30_000
     fork = server.post(f"{SESSIONS}/{root['id']}/fork").json()
     assert fork["learns"] is True
     assert server.post(f"{SESSIONS}/{fork['id']}/append", text=MORE).json()["learns"] is True
@@ -215,7 +212,7 @@ def test_cached_states_learn_what_the_request_asks_for(trained: TrainedLanguageM
         return text, engine.counts.cached_tokens - before
 
     expected = {learn: text_after(trained, TEXT, learn=learn) for learn in (False, True)}
-    with running(trained, prefix_cache=1 << 28) as engine:
+    with running(trained, memory=1 << 28) as engine:
         assert [asked(engine, True, MORE)[1] for _ in range(2)] == [0, len(MORE)]
         for cached in (0, len(TEXT)):
             for learn, text in expected.items():
@@ -225,28 +222,4 @@ def test_cached_states_learn_what_the_request_asks_for(trained: TrainedLanguageM
             again = trained.generate(prefill(trained.model, [tokens], learn=learn), Sampling(temperature=0), [(0,)], 40)
             written = "".join(piece for _, piece in again)
             assert asked(engine, learn, tokens) == (written, 1 + len(TEXT) + (0 if learn else 40))
-        cache = engine.cache
-        assert cache is not None and cache.bytes > 4 * state_bytes(trained.read(TEXT, learn=True).state.learned)
-
-
-def test_a_session_that_learns_survives_a_kill(tmp_path: Path) -> None:
-    """The server is a process, since nothing else can be killed."""
-    write_run(tmp_path / "run", subwords())
-    folder = tmp_path / "sessions"
-    with process_of(tmp_path / "run", "--sessions", str(folder)) as process:
-        body = {"text": TEXT, "learn": True}
-        name = httpx.post(f"{process.url}{SESSIONS}", json=body, timeout=60).raise_for_status().json()["id"]
-        body = {"session": name, "prompt": MORE, **GREEDY}
-        answer = httpx.post(f"{process.url}{COMPLETIONS}", json=body, timeout=60).raise_for_status().json()
-    trained = lmlong.load(tmp_path / "run")
-    trained.use_fast_step()
-    with served(trained, store=SessionStore(trained, folder)) as server:
-        found = server.client.get(f"{SESSIONS}/{name}").json()
-        assert found == answer["session"] and found["learns"] is True
-        text = continued(server, name)["choices"][0]["text"]
-    model = replace(trained, learn=True)
-    session = model.read(MORE, model.read(TEXT))
-    generation = model.generate(session, Sampling(temperature=0), [(0,)], 40)
-    assert "".join(piece for _, piece in generation) == answer["choices"][0]["text"]
-    assert text == "".join(model.stream("", state=generation.finished(), **GREEDY))
-    assert generation.finished().state.learned is not None
+        assert engine.states.bytes > 4 * state_bytes(trained.read(TEXT, learn=True).state.learned)

@@ -65,7 +65,7 @@ def test_a_server_from_its_start_to_a_signal(run: Path, tmp_path: Path) -> None:
         assert httpx.get(f"{address}/v1/models").status_code == 401
         assert client.get("/v1/models").json()["data"][0]["id"] == "tiny"
         client.post("/v1/sessions", json={"text": "a book"}).raise_for_status()
-        assert list((run.parent / "tiny-sessions").glob("*.state")), "beside the run, by whatever name it is served"
+        assert list((run.parent / "tiny-sessions").glob("*.session")), "beside the run, by whatever name it is served"
         assert not list(tmp_path.rglob("*-sessions"))
         if sys.platform == "linux":
             shown = Path(f"/proc/{process.pid}/cmdline").read_bytes()

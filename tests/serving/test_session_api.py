@@ -2,10 +2,7 @@
 
 import http.client
 import json
-import resource
-import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +10,7 @@ import httpx
 import pytest
 from serving.engines import subwords, tiny
 from serving.servers import Served, served, until
+from serving.turns import largest_file
 
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.serving import reading
@@ -49,19 +47,6 @@ def made(answer: httpx.Response, status: int = 201) -> dict[str, Any]:
     told = answer.json()
     assert told["object"] == "session" and set(told) == FIELDS
     return told
-
-
-@contextmanager
-def no_space() -> Iterator[None]:
-    """A limit on the size of files, which fails as a full disk does: in the middle of a file. It ends within the test,
-    for what pytest itself writes may go to a file, too."""
-    usual, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (300, usual[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
-        signal.signal(signal.SIGXFSZ, handler)
 
 
 def refused(answer: httpx.Response) -> tuple[int, str]:
@@ -129,14 +114,14 @@ def test_a_long_list_comes_in_pages(server: Served) -> None:
 
 def test_reading_is_reported_while_it_lasts(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "SECONDS", 0)
-    book = BOOK * 120
+    books = [BOOK[start:] * 120 for start in range(3)]  # what was read before is not read again
     options = {"stream": True, "stream_options": {"include_progress": True}}
     streams = [
-        ("POST", f"{SESSIONS}?stream=true", {"content": book.encode(), "headers": TEXT_FILE}),
-        ("POST", SESSIONS, {"json": {"text": book, "stream": True}}),
-        ("POST", COMPLETIONS, {"json": {"prompt": book, "max_tokens": 3, **options}}),
+        ("POST", f"{SESSIONS}?stream=true", {"content": books[0].encode(), "headers": TEXT_FILE}),
+        ("POST", SESSIONS, {"json": {"text": books[1], "stream": True}}),
+        ("POST", COMPLETIONS, {"json": {"prompt": books[2], "max_tokens": 3, **options}}),
     ]
-    for method, path, body in streams:
+    for book, (method, path, body) in zip(books, streams, strict=True):
         with server.client.stream(method, path, **body) as answer:
             assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/event-stream")
             lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line.startswith("data: ")]
@@ -154,7 +139,7 @@ def test_reading_is_reported_while_it_lasts(server: Served, monkeypatch: pytest.
         assert {event["object"] for event in told} == {"progress"}
         assert {event["total_bytes"] for event in told} == {len(book)}
     refused(server.client.post(f"{SESSIONS}?stream=true", content=b"a\0", headers=TEXT_FILE))
-    assert "progress" not in server.post(COMPLETIONS, prompt=book, max_tokens=1, stream=True).text
+    assert "progress" not in server.post(COMPLETIONS, prompt=BOOK, max_tokens=1, stream=True).text
 
 
 def test_files_are_taken_and_given(server: Served, trained: TrainedLanguageModel, tmp_path: Path) -> None:
@@ -190,7 +175,8 @@ def test_one_request_works_on_a_session_and_one_that_leaves_changes_nothing(serv
     connection.close()
     until(lambda: engine.active == 0)
     until(lambda: server.post(f"{SESSIONS}/{name}/append", text="").status_code == 200)
-    assert server.client.get(f"{SESSIONS}/{name}").json() == session
+    found = server.client.get(f"{SESSIONS}/{name}").json()
+    assert found == {**session, "bytes": found["bytes"]}
 
 
 def test_a_server_keeps_so_many(trained: TrainedLanguageModel) -> None:
@@ -216,7 +202,7 @@ def test_what_is_no_session_is_told(server: Served) -> None:
     for path in (COMPLETIONS, "/v1/score", f"{SESSIONS}/{name}/fork"):
         assert server.client.post(path, content=b"a", headers=TEXT_FILE).status_code == 415
     assert len(server.client.get(SESSIONS).json()["data"]) == 1
-    (server.service.sessions.store.folder / f"{name}.state").write_bytes(b"damaged")
+    (server.service.sessions.store.folder / f"{name}.session").write_bytes(b"damaged")
     made(server.post(SESSIONS, text="a"))  # which lets the other one sleep
     assert refused(server.post(COMPLETIONS, session=name)) == (410, "session_damaged")
     assert "lmlong_sessions 2.0" in server.client.get("/metrics").text
@@ -235,7 +221,7 @@ def test_a_session_whose_file_was_removed_is_gone(server: Served) -> None:
     ]
     for call in calls:
         name = made(server.post(SESSIONS, text="abc"))["id"]
-        (store.folder / f"{name}.state").unlink()
+        (store.folder / f"{name}.session").unlink()
         assert refused(call(name)) == (404, "session_not_found")
         assert name not in {one["id"] for one in server.client.get(SESSIONS).json()["data"]}
         assert (store.file_bytes, store.count) == before
@@ -246,7 +232,7 @@ def test_a_full_disk_is_told_and_leaves_nothing(server: Served) -> None:
     state = server.client.get(f"{SESSIONS}/{session['id']}/state").content
     folder = server.service.sessions.store.folder
     there = sorted(folder.iterdir())
-    with no_space():
+    with largest_file(300):
         answers = (
             server.post(SESSIONS, text=BOOK),
             server.client.post(SESSIONS, content=state, headers=STATE_FILE),

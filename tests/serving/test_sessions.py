@@ -1,11 +1,14 @@
-"""Sessions on disk: none is lost, none is anybody else's, and each goes on as if it had never slept."""
+"""Sessions on disk: none is lost, and only files of sessions are ever deleted."""
 
+import json
 import math
 import os
+import random
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +17,26 @@ import torch
 from grids import every_nth
 from interop.exported import FORMS, write_run
 from serving.engines import loaded, tiny
+from serving.turns import (
+    continued,
+    created,
+    files,
+    forked,
+    is_equal,
+    largest_file,
+    opened,
+    session,
+    size,
+    turn,
+    without_states,
+)
 
 import lmlong
 from lmlong.attention.base import state_tensors
-from lmlong.inference import session_file
+from lmlong.errors import CheckpointError, LmlongError, UsageError
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.model.state import rebuild_state
-from lmlong.serving.sessions import NoState, QuotaReached, SessionStore, UnknownSession
-from lmlong.serving.settings import Settings
+from lmlong.serving.sessions import LearnsAlready, NoState, QuotaReached, SessionStore, UnknownSession, locked
 
 
 @pytest.fixture(scope="module")
@@ -29,197 +44,416 @@ def trained() -> TrainedLanguageModel:
     return tiny()
 
 
+def path_of(store: SessionStore, name: str) -> Path:
+    return store.folder / f"{name}.session"
+
+
+def dumped(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+def rewrite(path: Path, change: Callable[[list[Any]], Any]) -> None:
+    """Change the lines of a file, as anybody can."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    change(lines)
+    path.write_text("".join(f"{dumped(line)}\n" for line in lines))
+
+
 @every_nth(2, pytest.mark.parametrize("form", ["ngram", "elu", "softmax", "delta", "tables"]))
-def test_a_session_goes_on_the_same_asleep_awake_and_after_a_restart(tmp_path: Path, form: str) -> None:
+def test_session_continues_the_same_from_memory_from_disk_and_after_a_restart(tmp_path: Path, form: str) -> None:
     trained = loaded(tmp_path / "run", native=False, **FORMS[form])
-    session = trained.read("abcd" * 50)
-    expected = "".join(trained.stream("dd", state=session))
+    expected = "".join(trained.stream("dd", state=trained.read("abcd" * 50)))
     store = SessionStore(trained, tmp_path / "sessions")
-    info = store.create(session)
-    assert (info.tokens, info.parent, info.tail[-4:]) == (int(session.total), None, "abcd")
-    asleep = SessionStore(lmlong.load(tmp_path / "run"), tmp_path / "sessions", Settings(memory=0))
-    assert asleep.list() == [info]
-    for one in (store, asleep):
-        assert "".join(trained.stream("dd", state=one.get(info.id))) == expected
+    info = store.create(turn(store, "abcd" * 50))
+    assert (info.tokens, info.parent, info.tail[-4:]) == (201, None, "abcd")
+    stopped = opened(lmlong.load(tmp_path / "run"), tmp_path / "sessions")
+    assert stopped.list() == [info]
+    for one in (store, stopped):
+        assert "".join(trained.stream("dd", state=session(one, info.id))) == expected
 
 
-def test_what_it_has_become_and_what_it_was_forked_from(trained: TrainedLanguageModel, tmp_path: Path) -> None:
-    store = SessionStore(trained, tmp_path / "sessions")
-    first = store.create(trained.read("abc"))
+def test_sessions_are_listed_as_they_are_after_a_restart(trained: TrainedLanguageModel, tmp_path: Path) -> None:
+    store = opened(trained, tmp_path)
+    first = store.info(created(store))
     second = store.fork(first.id)
-    grown = store.update(first.id, trained.read("dcba" * 9, store.get(first.id)))
-    assert grown.id == first.id and grown.made == first.made and grown.tokens == first.tokens + 36
-    assert second.parent == first.id and int(store.get(second.id).total) == first.tokens
-    again = SessionStore(trained, tmp_path / "sessions")
+    grown = store.info(continued(store, first.id, "dcba" * 9))
+    assert grown.made == first.made and grown.tokens == first.tokens + 36
+    assert second.parent == first.id and second.tokens == first.tokens
+    again = opened(trained, tmp_path)
     assert again.list() == store.list() == [grown, second]
-    store.delete(first.id)
-    assert [info.id for info in store.list()] == [second.id]
-    assert len(list((tmp_path / "sessions").iterdir())) == 1
-    with pytest.raises(UnknownSession):
-        store.get(first.id)
+    assert again.file_bytes == store.file_bytes == size(tmp_path)
 
 
-def test_memory_holds_the_latest_used(trained: TrainedLanguageModel, tmp_path: Path) -> None:
-    session = trained.read("abc")
-    size = sum(x.numel() * x.element_size() for x in state_tensors(session))
-    store = SessionStore(trained, tmp_path / "sessions", Settings(memory=3 * size))
-    ids = [store.create(session).id for _ in range(9)]
-    assert store.count == 9 and 0 < store.awake_bytes <= 3 * size
-    woken = store.get(ids[0])
-    assert store.get(ids[0]) is woken  # which stayed awake
-    assert store.awake_bytes <= 3 * size
-    assert all(map(torch.equal, state_tensors(woken), state_tensors(session)))
+def test_memory_and_disk_keep_the_states_used_last(trained: TrainedLanguageModel, tmp_path: Path) -> None:
+    texts = [character * 300 for character in "abcdefghi"]
+    store = opened(trained, tmp_path / "one", memory=1 << 30)
+    created(store, texts[0])
+    most, file = 3 * store.states.bytes, 3 * store.states.disk_bytes
+    store = opened(trained, tmp_path / "nine", memory=most, disk=file)
+    names = [created(store, text) for text in texts]
+    assert 0.6 * most < store.states.bytes <= most and 0.6 * file < store.states.disk_bytes <= file
+    assert session(store, names[0]).state is session(store, names[0]).state, "which stayed in memory"
+    states = [path.stat().st_size for path in (store.folder / "states").iterdir()]
+    assert sum(states) == store.states.disk_bytes == opened(trained, store.folder).states.disk_bytes
 
 
-def test_a_server_has_so_many_sessions_and_bytes(trained: TrainedLanguageModel, tmp_path: Path) -> None:
-    size = SessionStore(trained, tmp_path / "one").create(trained.read("abc")).bytes
-    store = SessionStore(trained, tmp_path / "few", Settings(max_sessions=2))
-    kept = [store.create(trained.read("abc")) for _ in range(2)]
+def test_server_refuses_more_sessions_and_bytes_than_its_quota(trained: TrainedLanguageModel, tmp_path: Path) -> None:
+    store = opened(trained, tmp_path / "few", max_sessions=2)
+    names = [created(store) for _ in range(2)]
     with pytest.raises(QuotaReached, match="2 sessions"):
-        store.fork(kept[0].id)
-    store.update(kept[0].id, trained.read("abcd"))
-    settings = Settings(max_session_bytes=2 * size + 99)
-    small = SessionStore(trained, tmp_path / "small", settings)
+        store.fork(names[0])
+    continued(store, names[0], "d")
+    small = opened(trained, tmp_path / "small", max_session_bytes=2 * store.info(names[1]).bytes + 99)
     for _ in range(2):
-        small.create(trained.read("abc"))
-    with pytest.raises(QuotaReached, match="bytes"):
-        small.create(trained.read("abc"))
-    assert len(list((tmp_path / "small").iterdir())) == 2
-    for _ in range(3):  # what is written anew, or deleted, leaves room
-        first, second = small.list()
-        small.update(first.id, trained.read("abcd"))
-        small.delete(second.id)
-        small.create(trained.read("abc"))
-    again = SessionStore(trained, tmp_path / "small", settings)
-    assert again.file_bytes == small.file_bytes == sum(path.stat().st_size for path in again.folder.iterdir())
-    with pytest.raises(QuotaReached, match="bytes"):
-        again.create(trained.read("abc"))
+        created(small)
+    for again in (small, opened(trained, tmp_path / "small", max_session_bytes=small.file_bytes + 99)):
+        with pytest.raises(QuotaReached, match="bytes"):
+            created(again)
+        with pytest.raises(QuotaReached, match="bytes"):
+            continued(again, again.list()[0].id, "a" * 100)
+        assert again.file_bytes == size(again.folder)
+    small.delete(small.list()[0].id)
+    created(small)
 
 
-def test_what_anybody_uploads_is_refused_unless_it_is_a_state_of_this_model(
+def test_uploaded_state_is_deleted_with_the_last_session_that_begins_with_it(
     trained: TrainedLanguageModel, tmp_path: Path
 ) -> None:
+    trained.save_state(trained.read("abc" * 50), tmp_path / "book.state")
+    data = (tmp_path / "book.state").read_bytes()
+    store = opened(trained, tmp_path / "sessions")
+    one = store.upload(data)
+    assert one.tokens == 151 and store.file_bytes == size(store.folder) > len(data)
+    fork = forked(store, one.id, "abc", answer=5)
+    expected = session(store, fork)
+    store.delete(one.id)
+    without_states(store.folder)
+    again = opened(trained, store.folder)
+    assert is_equal(session(again, fork), expected) and again.file_bytes == size(store.folder)
+    again.delete(fork)
+    assert files(store.folder) == set() and again.file_bytes == 0
+
+
+def test_uploaded_state_learns_as_asked(trained: TrainedLanguageModel, tmp_path: Path) -> None:
+    store = opened(trained, tmp_path / "sessions")
+    for learn in (False, True):
+        trained.save_state(trained.read("abc", learn=learn), tmp_path / "book.state")
+        data = (tmp_path / "book.state").read_bytes()
+        assert store.upload(data).learns is learn and store.upload(data, True).learns
+    with pytest.raises(LearnsAlready):
+        store.upload(data, False)
+
+
+def test_upload_that_is_not_a_state_of_this_model_is_refused(trained: TrainedLanguageModel, tmp_path: Path) -> None:
     other = tiny("delta")
-    store = SessionStore(trained, tmp_path / "sessions")
-    session = trained.read("abc")
-    trained.save_state(session, tmp_path / "good.state")
+    store = opened(trained, tmp_path / "sessions")
+    text = trained.read("abc")
+    trained.save_state(text, tmp_path / "good.state")
     other.save_state(other.read("abc"), tmp_path / "other.state")
-    (tmp_path / "noise.state").write_bytes(os.urandom(3000))
     whole = (tmp_path / "good.state").read_bytes()
-    (tmp_path / "cut.state").write_bytes(whole[: len(whole) // 2])
     flipped = bytearray(whole)
     flipped[-5] ^= 1
-    (tmp_path / "flipped.state").write_bytes(bytes(flipped))
-    state = session.state
-    for name, number in (("nan", math.nan), ("inf", math.inf)):
-        broken = rebuild_state(state.blocks, iter([torch.full_like(x, number) for x in state_tensors(state.blocks)]))
-        trained.save_state(session._replace(state=state._replace(blocks=broken)), tmp_path / f"{name}.state")
-    assert store.upload((tmp_path / "good.state").read_bytes()).tokens == int(session.total)
-    for name in ("other", "noise", "cut", "flipped", "nan", "inf"):
+    uploads = [os.urandom(3000), whole[: len(whole) // 2], bytes(flipped), (tmp_path / "other.state").read_bytes(), b""]
+    for number in (math.nan, math.inf):
+        blocks = text.state.blocks
+        broken = rebuild_state(blocks, iter([torch.full_like(x, number) for x in state_tensors(blocks)]))
+        trained.save_state(text._replace(state=text.state._replace(blocks=broken)), tmp_path / "broken.state")
+        uploads.append((tmp_path / "broken.state").read_bytes())
+    for data in uploads:
         with pytest.raises(NoState):
-            store.upload((tmp_path / f"{name}.state").read_bytes())
-    assert store.count == 1 and len(list(store.folder.iterdir())) == 1
+            store.upload(data)
+    assert store.count == 0 and files(store.folder) == set()
 
 
-def test_a_folder_may_hold_damaged_files_and_those_of_other_models(
-    trained: TrainedLanguageModel, tmp_path: Path
+def test_files_of_deleted_sessions_stay_while_forks_need_them(trained: TrainedLanguageModel, tmp_path: Path) -> None:
+    store = opened(trained, tmp_path)
+    names = [created(store)]
+    for text in ("a", "b", "c"):
+        names.append(forked(store, names[-1], text))
+    expected = session(store, names[-1])
+    for name in names[:-1]:
+        store.delete(name)
+        with pytest.raises(UnknownSession):
+            store.get(name)
+    for again in (store, opened(trained, tmp_path)):
+        assert [info.id for info in again.list()] == names[-1:] and len(files(tmp_path)) == 4
+        assert again.file_bytes == size(tmp_path)
+        assert is_equal(session(again, names[-1]), expected)
+    again.delete(names[-1])
+    assert files(tmp_path) == set() and again.file_bytes == 0
+
+
+def test_a_kill_between_two_deletions_leaves_no_file(trained: TrainedLanguageModel, tmp_path: Path) -> None:
+    store = opened(trained, tmp_path)
+    name = created(store)
+    fork = store.fork(name).id
+    store.delete(name)
+    path_of(store, fork).unlink()
+    assert opened(trained, tmp_path).list() == [] and files(tmp_path) == set()
+
+
+def test_session_without_its_parent_is_skipped_until_that_is_back(
+    trained: TrainedLanguageModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    store = SessionStore(trained, tmp_path / "sessions")
-    kept = store.create(trained.read("abc"))
-    (tmp_path / "sessions" / "noise.state").write_bytes(b"noise")
-    other = tiny("delta")
-    again, of_other = (SessionStore(one, tmp_path / "sessions") for one in (trained, other))
-    assert again.list() == [kept] and again.count == 1
-    assert of_other.list() == [] and of_other.count == 0
-    assert sorted(path.name for path in (tmp_path / "sessions").iterdir()) == sorted(
-        [f"{kept.id}.state", "noise.state"]
-    )
+    store = opened(trained, tmp_path)
+    first = created(store)
+    second = forked(store, first, "a")
+    third = forked(store, second, "b")
+    store.delete(first)
+    path_of(store, second).rename(tmp_path / "aside")
+    assert opened(trained, tmp_path).list() == []
+    assert capsys.readouterr().err.count("a session that it begins with is missing") == 1
+    (tmp_path / "aside").rename(path_of(store, second))
+    assert is_equal(session(opened(trained, tmp_path), third), session(store, third))
 
 
-def test_only_what_a_killed_server_left_is_removed(trained: TrainedLanguageModel, tmp_path: Path) -> None:
-    folder = tmp_path / "sessions"
-    kept = SessionStore(trained, folder).create(trained.read("abc"))
-    whole, name = (folder / f"{kept.id}.state").read_bytes(), "0" * 24
-    for left, size in ((f"{name}.new", 100), (f".{name}.new", 0), (f"..{name}.new.partial", 5000)):
-        (folder / left).write_bytes(whole[:size])
-    mine = {"thesis.partial", "notes.new", f"{'1' * 24}.new", f"{kept.id}-copy.base", "copy.state", f"{'2' * 24}.state"}
-    for each in mine:
-        (folder / each).write_bytes(whole if each.endswith((".base", ".state")) else b"mine")
-    (folder / "folder.new").mkdir()
-    (folder / f"{'3' * 24}.new").mkdir()
-    assert SessionStore(trained, folder).list() == [kept]
-    beside = {"folder.new", f"{'3' * 24}.new", f"{kept.id}.state"}
-    assert {path.name for path in folder.iterdir()} == mine | beside
+def test_parents_in_a_circle_are_skipped(trained: TrainedLanguageModel, tmp_path: Path) -> None:
+    store = opened(trained, tmp_path)
+    names = [created(store)]
+    names += [store.fork(names[0]).id, store.fork(names[0]).id]
+    for name, parent in zip(names, (names[1], names[0], names[2]), strict=True):
+        rewrite(path_of(store, name), lambda lines, parent=parent: lines[0].update(parent=parent))
+    assert opened(trained, tmp_path).list() == [] and len(files(tmp_path)) == 3
+
+
+def test_torn_last_line_is_dropped(trained: TrainedLanguageModel, tmp_path: Path) -> None:
+    """At every byte: a turn is there or not, and a session without a turn was never acknowledged."""
+    store = opened(trained, tmp_path)
+    name = created(store)
+    path, before = path_of(store, name), store.info(name)
+    continued(store, name, "dcba")
+    whole = path.read_bytes()
+    begin = whole.index(b"\n") + 1
+    for length in (0, 9, begin - 1, begin, begin + 9, before.bytes - 1):
+        path.write_bytes(whole[:length])
+        assert opened(trained, tmp_path).list() == [] and not path.exists()
+    for length in (before.bytes, before.bytes + 1, len(whole) - 1):
+        path.write_bytes(whole[:length])
+        again = opened(trained, tmp_path)
+        assert again.list() == [before] and path.read_bytes() == whole[: before.bytes]
+        continued(again, name, "dcba")
+        assert is_equal(session(again, name), session(opened(trained, tmp_path), name))
+
+
+def test_turn_that_the_disk_does_not_take_is_undone(trained: TrainedLanguageModel, tmp_path: Path) -> None:
+    store = opened(trained, tmp_path)
+    name = created(store)
+    before, info, more = path_of(store, name).read_bytes(), store.info(name), turn(store, "dcba", store.get(name))
+    with largest_file(info.bytes + 10), pytest.raises(LmlongError):
+        store.update(name, more)
+    assert path_of(store, name).read_bytes() == before and store.info(name) == info
+    store.update(name, more)
+    assert is_equal(session(opened(trained, tmp_path), name), session(store, name))
+
+
+def test_only_files_of_sessions_are_deleted(trained: TrainedLanguageModel, tmp_path: Path) -> None:
+    store = opened(trained, tmp_path)
+    kept = created(store, "a" * 300)
+    ours = files(tmp_path)
+    state = next((tmp_path / "states").iterdir())
+    whole, zeros = state.read_bytes(), "0" * 24
+    (tmp_path / f"{'4' * 24}.root").write_bytes(whole[:5000])  # of an upload that was not completed
+    (tmp_path / "states" / f".{'0' * 48}.state.lmlong-partial").write_bytes(whole[:5000])
+    mine = ["thesis.partial", "notes.new", f"{zeros}.session", f"{zeros}.session.bak", f"{'1' * 24}.session"]
+    mine += [f"{'1' * 24}.root", "notes.root"]
+    for name in mine:
+        (tmp_path / name).write_bytes(b"mine")
+    copy = tmp_path / f"{'2' * 24}.session"
+    copy.write_bytes(path_of(store, kept).read_bytes())
+    (tmp_path / f"{'3' * 24}.session").mkdir()
+    in_states = [tmp_path / "states" / name for name in ("notes", f"{'1' * 48}.state", ".notes.lmlong-partial")]
+    for path in in_states:
+        path.write_bytes(b"mine")
+    again = opened(trained, tmp_path, disk=0)
+    assert [info.id for info in again.list()] == [kept]
+    created(again, "b" * 300)  # which takes the only place on disk
+    again.delete(kept)
+    assert files(tmp_path) == {*mine, copy.name, again.list()[0].id + ".session"} and not ours & files(tmp_path)
+    assert set((tmp_path / "states").iterdir()) == set(in_states)
+
+
+@pytest.mark.parametrize("name", [f"{'0' * 24}.state", f"{'0' * 24}-{'1' * 16}.base"])
+def test_folder_of_an_earlier_version_is_refused_and_untouched(
+    trained: TrainedLanguageModel, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / name).write_bytes(b"of an earlier version")
+    with pytest.raises(UsageError, match=r"earlier version.*--sessions"):
+        opened(trained, tmp_path)
+    assert files(tmp_path) == {name}
+
+
+def test_folder_is_locked(tmp_path: Path) -> None:
+    with locked(tmp_path), pytest.raises(UsageError, match="another server"), locked(tmp_path):
+        pass
+
+
+def test_sessions_of_other_models_are_left_alone(trained: TrainedLanguageModel, tmp_path: Path) -> None:
+    store = opened(trained, tmp_path)
+    name = created(store, "a" * 300)
+    other = opened(tiny("delta"), tmp_path)
+    assert other.list() == []
+    other.delete(created(other))
+    assert is_equal(session(opened(trained, tmp_path), name), session(store, name))
 
 
 ODD: dict[str, list[Any]] = {
     "made": [10**400, math.nan, math.inf, -1, True, "now"],
-    "parent": [math.nan, "\ud800", 7, ["a"]],
+    "parent": [math.nan, "\ud800", 7, ["a"], "0" * 24],
+    "length": [-1, 10**400, 1.5],
+    "root": ["../../x", 7],
+    "format": [2, "1", 10**400, math.nan, None, []],
+    "owners": [None, {"model": 7}],
     "learns": [math.nan, "\ud800", "everything", []],
     "state_bytes": [math.nan, -1, 10**400, "\ud800", 1.5],
     "tokens": [-1, 0, 10**400],
+    "tail": [7, "\ud800"],
+    "pieces": [
+        [["read", [-1]]],
+        [["read", [1.5]]],
+        [["read", [True]]],
+        [["read", []]],
+        [["read", [1] * 300]],
+        [["x", [1]]],
+    ],
+    "unread": [["", ""], ["", "", [-1]], [b"a".hex(), 7, []]],
+    "more": [1],
 }
 
 
-def test_a_file_with_odd_metadata_is_skipped_with_one_line(
+def test_file_with_odd_values_is_skipped_with_one_line(
     trained: TrainedLanguageModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    kept = SessionStore(trained, tmp_path).create(trained.read("abc"))
-    about = session_file.describe(tmp_path / f"{kept.id}.state")[1]
-    del about["format"], about["sha256"]
-    odd = [{key: value} for key, values in ODD.items() for value in values]
-    for number, changed in enumerate(odd):
+    store = opened(trained, tmp_path)
+    kept = created(store)
+    header, line = (json.loads(line) for line in path_of(store, kept).read_text().splitlines())
+    odd = [(key, value) for key, values in ODD.items() for value in values]
+    for number, (key, value) in enumerate(odd):
         name = f"{number:024x}"
-        packed = session_file.Packed(b"rows", b"whole")
-        session_file.save(tmp_path / f"{name}.state", {**about, "id": name, **changed}, packed, None)
-    again = SessionStore(trained, tmp_path)
-    assert again.list() == [kept] and again.page(9).infos == [kept]
+        about, last = {**header, "id": name}, dict(line)
+        (about if key in (*header, "parent", "length", "root") else last)[key] = value
+        (tmp_path / f"{name}.session").write_text(f"{dumped(about)}\n{dumped(last)}\n")
+    deep = tmp_path / f"{len(odd):024x}.session"
+    deep.write_text(f"{dumped({**header, 'id': deep.stem})}\n{'[' * 10**5}\n")
+    long = tmp_path / f"{len(odd) + 1:024x}.session"
+    long.write_text(dumped({**header, "id": long.stem, "run": "a" * 10**5}) + "\n\n")
+    again = opened(trained, tmp_path)
+    assert [info.id for info in again.list()] == [kept]
     lines = capsys.readouterr().err.splitlines()
-    assert [f"skipped {tmp_path / f'{number:024x}.state'}:" in line for number, line in enumerate(lines)] == [
-        True
-    ] * len(odd)
+    skipped = sorted(tmp_path.glob(f"{'0' * 20}*.session"))
+    assert sorted(line.split(":")[0] for line in lines) == [f"skipped {path}" for path in skipped]
+    assert len(lines) == len(odd) + 2 and max(map(len, lines)) < 500
+
+
+def test_odd_values_within_a_file_are_refused(trained: TrainedLanguageModel, tmp_path: Path) -> None:
+    store = opened(trained, tmp_path)
+    name = created(store)
+    fork = store.fork(name).id
+    changes: list[Callable[[list[Any]], Any]] = [
+        lambda lines: lines[1].update(pieces=[["read", [10**6, 1, 1, 1]]]),
+        lambda lines: lines[1].update(pieces=[["read", [1, 2]]]),
+        lambda lines: lines[1].update(pieces=[]),
+        lambda lines: lines.insert(1, {"pieces": 7}),
+        lambda lines: lines.insert(1, lines[0]),
+        lambda lines: lines[1].update(unread=["", "\u4e00", []]),
+        lambda lines: lines[1].update(unread=["", "\xff", []]),
+        lambda lines: lines[1].update(unread=["", "a", [2**31 - 1]]),
+        lambda lines: lines[1].update(unread=["", "a", [98]]),
+        lambda lines: lines[1].update(unread=["", "a" * 10**6, []]),
+        lambda lines: lines[0].update(root=True),
+    ]
+    before = path_of(store, name).read_bytes()
+    for change in changes:
+        rewrite(path_of(store, name), change)
+        with pytest.raises(CheckpointError):
+            opened(trained, tmp_path, disk=0).get(name)
+        path_of(store, name).write_bytes(before)
+    rewrite(path_of(store, fork), lambda lines: lines[0].update(length=2))
+    with pytest.raises(CheckpointError):
+        opened(trained, tmp_path).get(fork)
+
+
+def test_damaged_or_foreign_states_are_read_again(trained: TrainedLanguageModel, tmp_path: Path) -> None:
+    store = opened(trained, tmp_path)
+    name = created(store, "abcd" * 100)
+    (path,) = (tmp_path / "states").iterdir()
+    whole, expected = path.read_bytes(), session(store, name)
+    other = tiny("delta")
+    other.save_state(other.read("a"), tmp_path / "other")
+    for data in (b"", b"mine", whole[:-9], whole[:-9] + b"x" * 9, (tmp_path / "other").read_bytes()):
+        path.write_bytes(data)
+        assert is_equal(session(opened(trained, tmp_path), name), expected)
+
+
+def test_session_that_another_program_changes_is_refused(trained: TrainedLanguageModel, tmp_path: Path) -> None:
+    store = opened(trained, tmp_path, memory=1 << 30)
+    name = created(store)
+    with path_of(store, name).open("ab") as file:
+        file.write(b"{}\n")
+    for call in (lambda: store.get(name), lambda: store.fork(name), lambda: store.update(name, turn(store, "a"))):
+        with pytest.raises(CheckpointError, match="changed"):
+            call()
+    path_of(store, name).unlink()
+    with pytest.raises(UnknownSession):
+        store.get(name)
+    assert store.file_bytes == 0
 
 
 CHILD = """
-import sys
+import random, sys
 from pathlib import Path
 import lmlong
-from lmlong.serving.sessions import SessionStore
-trained = lmlong.load(sys.argv[1])
-store = SessionStore(trained, Path(sys.argv[2]))
-names = [info.id for info in store.list()]
-session = trained.read("abc")
+run, folder, seed, tests = sys.argv[1:]
+sys.path.insert(0, tests)
+from serving.turns import continued, created, opened
+store, draw = opened(lmlong.load(run), Path(folder)), random.Random(int(seed))
 while True:
-    if len(names) < 3:
-        info = store.create(session)
-        names.append(info.id)
+    names = [info.id for info in store.list()]
+    kind = draw.choice(["create", "turn", "turn", "fork", "delete"]) if len(names) > 2 else "create"
+    name = draw.choice(names) if kind != "create" else "new"
+    print("begin", kind, name, 0, flush=True)
+    if kind == "create":
+        name = created(store)
+    elif kind == "turn":
+        continued(store, name, "dcba", answer=3)
+    elif kind == "fork":
+        name = store.fork(name).id
     else:
-        names.append(names.pop(0))
-        info = store.update(names[-1], trained.read("dcba", store.get(names[-1])))
-    print(info.id, info.tokens, flush=True)
+        store.delete(name)
+    print("end", kind, name, store.info(name).tokens if kind != "delete" else 0, flush=True)
 """
 
 
-def test_no_session_that_was_told_of_is_lost_by_a_kill(tmp_path: Path) -> None:
+def test_no_acknowledged_turn_is_lost_by_a_kill(tmp_path: Path, kills: int = 2) -> None:
+    """The store is in a process, since nothing else can be killed."""
     write_run(tmp_path / "run", **FORMS["ngram"])
-    trained = lmlong.load(tmp_path / "run")
-    told: dict[str, int] = {}
-    for number in range(2):
-        words = [sys.executable, "-c", CHILD, str(tmp_path / "run"), str(tmp_path / "sessions")]
+    trained, folder = lmlong.load(tmp_path / "run"), tmp_path / "sessions"
+    known: dict[str, int] = {}
+    for number in range(kills):
+        words = [sys.executable, "-c", CHILD, *map(str, (tmp_path / "run", folder, number, Path(__file__).parents[1]))]
         with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as child:
             assert child.stdout is not None
-            lines = [child.stdout.readline() for _ in range(5)]
-            time.sleep(0.01 + 0.03 * number)
+            lines = [child.stdout.readline() for _ in range(40)]
+            time.sleep(random.Random(number).uniform(0, 0.02))
             child.send_signal(signal.SIGKILL)
             lines += child.stdout.readlines()
-        told |= {name: int(tokens) for name, tokens in (line.split() for line in lines if line.endswith("\n"))}
-        store = SessionStore(trained, tmp_path / "sessions", Settings(memory=0))
+        events = [line.split() for line in lines if line.endswith("\n")]
+        for when, kind, name, tokens in events:
+            if when == "end":
+                known[name] = int(tokens)
+                if kind == "delete":
+                    del known[name]
+        store = opened(trained, folder)
         found = {info.id: info.tokens for info in store.list()}
-        assert all(found[name] - tokens in (0, 4) for name, tokens in told.items())
-        told = found
-        for name, tokens in found.items():
-            text = "abc" + "dcba" * ((tokens - 4) // 4)
-            expected = "".join(trained.stream("d", state=trained.read(text), temperature=0, max_tokens=9))
-            woken = store.get(name)
-            assert "".join(trained.stream("d", state=woken, temperature=0, max_tokens=9)) == expected
-    assert max(told.values()) > 8
+        when, kind, name, _ = events[-1]
+        if when == "begin" and kind == "turn":
+            assert found[name] - known[name] in (0, 7)
+        elif when == "begin" and kind == "delete":
+            known = {each: tokens for each, tokens in known.items() if each != name or name in found}
+        elif when == "begin":
+            assert len(found) - len(known) in (0, 1)
+        assert all(found[each] == tokens for each, tokens in known.items() if (each, kind) != (name, "turn"))
+        assert all(store.get(each).tokens == tokens for each, tokens in found.items())
+        known = found
+    for each in known:
+        store.delete(each)
+    assert files(folder) == set() and store.file_bytes == 0

@@ -36,7 +36,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(options: argparse.Namespace, findings: Findings) -> None:
-    draw, words = random.Random(options.seed), ["--memory", options.memory, "--prefix-cache", "0"]
+    draw, words = random.Random(options.seed), ["--memory", options.memory]
     with tempfile.TemporaryDirectory() as name, serving(options.run, options.threads) as lasting:
         folder = Path(name)
         soak = Soak(Client(lasting.port), options, findings)

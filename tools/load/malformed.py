@@ -38,7 +38,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(options: argparse.Namespace, findings: Findings) -> None:
-    words = ["--max-tokens", "8", "--rows", "8", "--prefix-cache", "0", "--memory", "0"]
+    words = ["--max-tokens", "8", "--rows", "8", "--memory", "0"]
     with serving(options.run, options.threads, *words) as server:
         hostile = Hostile(Client(server.port), options, findings)
         first = int(options.requests * WARM_UP)

@@ -27,7 +27,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def measure(options: argparse.Namespace, findings: Findings) -> None:
     draw = random.Random(options.seed)
-    with serving(options.run, options.threads, "--rows", "32", "--max-tokens", "100k", "--prefix-cache", "0") as server:
+    with serving(options.run, options.threads, "--rows", "32", "--max-tokens", "100k", "--memory", "0") as server:
         resident = []
         for number in range(options.rounds):
             if number == 1:
