@@ -3,13 +3,12 @@
 from pathlib import Path
 
 import torch
+from models import save_run
 
 from lmlong import recipe
-from lmlong.checkpoint.write import Contents, write
 from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.model.language_model import LanguageModel
 from lmlong.recipe import Attention, Model, Recipe, Text, Training
-from lmlong.recipe import file as recipe_file
 
 CYCLE = "klmnopqr "
 LETTERS = "abcdefghijklmnopqrstuvwxyz .,"
@@ -22,15 +21,14 @@ def write_looping_run(folder: Path) -> Path:
     tokenizer = ByteTokenizer()
     options = Model(width=WIDTH, layers=1, heads=2, tied_output=False, attention=Attention(kind="linear"))
     made = Recipe(text=Text(tokenizer=recipe.Tokenizer(kind="bytes")), model=options, training=Training(steps=1))
-    weights = LanguageModel(options, tokenizer.vocabulary).state_dict()
+    model = LanguageModel(options, tokenizer.vocabulary)
+    weights = model.state_dict()
     for name, weight in weights.items():
         if name.endswith("out_proj.weight"):
             weight.zero_()  # blocks add nothing: what comes next depends on the last token alone
     weights["embedding.weight"].copy_(torch.eye(tokenizer.vocabulary, WIDTH))
     weights["lm_head.output.weight"].copy_(_logits(tokenizer.vocabulary) / WIDTH**0.5)  # the norm makes it 1 again
-    checkpoint = folder / "checkpoints" / "step-00000001"
-    write(checkpoint, Contents(weights, {}, recipe_file.dump(made), tokenizer.file, 1))
-    return folder
+    return save_run(folder, made, model, tokenizer)
 
 
 def _logits(vocabulary: int) -> torch.Tensor:

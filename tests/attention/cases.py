@@ -1,5 +1,6 @@
-"""Every causal attention, in every form that a recipe can give it."""
+"""Every attention, in every form that a recipe can give it."""
 
+from itertools import product
 from typing import get_args
 
 import pytest
@@ -8,6 +9,7 @@ from torch import nn
 
 from lmlong import recipe
 from lmlong.attention.base import CausalAttention
+from lmlong.attention.encoder.linformer import PROJECTIONS
 from lmlong.attention.feature_map_registry import FEATURE_MAPS
 from lmlong.attention.ngram.layer import NgramAttention
 from lmlong.attention.registry import CAUSAL
@@ -15,6 +17,7 @@ from lmlong.recipe.kinds import FEATURE_MAP_KINDS
 
 HEADS, HEAD_DIM, VALUE_DIM = 3, 8, 5
 DECAYS = get_args(recipe.Attention.model_fields["decay"].annotation)
+SHARINGS = get_args(recipe.Linformer.model_fields["sharing"].annotation)
 
 
 def _forms() -> list[recipe.Attention]:
@@ -67,6 +70,19 @@ def _name(options: recipe.Attention) -> str:
 
 
 FORMS = _forms()
+ENCODER_FORMS: dict[str, recipe.Attention] = {
+    **{kind: recipe.Attention(kind=kind) for kind in ("full", "efficient")},  # type: ignore[arg-type]
+    **{
+        name: recipe.Attention(kind="linear", feature_map=name, taylor=recipe.Taylor(width=2))  # type: ignore[arg-type]
+        for name in FEATURE_MAPS
+    },
+    **{
+        f"{sharing}-{projection}": recipe.Attention(
+            kind="linformer", linformer=recipe.Linformer(projected=4, sharing=sharing, projection=projection)
+        )
+        for sharing, projection in product(SHARINGS, PROJECTIONS)
+    },
+}
 every_form = pytest.mark.parametrize("form", FORMS, ids=name)
 each_type = pytest.mark.parametrize(
     "dtype", [torch.float64, torch.float32, torch.bfloat16], ids=["float64", "float32", "bfloat16"]

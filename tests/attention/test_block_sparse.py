@@ -266,21 +266,6 @@ def test_flex_attention_has_one_kernel_for_all_lengths(compile_with: Callable[..
     assert counter.frame_count == 1
 
 
-@torch.no_grad()
-def test_heads_narrower_than_the_kernels(compile_with: Callable[..., None]) -> None:
-    shapes = []
-
-    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
-        (node,) = (node for node in graph.graph.nodes if "flex_attention" in str(node.target))
-        shapes.append([x.meta["example_value"].shape[3] for x in node.args[:3]])
-        return graph.forward
-
-    compile_with(backend=backend)
-    x = text_for_flex(30, 0, widths=(8, 24))
-    assert laws.error(by_flex_attention(*x), by_mask(*x)) < 1e-6
-    assert shapes == [[16, 16, 24]]
-
-
 def test_devices_without_the_kernels_have_a_mask(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("cpu", "mps"):
         assert not device_policy.policy_of(torch.device(name)).block_sparse
@@ -316,3 +301,18 @@ def test_the_compiled_kernel_reads_the_lists(
 
     monkeypatch.setattr(block_sparse, "block_lists", without_last)
     assert laws.error(by_flex_attention(*x), by_mask(*x)) > 0.1
+
+
+@torch.no_grad()
+def test_heads_narrower_than_the_kernels(compile_with: Callable[..., None]) -> None:
+    shapes = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        (node,) = (node for node in graph.graph.nodes if "flex_attention" in str(node.target))
+        shapes.append([x.meta["example_value"].shape[3] for x in node.args[:3]])
+        return graph.forward
+
+    compile_with(backend=backend)
+    x = text_for_flex(30, 0, widths=(8, 24))
+    assert laws.error(by_flex_attention(*x), by_mask(*x)) < 1e-6
+    assert shapes == [[16, 16, 24]]

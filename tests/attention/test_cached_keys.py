@@ -1,4 +1,5 @@
-"""Keys and values cached in bfloat16: every token attends to them as they are cached, also within a piece."""
+"""Keys and values cached in blocks, in their own format or in bfloat16: every token attends to them as they are cached,
+also within a piece."""
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from lmlong.attention.base import CausalAttention, state_tensors
 from lmlong.attention.softmax import state as softmax
 from lmlong.attention.softmax.layer import SoftmaxAttention
 from lmlong.attention.window.layer import WindowAttention
+from lmlong.testing import random_text
 
 TIME = 50
 
@@ -30,62 +32,70 @@ ATTENTIONS = {
 @pytest.fixture(params=ATTENTIONS)
 def attention(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> CausalAttention:
     monkeypatch.setattr(softmax, "BLOCK", 8)
-    attention = ATTENTIONS[request.param]()
-    attention.cache_dtype = torch.bfloat16
-    return attention
+    return ATTENTIONS[request.param]()
 
 
-def draw(attention: CausalAttention, dtype: torch.dtype = torch.float64) -> laws.Text:
-    generator = torch.Generator().manual_seed(0)
-    sizes = (
-        (attention.heads, attention.head_dim),
-        (attention.kv_heads, attention.head_dim),
-        (attention.kv_heads, attention.value_dim),
-    )
-    return tuple(
-        torch.randn(2, heads, TIME, size, generator=generator, dtype=torch.float64).to(dtype) for heads, size in sizes
-    )
+def as_cached(x: Tensor, cache: torch.dtype | None) -> Tensor:
+    return x if cache is None else x.to(cache).to(x.dtype)
 
 
-def rounded(x: Tensor) -> Tensor:
-    return x.bfloat16().to(x.dtype)
+def dtypes(state: object) -> set[torch.dtype]:
+    return {x.dtype for x in state_tensors(state) if x.is_floating_point()}
 
 
-@pytest.mark.parametrize("starts", [False, True])
-def test_all_ways_of_reading_attend_to_the_same_rounded_keys(attention: CausalAttention, starts: bool) -> None:
-    q, k, v = draw(attention)
-    marks = torch.rand(2, TIME, generator=torch.Generator().manual_seed(1)) < 0.05 if starts else None
-    subject, text = laws.of_attention(attention, q), (q, k, v, marks)
+@pytest.mark.parametrize("cache", [None, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("starts", [False, True], ids=["one document", "documents"])
+def test_all_ways_of_reading_attend_to_the_same_cached_keys(
+    attention: CausalAttention, starts: bool, cache: torch.dtype | None
+) -> None:
+    attention.cache_dtype = cache
+    q, k, v, marks = text = random_text(attention, TIME, torch.float64, starts=None if starts else False)
+    subject = laws.of_attention(attention, q)
     if starts:  # decoding without document starts drops what no row attends to any more
         subject = subject._replace(step=subject.forward)
     y, after = subject.forward(text, subject.init_state(2))
-    assert_close(y, attention.reference(q, rounded(k), rounded(v), marks), rtol=1e-9, atol=1e-12)
-    assert {x.dtype for x in state_tensors(after) if x.is_floating_point()} == {torch.bfloat16}
+    assert_close(y, attention.reference(q, as_cached(k, cache), as_cached(v, cache), marks), rtol=1e-9, atol=1e-12)
+    assert dtypes(after) == {cache or torch.float64}
     assert laws.steps_equal_forward(subject, text) < 1e-12
     assert laws.cuts_change_nothing(subject, text, [7, 8, 9, 16, 33]) < 1e-12
     with torch.no_grad():
         assert laws.parts_equal_forward(attention, text, text, [7, 16]) < 1e-12
 
 
-def test_only_rounding_separates_it_from_a_cache_in_float32(attention: CausalAttention) -> None:
-    text = (*draw(attention, torch.float32), None)
-    subject = laws.of_attention(attention, text[0])
-    y, _ = subject.forward(text, subject.init_state(2))
-    attention.cache_dtype = None
-    exact, after = subject.forward(text, subject.init_state(2))
-    assert {x.dtype for x in state_tensors(after) if x.is_floating_point()} == {torch.float32}
-    assert 1e-4 < laws.error(y, exact) < 2**-7
-
-
-def test_a_cache_never_gets_wider_or_loses_digits_for_narrower_keys(attention: CausalAttention) -> None:
-    """As under autocast, whose keys are already rounded."""
-    for cache, new, kept in (
-        (torch.bfloat16, torch.float32, torch.bfloat16),
-        (torch.float32, torch.bfloat16, torch.bfloat16),
-        (torch.float32, torch.float32, torch.float32),
-    ):
+def test_a_cache_in_bfloat16_differs_from_float32_by_rounding_only(attention: CausalAttention) -> None:
+    text = random_text(attention, TIME, torch.float32, starts=False)
+    subject, outputs = laws.of_attention(attention, text[0]), []
+    for cache in (torch.bfloat16, None):
         attention.cache_dtype = cache
-        text = (*draw(attention, new), None)
-        subject = laws.of_attention(attention, text[0])
-        y, after = subject.forward(text, subject.init_state(2))
-        assert y.dtype == new and {x.dtype for x in state_tensors(after) if x.is_floating_point()} == {kept}
+        outputs.append(subject.forward(text, subject.init_state(2))[0])
+    assert 1e-4 < laws.error(*outputs) < 2**-7
+
+
+@pytest.mark.parametrize(
+    ("cache", "new", "kept"),
+    [
+        (torch.bfloat16, torch.float32, torch.bfloat16),
+        (torch.float32, torch.bfloat16, torch.bfloat16),  # as under autocast, whose keys are already rounded
+        (torch.float32, torch.float32, torch.float32),
+    ],
+)
+def test_a_cache_never_gets_wider_than_its_keys(
+    attention: CausalAttention, cache: torch.dtype, new: torch.dtype, kept: torch.dtype
+) -> None:
+    attention.cache_dtype = cache
+    text = random_text(attention, TIME, new, starts=False)
+    subject = laws.of_attention(attention, text[0])
+    y, after = subject.forward(text, subject.init_state(2))
+    assert y.dtype == new and dtypes(after) == {kept}
+
+
+def test_settled_tokens_are_not_copied_for_each_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(softmax, "BLOCK", 8)
+    attention = SoftmaxAttention(2, 4, 4)
+    one = torch.randn(1, 2, 1, 4)
+    state, addresses = attention.init_state(1, torch.device("cpu"), torch.float32), []
+    for _ in range(30):
+        _, state = attention(one, one, one, state)
+        addresses.append(state.settled.k.data_ptr())
+        assert state.settled.k.shape[2] % 8 == 0 and state.recent.k.shape[2] <= 8
+    assert len(set(addresses)) == 4  # nothing, then three blocks

@@ -1,10 +1,10 @@
 """Every attention for encoders, in every form its options can give it, against its definition and its symmetries."""
 
-from itertools import product
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
+from attention.cases import ENCODER_FORMS
 from grids import thinned
 from torch import Tensor, nn
 
@@ -20,27 +20,12 @@ LAYERS, HEADS, WIDTH, LONGEST = 2, 3, 4, 12
 LENGTHS = [12, 7, 3, 1, 0]
 """Tokens in the rows of a padded batch, which end within a slot and at its end; the last row is only padding."""
 
-SHARINGS = get_args(recipe.Linformer.model_fields["sharing"].annotation)
-LINFORMERS = {
-    **{
-        f"{sharing}-{projection}": recipe.Linformer(projected=3, sharing=sharing, projection=projection)
-        for sharing, projection in product(SHARINGS, PROJECTIONS)
-    },
-    **{
-        f"sizes-{projection}": recipe.Linformer(
-            projected=[[3, 6, 2], [4, 4, 12]], sharing="none", projection=projection
-        )  # type: ignore[arg-type]
-        for projection in PROJECTIONS
-    },
-}
-FORMS = {
-    "full": recipe.Attention(kind="full"),
-    "efficient": recipe.Attention(kind="efficient"),
-    **{
-        f"linear-{name}": recipe.Attention(kind="linear", feature_map=name, taylor=recipe.Taylor(width=2))  # type: ignore[arg-type]
-        for name in FEATURE_MAPS
-    },
-    **{f"linformer-{name}": recipe.Attention(kind="linformer", linformer=form) for name, form in LINFORMERS.items()},
+FORMS = ENCODER_FORMS | {
+    f"sizes-{projection}": recipe.Attention(
+        kind="linformer",
+        linformer=recipe.Linformer(projected=[[3, 6, 2], [4, 4, 12]], sharing="none", projection=projection),  # type: ignore[arg-type]
+    )
+    for projection in PROJECTIONS
 }
 every_form = pytest.mark.parametrize("form", FORMS)
 
@@ -102,15 +87,6 @@ def test_a_slot_for_each_token_is_full_attention(projection: str) -> None:
     for weight in attention.parameters():
         nn.init.eye_(weight[0] if projection == "conv" else weight)
     torch.testing.assert_close(attention(*x), build("full")(*x))
-
-
-@pytest.mark.parametrize(("sharing", "number"), [("none", 288), ("headwise", 24), ("key-value", 12), ("layerwise", 1)])
-@pytest.mark.parametrize("projection", ["linear", "conv"])
-def test_matrices_of_twelve_layers_of_twelve_heads(sharing: str, projection: str, number: int) -> None:
-    shape = {"linear": (2, 8), "conv": (4, WIDTH, WIDTH)}[projection]
-    matrices = list(linformer(12, 12, longest=8, projected=2, sharing=sharing, projection=projection).parameters())
-    assert len(matrices) == number
-    assert {tuple(matrix.shape) for matrix in matrices} == {shape}
 
 
 def test_what_is_shared_learns_from_all_who_share_it() -> None:

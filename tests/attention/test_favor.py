@@ -76,22 +76,6 @@ def test_weights_are_those_of_softmax(form: Form, norms: Norms, gain: float) -> 
     assert (weights / weights.sum(-1, keepdim=True) - truth).norm() / truth.norm() < 0.03
 
 
-@pytest.mark.parametrize("norms", ["chi", "quantile", "fixed"])
-def test_what_rows_of_each_length_estimate_in_two_dimensions(norms: Norms) -> None:
-    """exp(|u|^2 / 2) where lengths are those of normal vectors; Bessel's I_0(sqrt 2 |u|), too little, where fixed."""
-    u = torch.tensor([0.6, -0.8], dtype=torch.float64)
-    estimate = (draw_projection(20_000, 2, norms, draw()) @ u).exp().mean()
-    truth = torch.special.i0(torch.tensor(2.0).sqrt()) if norms == "fixed" else math.exp(0.5)
-    assert estimate == pytest.approx(float(truth), rel=0.02)
-
-
-def test_a_hyperbolic_map_uses_each_row_with_both_signs() -> None:
-    features = favor(64, "hyperbolic")
-    assert features.projection.shape == (HEADS, 32, WIDTH)
-    plus, minus = features.key(unit_rows(5)).chunk(2, dim=-1)
-    assert torch.allclose(plus.log(), -minus.log(), atol=1e-5)
-
-
 def test_a_draw_is_a_function_of_its_seed_and_saved_with_the_weights() -> None:
     first, second = favor(32), favor(32)
     assert torch.equal(first.projection, second.projection)

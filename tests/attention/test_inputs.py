@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from model.test_laws import VOCABULARY, subject, text
+from model.test_laws import VOCABULARY, check_laws, subject, text
 from models import stirred
 from plugins.two_gates import TwoGates
 from torch import Tensor
@@ -87,14 +87,11 @@ def test_gates_have_the_shapes_and_starts_that_were_declared() -> None:
 
 
 def test_a_model_of_such_attentions_keeps_the_laws(model: LanguageModel) -> None:
-    x, other = text(), text(seed=1)
-    assert laws.steps_equal_forward(subject(model), x) < 1e-4
-    assert laws.cuts_change_nothing(subject(model), x, [1, 2, 30]) < 1e-4
-    assert laws.future_leaves_past(subject(model), x, other, 20) == 0
-    assert laws.rows_are_independent(subject(model), x, other) == 0
-    begins = [0, 1, 2, 20]
+    model.double()
+    check_laws(model, text())
+    x, begins = text(), [0, 1, 2, 20]
     starts = torch.zeros_like(x[1]).index_fill(1, torch.tensor(begins), True)  # type: ignore[arg-type]
-    assert laws.documents_are_independent(subject(model), (x[0], starts), (x[0], None), begins) < 1e-4
+    assert laws.documents_are_independent(subject(model), (x[0], starts), (x[0], None), begins) < 1e-10
 
 
 def test_segments_hand_on_the_last_tokens(model: LanguageModel) -> None:

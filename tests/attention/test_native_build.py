@@ -1,17 +1,16 @@
 """Compiling the scans: for any processor, once, and with torch in place of a library that cannot be compiled."""
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from attention.scans import scan_inputs
 from attention.test_scans import LINEAR, assert_exact
+from grids import every_nth
 from machine import needs_compiler, on_other_processors
 
 from lmlong.attention.linear import native
 from lmlong.native import build, prebuilt
-from lmlong.native.source import SHARED_HEADERS
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +24,7 @@ def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]
 
 
 @needs_compiler
-@on_other_processors
+@every_nth(5, on_other_processors)
 def test_processors_with_other_instructions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: list[str]) -> None:
     """Compiled once, and loaded from the cache by the next process."""
     others = [flag.replace("-O3", "-O1") for flag in build.FLAGS if flag != "-march=native"]
@@ -55,14 +54,3 @@ def test_a_compiler_that_fails_is_named_and_torch_takes_over(monkeypatch: pytest
     with pytest.warns(UserWarning, match=message):
         assert native.library() is None
     assert_exact(LINEAR, "native", scan_inputs(40))
-
-
-@needs_compiler
-def test_structures_of_another_layout_do_not_compile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    shutil.copytree(native.CODE, tmp_path / "scan", ignore=shutil.ignore_patterns("*.py", "__pycache__"))
-    for header in ("scan_job.h", "decay.h", "chunk_features.h"):  # found first beside the files that include them
-        text = (SHARED_HEADERS / header).read_text()
-        (tmp_path / "scan" / header).write_text(text.replace("StridedTensor q, k, v,", "StridedTensor k, q, v,"))
-    monkeypatch.setattr(native, "CODE", tmp_path / "scan")
-    with pytest.warns(UserWarning, match=r"ScanJob\.q has another offset or size in Python"):
-        assert native.library() is None

@@ -5,23 +5,18 @@ from pathlib import Path
 import pytest
 from evaluation.texts import TRAINING_TEXT, VALIDATION_TEXTS
 from machine import new_cache
-from models import stirred
+from models import save_run, stirred
 
-from lmlong.checkpoint.write import Contents, write
 from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.inference.loading import TrainedLanguageModel, load
 from lmlong.model.build import build
 from lmlong.recipe import Attention, Files, Model, Recipe, Text, Tokenizer, Training, Validation
-from lmlong.recipe import file as recipe_file
 
 
 def write_run(run: Path, recipe: Recipe, step: int, deviation: float = 1.0) -> Path:
     """Write a run folder with a checkpoint of a model of bytes, whose weights are all drawn."""
     tokenizer = ByteTokenizer()
-    model = stirred(build(recipe, tokenizer.vocabulary), deviation)
-    checkpoint = run / "checkpoints" / f"step-{step:08}"
-    write(checkpoint, Contents(model.state_dict(), {}, recipe_file.dump(recipe), tokenizer.file, step))
-    return run
+    return save_run(run, recipe, stirred(build(recipe, tokenizer.vocabulary), deviation), tokenizer, step)
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from interop.exported import FORMS, write_run
+from models import FORMS, write_run
 
 import lmlong
 from lmlong import recipe
@@ -15,8 +15,8 @@ from lmlong.model.language_model import LanguageModel
 KINDS = {**FORMS, "hourglass": {"layers": 4, "downsample": recipe.Downsample(factor=4)}}
 """Models of every kind, those too that no other program runs."""
 
-USUAL = ("elu", "delta", "window", "softmax", "ngram", "window beside", "hourglass")
-"""One for each type of state; the others are slow."""
+USUAL = ("elu", "softmax", "hourglass")
+"""States of constant size, states that grow, and blocks; the others are slow."""
 
 every_kind = pytest.mark.parametrize(
     "form", [pytest.param(form, marks=() if form in USUAL else pytest.mark.slow) for form in KINDS]

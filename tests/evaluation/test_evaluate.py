@@ -87,25 +87,21 @@ def test_options_reach_the_measure(run: Path) -> None:
     assert (whole["precision"], rounded["precision"]) == ("32", "bf16")
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
+def test_a_mistake_is_named(run: Path) -> None:
+    for words, message in [
         (["--lengths", "1k,2x"], "^--lengths: '2x' is not a length"),
         (["--by", "contxt"], r"^--by: there is no 'contxt'\. Did you mean 'context'\?$"),
         (["--by", "state", "--plot", "a.png"], "^--plot: the state view has no plot"),
         (["--lengths", "64"], "^--lengths: the shortest takes 10 documents of 96 tokens"),
         (["--plot", "plot.txt"], r"^plot\.txt: cannot be drawn"),
         (["--json", "nowhere/numbers.json"], r"^nowhere/numbers\.json: its folder is missing"),
-        (["--plot", "nowhere/plot.png"], r"^nowhere/plot\.png: its folder is missing"),
         (["--data", "nowhere.txt"], r"^nowhere\.txt: no such file .*Correct text\.sources or --data"),
-    ],
-)
-def test_a_mistake_is_named(run: Path, words: list[str], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        evaluated(run, *words)
+    ]:
+        with pytest.raises(UsageError, match=message):
+            evaluated(run, *words)
 
 
-def test_files_of_data_that_are_not_read_are_told(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_data_that_are_not_read_are_named(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "texts").mkdir()
     (tmp_path / "train.txt").rename(tmp_path / "texts" / "a.txt")
@@ -114,12 +110,6 @@ def test_files_of_data_that_are_not_read_are_told(run: Path, tmp_path: Path, mon
     assert done.stderr.startswith(
         "--data: left out, an unsupported e-book format: convert it to EPUB or plain text: texts/b.mobi\n"
     )
-
-
-def test_a_name_under_runs_is_shown_as_that(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(run.parents[1])
-    assert evaluated("runs/tiny/", "--lengths", "10", *FEW).stdout.startswith("tiny: ")
-    assert evaluated("tiny", "--lengths", "10", *FEW).stdout.startswith("tiny: ")
 
 
 def test_the_difference_of_two_runs_comes_first_with_its_paired_error(run: Path, tmp_path: Path) -> None:
@@ -173,20 +163,18 @@ def test_texts_in_memory_are_documents_like_files(run: Path, tmp_path: Path) -> 
     assert first.carried.totals.bytes == len(texts[0])
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_a_mistake_in_python_is_named(run: Path) -> None:
+    mistakes: list[tuple[dict[str, Any], str]] = [
         ({"views": ["contxt"]}, r"^views: there is no 'contxt'\. Did you mean 'context'\?"),
         ({"lengths": [16, 0]}, r"^lengths: \[16, 0\] are not lengths"),
         ({"lengths": []}, r"^lengths: \[\] are not lengths"),
         ({"files": "a.txt", "texts": ["a"]}, "^files, texts: both are given"),
         ({"texts": ""}, "^files, texts: empty"),
         ({"files": []}, "^files, texts: empty"),
-    ],
-)
-def test_a_mistake_in_python_is_named(run: Path, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        lmlong.evaluate(run, **options)
+    ]
+    for options, message in mistakes:
+        with pytest.raises(UsageError, match=message):
+            lmlong.evaluate(run, **options)
 
 
 def trained_in_bf16(loaded: TrainedLanguageModel, monkeypatch: pytest.MonkeyPatch) -> TrainedLanguageModel:

@@ -1,4 +1,5 @@
-"""The likelihoods and the texts that the harness asks for are those of forward passes, and of the exported model."""
+"""The likelihoods and the texts that the harness asks for are those of forward passes, and of the exported model: see
+test_likelihoods.py for those of any text."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -10,69 +11,25 @@ from evaluation.harness_models import (
     CHOICES,
     CONTEXTS,
     DOCUMENTS,
-    KINDS,
     by_forward,
     every_kind,
     greedy,
     loaded,
-    log_probabilities,
     requests,
 )
 from grids import every_nth
-from interop.exported import FORMS, write_run
+from models import write_run
 
 import lmlong
 from lmlong import recipe
 from lmlong.data.tokenizers.sentencepiece import SentencePieceTokenizer, train_sentencepiece
 from lmlong.errors import UsageError
-from lmlong.evaluation.likelihoods import Pair, document_likelihoods, likelihoods
-from lmlong.inference.rows import prefill_rows
-from lmlong.inference.session import next_logits
 from lmlong.interop.hf.export import export_hf
 
 pytestmark = pytest.mark.interop
 pytest.importorskip("lm_eval")
 
 from lmlong.evaluation.harness_model import HarnessModel, generation_options  # noqa: E402
-
-
-@every_kind
-def test_continuations_have_the_likelihoods_of_forward_passes_however_they_are_read(tmp_path: Path, form: str) -> None:
-    model = write_run(tmp_path / "run", **KINDS[form])
-    contexts = [(256, *text.encode()) for text in CONTEXTS]
-    pairs = [Pair(context, tuple(choice.encode())) for context in contexts for choice in CHOICES]
-    pairs += [Pair(context, tuple(greedy(model, list(context), 3))) for context in contexts]
-    expected = [by_forward(model, *map(list, pair)) for pair in pairs]
-    assert [is_greedy for _, is_greedy in expected][-4:] == [True] * 4
-    assert sum(is_greedy for _, is_greedy in expected) < len(pairs)
-    for rows in (None, 3, 1):
-        found = dict(likelihoods(model, pairs, rows))
-        assert [found[number].is_greedy for number in range(len(pairs))] == [wanted for _, wanted in expected]
-        for number, (wanted, _) in enumerate(expected):
-            assert found[number].log_probability == pytest.approx(wanted, rel=1e-5, abs=1e-6), pairs[number]
-
-
-def test_a_long_continuation_is_read_in_pieces(tmp_path: Path) -> None:
-    model = write_run(tmp_path / "run", **FORMS["ngram"])
-    tokens = list(("abcab" * 900).encode())
-    pairs = [Pair((256, 97), tuple(tokens)), Pair((256, 97, 98), tuple(tokens[:2500])), Pair((256,), (97,))]
-    for number, found in likelihoods(model, pairs):
-        assert found.log_probability == pytest.approx(by_forward(model, *map(list, pairs[number]))[0], rel=1e-5)
-
-
-def test_a_context_is_read_once_for_all_its_continuations(tmp_path: Path) -> None:
-    model = write_run(tmp_path / "run", **FORMS["elu"])
-    read = []
-    real = model.hidden_states
-
-    def counted(tokens: torch.Tensor, *rest: Any) -> Any:
-        read.append(tokens.numel())
-        return real(tokens, *rest)
-
-    model.hidden_states = counted  # type: ignore[method-assign]
-    context = tuple([256] + [97] * 500)
-    list(likelihoods(model, [Pair(context, (98, number)) for number in range(4)]))
-    assert read == [501, 4]
 
 
 @every_kind
@@ -88,13 +45,6 @@ def test_documents_have_the_likelihoods_of_forward_passes_and_of_lmlong_eval(tmp
     report = lmlong.evaluate(model, texts=[DOCUMENTS[0]], lengths=[8], views=["position"], min_documents=1)
     assert report.carried is not None
     assert -found[0] == pytest.approx(report.carried.nats.sum(), rel=1e-6)
-
-
-def test_a_document_beyond_one_piece_is_read_along_its_state(tmp_path: Path) -> None:
-    model = loaded(tmp_path, "delta")
-    text = "abcabcabd" * 1000
-    (found,) = document_likelihoods(model, [text])
-    assert found == pytest.approx(by_forward(model.model, [256], list(text.encode()))[0], rel=1e-5)
 
 
 def test_a_continuation_is_cut_off_where_the_tokens_of_its_context_end(tmp_path: Path) -> None:
@@ -134,16 +84,6 @@ def test_the_exported_model_has_the_same_likelihoods_in_the_harness(
     texts = requests("loglikelihood_rolling", *((text,) for text in DOCUMENTS if text))
     rolled = HFLM(**options, add_bos_token=False).loglikelihood_rolling(texts, disable_tqdm=True)
     assert ours.loglikelihood_rolling(texts) == pytest.approx(rolled, rel=1e-5)
-
-
-@every_kind
-def test_rows_of_any_lengths_go_on_as_each_alone(tmp_path: Path, form: str) -> None:
-    model = write_run(tmp_path / "run", **KINDS[form])
-    rows = [[256, *text.encode()] for text in CONTEXTS]
-    logits, _ = next_logits(model, prefill_rows(model, rows))
-    for row, found in zip(rows, logits, strict=True):
-        expected = log_probabilities(model, row)[-1]
-        torch.testing.assert_close(found.double().log_softmax(-1), expected, rtol=1e-4, atol=1e-4)
 
 
 @every_kind
@@ -208,6 +148,6 @@ def test_sampling_is_what_a_task_asks_for(given: dict[str, Any], temperature: fl
         ({"num_beams": 4}, "beam search is not supported"),
     ],
 )
-def test_what_sampling_has_not_is_told(given: dict[str, Any], complaint: str) -> None:
+def test_unknown_sampling_options_are_refused(given: dict[str, Any], complaint: str) -> None:
     with pytest.raises(UsageError, match=complaint):
         generation_options(given, seed=0)

@@ -1,7 +1,6 @@
 """Whole tasks of one's own, by the commands of both programs, and what is told of mistakes."""
 
 import json
-import subprocess
 import sys
 from functools import partialmethod
 from pathlib import Path
@@ -12,8 +11,8 @@ import torch
 from commands import lmlong
 from evaluation.conftest import write_run as write_encoder
 from evaluation.harness_models import DOCUMENTS, by_forward, loaded
-from interop.exported import write_run
 from interop.tiny_llama import CHAT, CONFIG, weights, write_folder
+from models import write_run
 
 from lmlong import recipe
 from lmlong.errors import UsageError
@@ -143,24 +142,7 @@ def test_the_commands_of_both_programs_run_tasks(
     assert theirs["my_choices"]["acc,none"] == told["my_choices"]
 
 
-@pytest.mark.slow
-def test_the_command_of_the_harness_registers_the_model(tmp_path: Path, offline: None) -> None:
-    """In a process of its own, since importing these tests registers it too."""
-    loaded(tmp_path, "elu")
-    words = [sys.executable, "-m", "lmlong.evaluation.harness", "run", "--model", "lmlong", "--model_args", "run=run"]
-    words += ["--tasks", "my_documents", "--include_path", str(write_tasks(tmp_path))]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0 and "my_documents" in done.stdout, done.stderr
-
-
-@pytest.mark.slow
-def test_tasks_of_the_harness_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(UsageError, match=r"no 'arc_esy'\. Did you mean 'arc_easy'"):
-        load_tasks(["arc_esy"], None, {})
-
-
-def test_mistakes_are_told(tmp_path: Path, offline: None) -> None:
+def test_mistakes_are_usage_errors(tmp_path: Path, offline: None) -> None:
     model, tasks = loaded(tmp_path, "elu"), write_tasks(tmp_path)
     (tmp_path / "choices.jsonl").unlink()
     for names, options, complaint in [
@@ -189,7 +171,7 @@ def test_an_encoder_is_refused(tmp_path: Path) -> None:
     assert done.returncode == 2 and "encoder (objective: masked)" in done.stderr
 
 
-def test_a_missing_harness_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_harness_is_a_usage_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_run(tmp_path / "run")
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     done = lmlong("lm-eval", tmp_path / "run", "--tasks", "arc_easy")

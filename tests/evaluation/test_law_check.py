@@ -62,7 +62,7 @@ def broken(report: LawReport) -> set[str]:
     return {verdict.law for verdict in report.verdicts if not verdict.kept}
 
 
-@thinned(every_nth(3, every_form), pytest.mark.parametrize("precision", ["32", "bf16"]))
+@thinned(every_nth(9, every_form), pytest.mark.parametrize("precision", ["32", "bf16"]))
 def test_every_attention_keeps_the_laws(form: recipe.Attention, precision: str) -> None:
     report = checked(form, precision)
     assert broken(report) == set()
@@ -70,7 +70,7 @@ def test_every_attention_keeps_the_laws(form: recipe.Attention, precision: str) 
     assert bool(report.denominators) == (form.kind == "linear")
 
 
-@thinned(every_nth(5, every_form), pytest.mark.parametrize("weights", ["bf16", "int8", "int4"]))
+@thinned(every_nth(15, every_form), pytest.mark.parametrize("weights", ["bf16", "int8", "int4"]))
 def test_every_attention_keeps_the_laws_with_quantized_weights(form: recipe.Attention, weights: Any) -> None:
     loaded = trained(form)
     text = sampled_text(loaded, rows=2, tokens=100)
@@ -154,19 +154,6 @@ def test_the_command_prints_a_table_or_json_and_its_exit_code(run: Path, monkeyp
     assert not result["kept"]
     found = {law["law"] for law in result["laws"] if not law["kept"]}
     assert {"the future never changes the past", "token by token = forward", "any cut = forward"} <= found
-
-
-@thinned(
-    pytest.mark.parametrize("kind", ["linear", "window", "softmax"]),
-    pytest.mark.parametrize("precision", ["32", "bf16"]),
-)
-def test_a_model_that_reads_blocks_keeps_the_laws(kind: str, precision: str) -> None:
-    options = recipe.Model(
-        width=16, layers=3, heads=2, attention=recipe.Attention(kind=kind), downsample=recipe.Downsample(factor=4)
-    )
-    report = checked(options.attention, precision, options=options)
-    assert broken(report) == set()
-    assert len(report.verdicts) == laws_of(options.attention)
 
 
 @pytest.mark.parametrize(

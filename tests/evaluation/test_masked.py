@@ -105,32 +105,21 @@ def test_eval_shows_it_as_a_line_and_as_json(encoder: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("encoder", ["windows"], indirect=True)
-@pytest.mark.parametrize(
-    "option", ["--lengths 16", "--by state", "--plot x.png", "--state-dtype 64", "--weights bf16", "--after 9"]
-)
-def test_eval_refuses_what_takes_a_past(encoder: Path, option: str) -> None:
-    _, error = invoke("eval", encoder, *option.split())
-    assert isinstance(error, UsageError) and error.exit_code == 2
-    assert str(error).startswith(f"{option.split()[0]}: ") and "reads both sides of each token at once" in str(error)
-
-
-@pytest.mark.parametrize("encoder", ["windows"], indirect=True)
-@pytest.mark.parametrize(
-    "words", ["generate RUN --prompt x", "state build RUN TEXT -o x.state", "check RUN", "probe RUN"]
-)
-def test_commands_that_continue_a_text_refuse_an_encoder(encoder: Path, tmp_path: Path, words: str) -> None:
-    places = {"RUN": str(encoder), "TEXT": str(tmp_path / "train.txt")}
-    _, error = invoke(*(places.get(word, word) for word in words.split()))
-    assert isinstance(error, UsageError) and error.exit_code == 2
-    assert re.search(
-        r"an encoder \(objective: masked\) cannot continue text .* lmlong eval, .* objective: causal", str(error)
-    )
+def test_options_and_commands_that_need_a_past_are_refused(encoder: Path, run: Path, tmp_path: Path) -> None:
+    for option in ("--lengths 16", "--by state", "--plot x.png", "--state-dtype 64", "--weights bf16", "--after 9"):
+        _, error = invoke("eval", encoder, *option.split())
+        assert isinstance(error, UsageError) and error.exit_code == 2
+        assert str(error).startswith(f"{option.split()[0]}: ") and "reads both sides of each token at once" in str(
+            error
+        )
+    state = ("state", "build", encoder, tmp_path / "train.txt", "-o", "x.state")
+    for words in (("generate", encoder, "--prompt", "x"), state, ("check", encoder), ("probe", encoder)):
+        _, error = invoke(*words)
+        assert isinstance(error, UsageError) and error.exit_code == 2
+        pattern = r"an encoder \(objective: masked\) cannot continue text .* lmlong eval, .* objective: causal"
+        assert re.search(pattern, str(error))
     with pytest.raises(UsageError, match="cannot continue text"):
         load(encoder, "cpu")
-
-
-@pytest.mark.parametrize("encoder", ["windows"], indirect=True)
-def test_runs_of_two_objectives_are_not_measured_together(encoder: Path, run: Path) -> None:
     _, error = invoke("eval", encoder, run)
     assert isinstance(error, UsageError) and "Name runs of one objective" in str(error)
 

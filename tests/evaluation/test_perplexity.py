@@ -99,7 +99,7 @@ def test_lengths_that_too_few_documents_reach_are_left_out(loaded: TrainedLangua
     assert report.documents == 2
 
 
-def test_of_too_few_documents_parts_are_measured_at_shorter_lengths(loaded: TrainedLanguageModel) -> None:
+def test_too_few_documents_are_cut_into_parts_and_measured_at_shorter_lengths(loaded: TrainedLanguageModel) -> None:
     text = validation_text(loaded)
     report = measure_perplexity("tiny", loaded, text)  # 64 tokens before a block of 32 would take 960 in ten parts
     assert (report.documents, report.parts_of) == (10, 2)
@@ -155,15 +155,6 @@ def test_shorter_contexts_alone_have_the_targets_of_longer_ones(loaded: TrainedL
     assert not nearer.context[0].sums.has_targets_of(report.context[0].sums)
     with pytest.raises(UsageError, match="--after: 0 documents have targets after 9,999 tokens"):
         measure_perplexity("tiny", loaded, text, options._replace(after=9999))
-
-
-@pytest.mark.parametrize(("targets", "scored"), [(40, 40), (3, 10), (10_000, 240)])
-def test_few_targets_are_spread_over_the_documents(loaded: TrainedLanguageModel, targets: int, scored: int) -> None:
-    """No more than are asked for, but one in each of `min_documents` documents, or all blocks that fit."""
-    text = TokenFile(np.arange(800, dtype=np.uint16) % 200, np.arange(0, 800, 80))
-    options = PerplexityOptions(("context",), lengths=(8, 48), targets=targets)
-    report = measure_perplexity("tiny", loaded, text, options)
-    assert [(point.sums.totals.tokens, point.sums.documents) for point in report.context] == 2 * [(scored, 10)]
 
 
 def test_documents_without_a_target_do_not_count() -> None:

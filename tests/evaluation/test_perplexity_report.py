@@ -83,11 +83,6 @@ def test_the_first_line_is_the_verdict(context: list[tuple[int, tuple[float, ...
     assert len(first) <= 80
 
 
-def test_a_run_trained_with_carried_states_says_so() -> None:
-    assert "at length 1k with carried states\n" in table([dataclasses.replace(LINEAR, carried_states=True)])
-    assert to_json([LINEAR])["runs"][0]["carried_states"] is False
-
-
 def test_json_holds_sums_counts_and_their_ratios() -> None:
     values = to_json([LINEAR, SOFTMAX])
     assert json.loads(json.dumps(values, allow_nan=False)) == values
@@ -129,16 +124,6 @@ def test_the_plot_has_a_panel_for_each_view_with_a_line_for_each_run() -> None:
         assert line.y == [point.sums.totals.bits_per_byte for point in report.context]
     assert len({line.style for line in context.lines}) == 2
     assert len(panels(SECOND)) == 1
-
-
-def test_the_right_axis_names_the_perplexity_where_all_runs_read_the_same_tokens() -> None:
-    context, position = panels(LINEAR, SECOND)
-    assert context.right_label == "perplexity" and not position.right_label
-    for line, report in zip(context.lines, (LINEAR, SECOND), strict=True):
-        names = [context.right_name(bits) for bits in line.y]
-        assert names == [f"{point.sums.totals.perplexity:.2f}" for point in report.context]
-    fewer = dataclasses.replace(SECOND, context=[AtLength(256, sums(2.0, 2.1, tokens=900), 1.0)])
-    assert not panels(LINEAR, fewer)[0].right_label
 
 
 def test_bands_are_two_standard_errors_wide_on_either_side() -> None:
@@ -190,7 +175,7 @@ def test_runs_on_other_targets_are_not_subtracted() -> None:
         assert "Measure them by lmlong eval with --by position --min-documents 1" in difference_lines(found)[0]
 
 
-def test_how_the_model_was_loaded_and_what_it_read_is_told() -> None:
+def test_the_table_names_the_weight_format_and_the_text() -> None:
     files = [f"/books/{name}.txt" for name in ("one", "two", "three " * 12, "four")]
     report = dataclasses.replace(SOFTMAX, weights="int4", data=files)
     lines = table([report]).splitlines()
@@ -199,7 +184,3 @@ def test_how_the_model_was_loaded_and_what_it_read_is_told() -> None:
     assert lines[at + 1] == "  three three three three .txt, four.txt"
     told = json.loads(json.dumps(to_json([report])))["runs"][0]
     assert (told["weights"], told["data"]) == ("int4", files)
-
-
-def test_a_notebook_shows_one_line() -> None:
-    assert repr(LINEAR) == "<PerplexityReport linear: 0.7574 bits/byte at 256, 0.7033 bits/byte at 1024>"

@@ -47,15 +47,6 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-@pytest.mark.parametrize("kind", ["softmax", "linear"])
-def test_attention_to_all_of_the_past_alike_is_the_running_mean(kind: str) -> None:
-    attention = CAUSAL[kind](HEADS, WIDTH, WIDTH, options(kind, decay="none")).double()
-    nothing = torch.zeros(1, HEADS, T, WIDTH, dtype=torch.float64)
-    found = matrix(attention, nothing, nothing)
-    running_mean = torch.ones(T, T, dtype=torch.float64).tril() / torch.arange(1, T + 1)[:, None]
-    assert (found - running_mean).abs().max() < 1e-12
-
-
 def test_attention_to_the_token_alone_has_a_flat_spectrum() -> None:
     attention = CAUSAL["window"](HEADS, WIDTH, WIDTH, options("window", window=1))
     found = matrix(attention, drawn(1, HEADS, T, WIDTH), drawn(1, HEADS, T, WIDTH, seed=1))
@@ -91,7 +82,7 @@ def test_the_matrix_is_what_values_are_multiplied_with(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ENCODER)
-def test_that_of_an_encoder_too_and_features_and_slots_bound_its_rank(kind: str) -> None:
+def test_the_matrix_of_an_encoder_has_the_rank_of_its_features_or_slots(kind: str) -> None:
     most = {"full": T, "linformer": 3, "efficient": WIDTH, "linear": WIDTH}[kind]
     (attention,) = ENCODER[kind]([T], HEADS, WIDTH, Attention(linformer=Linformer(projected=3)))
     q, k, v = (drawn(1, HEADS, T, WIDTH, seed=seed) for seed in range(3))
@@ -122,7 +113,7 @@ def encoder(projection: str) -> TrainedModel:
     return TrainedModel(build(recipe, 258), ByteTokenizer(), recipe, Path("run"))
 
 
-def test_linformers_of_a_run_are_told_where_no_matrix_stands_for_them() -> None:
+def test_linformers_that_no_matrix_describes_are_refused() -> None:
     text = TokenFile(np.arange(40), np.array([0]))
     (found,) = measure_spectra("run", encoder("linear"), text, [16], 2)
     assert found.texts == 2 and all((layer.cumulative[:, 3] > 1 - 1e-6).all() for layer in found.layers)  # rank 4
@@ -134,7 +125,6 @@ def test_linformers_of_a_run_are_told_where_no_matrix_stands_for_them() -> None:
 
 BLOCKS = {"width": 8, "layers": 3, "heads": HEADS, "downsample": {"factor": 4}}
 ALONE = {"attention": {"kind": "window", "window": 1}}
-SLOTS = {"attention": {"kind": ["full", "linformer", "full"], "linformer": {"projected": 2}}}
 
 
 def spectrum_of(objective: str, length: int, options: dict[str, Any], policy: DevicePolicy | None = None) -> Spectrum:
@@ -164,18 +154,6 @@ def test_layers_that_read_blocks_have_smaller_matrices(length: int, blocks: int,
         assert layer.quarter == pytest.approx([max(layer.values // 4, 1) / layer.values] * HEADS)
 
 
-@pytest.mark.parametrize(("length", "blocks"), [(16, 4), (9, 3), (3, 1)])
-def test_those_of_an_encoder_too_though_the_last_be_filled_in_part(length: int, blocks: int) -> None:
-    layers = spectrum_of("masked", length, SLOTS).layers
-    assert [layer.values for layer in layers] == [length, blocks, length]
-    assert (layers[1].cumulative[:, min(2, blocks) - 1] > 1 - 1e-6).all(), "two slots"
-
-
-def test_lengths_shorter_than_a_block_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"--lengths: 3 tokens are fewer than a block of 4, .* Give longer ones"):
-        spectrum_of("causal", 3, ALONE)
-
-
 def command(*words: str) -> Result:
     return CliRunner().invoke(spectrum_command, [*words, "--device", "cpu"])
 
@@ -197,7 +175,7 @@ def test_the_command_tabulates_draws_and_writes_json(run: Path, tmp_path: Path) 
     assert float(shown[2]) == pytest.approx(np.mean(first["needed"]), abs=0.051)
 
 
-def test_what_cannot_be_measured_is_told(run: Path) -> None:
+def test_a_text_that_is_too_short_is_a_usage_error(run: Path) -> None:
     done = command(str(run), "--lengths", "64k")
     assert isinstance(done.exception, UsageError)
     assert "fewer than 65,536. Give shorter lengths, or more text (--data)." in str(done.exception)
@@ -231,7 +209,7 @@ def test_the_chart_has_a_curve_for_each_layer_and_a_field_for_each_head() -> Non
     assert [text.get_text() for text in heat.texts] == ["1.00", "0.25", "1.00", "0.50"]
 
 
-def test_the_report_says_what_is_of_blocks_and_counts_their_values() -> None:
+def test_the_report_marks_layers_that_read_blocks() -> None:
     long, short = made_up("run", 16, [[1, 16], [4, 8]]), made_up("run", 8, [[2, 8], [2, 2]])
     mixed = long._replace(layers=[long.layers[0], *short.layers, long.layers[1]])
     mixed = mixed._replace(layers=[layer._replace(number=number) for number, layer in enumerate(mixed.layers, 1)])

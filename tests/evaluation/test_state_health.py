@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from grids import thinned
 from models import stirred
 
 from lmlong.attention.device_policy import CPU_POLICY, GPU_POLICY, use_policy
@@ -14,7 +15,7 @@ from lmlong.model.language_model import LanguageModel
 from lmlong.recipe import Attention, Downsample, Model
 
 
-def test_keys_that_are_all_alike_use_all_features_and_make_denominators_grow() -> None:
+def test_equal_keys_use_all_features_and_make_denominators_grow() -> None:
     model = LanguageModel(Model(width=16, layers=2, heads=2, attention=Attention(kind="linear", decay="none")), 30)
     for block in model.blocks:
         torch.nn.init.zeros_(block.mixer.in_proj.weight)
@@ -27,7 +28,7 @@ def test_keys_that_are_all_alike_use_all_features_and_make_denominators_grow() -
         assert at.smallest == pytest.approx((before + 1) * 8 * feature**2, rel=1e-5)
 
 
-def test_how_a_text_is_cut_makes_no_difference(loaded: TrainedLanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_health_does_not_depend_on_pieces(loaded: TrainedLanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     text = np.arange(150) % 250
     whole = health(loaded.model, text)
     monkeypatch.setattr(language_model, "PIECE", 7)
@@ -36,8 +37,10 @@ def test_how_a_text_is_cut_makes_no_difference(loaded: TrainedLanguageModel, mon
     assert whole[-1].norm != pytest.approx(whole[0].norm, rel=0.1)
 
 
-@pytest.mark.parametrize("time", [2, 4, 36, 38])
-@pytest.mark.parametrize("starts", [[], [1, 2], [0, 9, 28]], ids=str)
+@thinned(
+    pytest.mark.parametrize("time", [2, 4, 36, 38]),
+    pytest.mark.parametrize("starts", [[], [1, 2], [0, 9, 28]], ids=str),
+)
 def test_denominators_of_downsampled_layers_are_the_same_by_the_policy_of_a_gpu(time: int, starts: list[int]) -> None:
     cut = Downsample(factor=3, layers=1)
     options = Model(width=16, layers=3, heads=2, attention=Attention(kind="linear"), downsample=cut)
@@ -52,6 +55,6 @@ def test_denominators_of_downsampled_layers_are_the_same_by_the_policy_of_a_gpu(
     assert found[1] == pytest.approx(found[0], rel=1e-9)
 
 
-def test_softmax_has_no_such_state() -> None:
+def test_softmax_has_no_state_health() -> None:
     model = LanguageModel(Model(width=16, layers=1, heads=2, attention=Attention(kind="softmax")), 30)
     assert health(model, np.arange(10)) == []

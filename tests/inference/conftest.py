@@ -5,20 +5,22 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from models import stirred
+from models import save_run, stirred
 
 from lmlong import recipe
-from lmlong.checkpoint.write import Contents, write
 from lmlong.data.tokenizers.base import ByteTokenizer, Tokenizer
 from lmlong.data.tokenizers.factory import train_tokenizer
 from lmlong.model.language_model import LanguageModel
-from lmlong.recipe import Attention, Model, Recipe, Text, Training
-from lmlong.recipe import file as recipe_file
+from lmlong.recipe import Attention, Downsample, Model, Recipe, Text, Training
 
 WORDS = "to be or not that is the question whether nobler in mind suffer slings and arrows of outrageous fortune"
 
 
 def tiny(kind: str = "linear") -> Model:
+    """Options of a tiny model; "downsampled" is one of three layers, of which one reads blocks."""
+    if kind.startswith("downsampled"):
+        attention = Attention(kind=kind.removeprefix("downsampled").strip() or "linear")
+        return Model(width=16, layers=3, heads=2, attention=attention, downsample=Downsample(factor=4, kind="conv"))
     return Model(width=16, layers=2, heads=2, attention=Attention(kind=kind))
 
 
@@ -43,11 +45,8 @@ def write_run(
 ) -> Path:
     """Write a run folder with one checkpoint of a tiny model."""
     options = options or tiny()
-    model = stirred(LanguageModel(options, tokenizer.vocabulary), deviation)
     made = Recipe(text=Text(tokenizer=recipe.Tokenizer(kind=kind)), model=options, training=Training(steps=1))
-    checkpoint = folder / "checkpoints" / "step-00000001"
-    write(checkpoint, Contents(model.state_dict(), {}, recipe_file.dump(made), tokenizer.file, 1))
-    return folder
+    return save_run(folder, made, stirred(LanguageModel(options, tokenizer.vocabulary), deviation), tokenizer)
 
 
 @pytest.fixture(scope="session")

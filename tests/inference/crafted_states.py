@@ -4,7 +4,6 @@ A number stands for the same file on every machine. Such a file is either refuse
 quality of its text does not matter. It never causes another exception, or an access outside a tensor.
 """
 
-import json
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -12,8 +11,9 @@ from random import Random
 from typing import NamedTuple
 
 import torch
+from crafted_values import write_state
 from inference.conftest import prose, write_run
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from lmlong.data.tokenizers.base import ByteTokenizer
@@ -141,9 +141,7 @@ def craft(draw: Random, case: Case, file: Path) -> str:
         changed.append(f"{change.__name__} {name}")
     if draw.random() < 0.05:
         del tensors[draw.choice(sorted(tensors))]
-    about = {name: value for name, value in case.about.items() if name != "sha256"}
-    tensors = {name: x.contiguous() for name, x in tensors.items()}
-    save_file(tensors, file, {"lmlong": json.dumps({**about, "sha256": state_file._digest(about, tensors)})})
+    write_state(file, case.about, {name: x.contiguous() for name, x in tensors.items()})
     return ", ".join(changed)
 
 

@@ -1,15 +1,14 @@
 """Drafts change no text, no log-probability and no state, only how many passes over the weights are made."""
 
 from itertools import pairwise
-from pathlib import Path
 from random import Random
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from interop.exported import FORMS, write_run
 from machine import needs_native
+from models import model_of
 
 from lmlong.attention.base import state_tensors
 from lmlong.data.tokenizers.base import ByteTokenizer
@@ -27,7 +26,6 @@ from lmlong.inference.drafts import (
     Pace,
 )
 from lmlong.inference.generation import Generation
-from lmlong.inference.loading import load
 from lmlong.inference.sampling import Sampler, Sampling
 from lmlong.inference.session import Session, prefill
 from lmlong.model.fast_step import make_fast_step
@@ -51,8 +49,8 @@ class RandomPace(Pace):
         pass
 
 
-def decoding(run: Path, form: str) -> LanguageModel:
-    model = write_run(run, **FORMS[form])
+def decoding(form: str) -> LanguageModel:
+    model = model_of(form)
     model.fast_step = make_fast_step(model, tried=False)
     return model
 
@@ -102,16 +100,16 @@ SAMPLINGS = [
 
 
 @needs_native
-@pytest.mark.parametrize(("number", "form"), [*enumerate(FORMS)])
-def test_drafts_change_nothing(tmp_path: Path, number: int, form: str) -> None:
-    model = decoding(tmp_path / "run", form)
+@pytest.mark.parametrize(("number", "form"), [*enumerate(["elu", "tables", "softmax", "window beside delta", "sink"])])
+def test_drafts_change_nothing(number: int, form: str) -> None:
+    model = decoding(form)
     assert_drafts_change_nothing(model, read(model), SAMPLINGS[number % len(SAMPLINGS)])
 
 
 @needs_native
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
-def test_drafts_change_nothing_with_any_sampling_options(tmp_path: Path, sampling: Sampling) -> None:
-    model = decoding(tmp_path / "run", "ngram")
+def test_drafts_change_nothing_with_any_sampling_options(sampling: Sampling) -> None:
+    model = decoding("ngram")
     counts = counts_of(assert_drafts_change_nothing(model, read(model), sampling, max_tokens=300))
     assert 0 < counts.accepted < counts.drafted, "some are right and some wrong"
 
@@ -132,8 +130,8 @@ class CountingPace(RandomPace):
 
 
 @needs_native
-def test_drafts_rest_while_they_do_not_pay_and_miss_no_token(tmp_path: Path) -> None:
-    model = decoding(tmp_path / "run", "ngram")
+def test_drafts_rest_while_they_do_not_pay_and_miss_no_token() -> None:
+    model = decoding("ngram")
     session = read(model, PROMPT * 3)
 
     def generate(drafts: Drafts | None) -> list[int]:
@@ -152,22 +150,22 @@ def test_drafts_rest_while_they_do_not_pay_and_miss_no_token(tmp_path: Path) -> 
 
 
 @needs_native
-def test_what_is_learned_does_not_change_either(tmp_path: Path) -> None:
-    model = decoding(tmp_path / "run", "tables")
+def test_drafts_do_not_change_what_is_learned() -> None:
+    model = decoding("tables")
     session = read(model, learn=True)
     assert counts_of(assert_drafts_change_nothing(model, session, SAMPLINGS[0])).accepted
 
 
 @needs_native
 @pytest.mark.parametrize("end", ["max_tokens", "stop", "eos"])
-def test_a_text_may_end_within_a_draft(tmp_path: Path, end: str) -> None:
-    model = decoding(tmp_path / "run", "softmax")
+def test_a_text_may_end_within_a_draft(end: str) -> None:
+    model = decoding("softmax")
     whole = Generation(model, BYTES, read(model), Sampler(SAMPLINGS[0]), 60, keep=True)
     list(whole)
     written = whole.rows[0].tokens  # repeats parts of itself, and its beginning is part of the prompt below
     session = prefill(model, [[BYTES.bos, *BYTES.encode(PROMPT), *written[:40]]])
     within = False
-    for at, token in enumerate(written[40:]):
+    for at, token in list(enumerate(written[40:]))[::3]:
         if end == "stop" and token >= 128:
             continue
         options = {"max_tokens": at, "stop": (chr(token),), "eos": token}
@@ -175,17 +173,6 @@ def test_a_text_may_end_within_a_draft(tmp_path: Path, end: str) -> None:
         assert isinstance(decoder, NativeDecoder)
         within |= decoder._pass is not None and decoder._read < len(decoder._pass.tokens)
     assert within
-
-
-@needs_native
-def test_a_healed_prompt_continues_with_the_same_text(tmp_path: Path) -> None:
-    decoding(tmp_path / "run", "elu")
-    loaded = load(tmp_path / "run", "cpu")
-    loaded.use_fast_step()
-    session = loaded.read(PROMPT + "def f")
-    for seed in range(3):
-        texts = [loaded.stream("", state=session, seed=seed, temperature=0.2, drafts=on) for on in (False, True)]
-        assert "".join(texts[0]) == "".join(texts[1])
 
 
 def match_by_definition(tokens: list[int]) -> tuple[int | None, int]:
@@ -202,6 +189,7 @@ def match_by_definition(tokens: list[int]) -> tuple[int | None, int]:
     return index, matched
 
 
+@settings(max_examples=30)
 @given(st.lists(st.integers(0, 2), max_size=40), st.integers(1, 12))
 def test_a_draft_is_what_followed_the_last_tokens(tokens: list[int], size: int) -> None:
     lookup = Lookup()
@@ -215,6 +203,7 @@ def test_a_draft_is_what_followed_the_last_tokens(tokens: list[int], size: int) 
     assert lookup.draft(size) == text[len(tokens) :]
 
 
+@settings(max_examples=30)
 @given(st.lists(st.integers(0, 2), max_size=40))
 def test_a_prompt_is_looked_up_in_at_once(tokens: list[int]) -> None:
     lookup, (index, matched) = Lookup(tokens), (None, 0)

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from lmlong.attention.base import state_tensors
-from lmlong.errors import CheckpointError, UsageError
+from lmlong.errors import CheckpointError
 from lmlong.inference.loading import TrainedLanguageModel, load
-from lmlong.inference.session import Session, repeat_rows
+from lmlong.inference.session import Session
 from lmlong.model.sampling_options import Sampling
 from lmlong.model.state import state_bytes
 
@@ -83,24 +83,6 @@ def test_a_file_that_lacks_a_part_is_refused(model: TrainedLanguageModel, tmp_pa
             model.load_state(tmp_path / "bad.state")
 
 
-def test_pieces_of_a_text_teach_what_the_whole_does(model: TrainedLanguageModel) -> None:
-    whole, pieces = model.read(TEXT), model.read([TEXT[begin : begin + 7] for begin in range(0, len(TEXT), 7)])
-    in_turns = None
-    for begin in range(0, len(TEXT), 50):
-        in_turns = model.read(TEXT[begin : begin + 50], in_turns)
-    assert in_turns is not None
-    for session in (pieces, in_turns):
-        torch.testing.assert_close(learned_matrix(session), learned_matrix(whole), atol=1e-6, rtol=1e-4)
-
-
-def test_forks_learn_apart(model: TrainedLanguageModel) -> None:
-    session = model.read(TEXT)
-    before = learned_matrix(session).clone()
-    one, other = model.read(prose(60, seed=1), session), model.read(prose(60, seed=2), session)
-    assert torch.equal(learned_matrix(session), before)
-    assert not torch.allclose(learned_matrix(one), learned_matrix(other))
-
-
 @pytest.mark.parametrize("fast", [False, True])
 def test_generated_text_is_not_learned_from(subword_run: Path, fast: bool) -> None:
     """After all pairs of the prompt are learned, D stays the same."""
@@ -128,19 +110,3 @@ def test_a_session_after_a_stop_string_has_learned_what_the_text_before_it_teach
             break
     else:
         raise AssertionError("no session of that length")
-
-
-def test_samples_of_a_prompt_learn_as_rows(model: TrainedLanguageModel) -> None:
-    session = model.read(TEXT)
-    rows = model.generate(repeat_rows(session, 2), Sampling(seed=4), [(0,), (1,)], 20)
-    texts = ["", ""]
-    for row, piece in rows:
-        texts[row] += piece
-    for row, text in enumerate(texts):
-        alone = model.generate(session, Sampling(seed=4), [(row,)], 20)
-        assert "".join(piece for _, piece in alone) == text
-
-
-def test_options_that_make_no_sense_are_refused(subword_run: Path) -> None:
-    with pytest.raises(UsageError, match="learn: 'bias'"):
-        load(subword_run, "cpu", learn="bias")  # type: ignore[arg-type]

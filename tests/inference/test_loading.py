@@ -72,11 +72,3 @@ def test_weights_of_another_vocabulary_are_refused(run: Path, tmp_path: Path) ->
         CheckpointError, match=r"embedding\.weight has shape \(100, 16\), but the recipe's model has \(258, 16\)"
     ):
         load(other, "cpu")
-
-
-def test_a_notebook_shows_one_line(run: Path) -> None:
-    loaded = load(run, "cpu")
-    shown = repr(loaded)
-    assert shown.startswith("<TrainedLanguageModel ") and "parameters, linear attention, trained on" in shown
-    session = repr(loaded.read("abc"))
-    assert session.startswith("<Session after 4 tokens, with ") and max(len(shown), len(session)) < 300

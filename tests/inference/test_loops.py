@@ -7,12 +7,11 @@ import torch
 from click.testing import CliRunner
 from looping import write_looping_run
 from loops import find_loop
-from torch import Tensor
 
 from lmlong.cli.generate import generate
 from lmlong.inference.first_sample import first_sample
 from lmlong.inference.loading import TrainedLanguageModel, load
-from lmlong.inference.sampling import Sampler, sample_each
+from lmlong.inference.sampling import Sampler
 from lmlong.inference.session import repeat_rows
 from lmlong.model.sampling_options import LOOP_PENALTY, Sampling
 from lmlong.training.sample import write_sample
@@ -32,21 +31,13 @@ def loops(texts: list[str]) -> int:
     return sum(find_loop(text) is not None for text in texts)
 
 
-def test_a_loop_is_a_unit_four_times_over_forty_characters() -> None:
-    assert find_loop("to be: " + "0123456789" * 4) == "0123456789" * 4
-    assert find_loop("0123456789" * 3 + "012345678") is None
-    assert find_loop("ab" * 19) is None and find_loop("ab" * 20 + "c") == "ab" * 20
-    assert find_loop("-" * 80 + "\n" + " " * 60) is None and find_loop("-" * 120) is not None
-    assert find_loop(f"x = {' ' * 50}# 1\n") is None
-
-
 def test_samples_loop_without_the_guard_alone(loaded: TrainedLanguageModel) -> None:
     seeds = range(3)
     assert loops(["".join(loaded.stream(seed=seed, loop_penalty=0)) for seed in seeds]) == 3
     assert loops(["".join(loaded.stream(seed=seed)) for seed in seeds]) == 0
 
 
-def test_the_likeliest_text_is_left_alone_unless_the_guard_is_asked_for(loaded: TrainedLanguageModel) -> None:
+def test_greedy_text_may_loop_unless_a_penalty_is_set(loaded: TrainedLanguageModel) -> None:
     assert find_loop("".join(loaded.stream(temperature=0)))
     assert not find_loop("".join(loaded.stream(temperature=0, loop_penalty=LOOP_PENALTY)))
 
@@ -74,7 +65,7 @@ def test_samples_while_training_and_after_it_have_no_loop(loaded: TrainedLanguag
     assert text.startswith("klmno") and not find_loop(text)
 
 
-def test_there_is_no_first_sample_of_what_cannot_be_loaded_quickly(
+def test_a_large_or_missing_run_has_no_first_sample(
     looping_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert first_sample(tmp_path / "none") == ""
@@ -82,26 +73,7 @@ def test_there_is_no_first_sample_of_what_cannot_be_loaded_quickly(
     assert first_sample(looping_run) == ""
 
 
-def test_each_row_has_a_history_of_its_own_whatever_the_others_are() -> None:
-    """As the server samples: rows with other options, which join and leave."""
-    logits = torch.tensor([[0.0, 3.0, 0.0, 0.0]])
-    options = [Sampling(seed=1), Sampling(seed=2, loop_penalty=2), Sampling(seed=3, loop_penalty=0), Sampling()]
-    alone = [tokens_of(Sampler(option), logits, 40) for option in options]
-    samplers, together = [Sampler(option) for option in options], [[] for _ in options]
-    for step in range(55):
-        rows = [row for row in range(4) if row <= step / 5 and len(together[row]) < 40]
-        tokens = sample_each([samplers[row] for row in rows], logits.expand(len(rows), -1), [None] * len(rows))
-        for row, token in zip(rows, tokens.tolist(), strict=True):
-            together[row].append(token)
-    assert together == alone
-    assert alone[2].count(1) > alone[0].count(1) > alone[1].count(1)
-
-
-def tokens_of(sampler: Sampler, logits: Tensor, count: int) -> list[int]:
-    return [int(sampler(logits)) for _ in range(count)]
-
-
-def test_what_is_drawn_without_the_guard_is_what_it_was() -> None:
+def test_the_guard_takes_no_random_numbers() -> None:
     """The guard takes no random numbers: until a repeat, and where it is off, a seed draws the same tokens."""
     on, off = Sampler(Sampling(seed=7)), Sampler(Sampling(seed=7, loop_penalty=0))
     logits = torch.zeros(1, 100_000)

@@ -4,13 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from click.testing import CliRunner
 from torch.testing import assert_close
 
 from lmlong.attention.feature_map_registry import FEATURE_MAPS
 from lmlong.attention.linear.layer import LinearAttention
 from lmlong.attention.linear.naive import LinearState
-from lmlong.cli.generate import generate
 from lmlong.cli.options import Loading
 from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.errors import UsageError
@@ -58,13 +56,6 @@ def test_a_model_reads_the_same_with_either(run: Path, tmp_path: Path) -> None:
     assert torch.equal(next_logits(usual.model, found)[0], logits[1])
     usual.save_state(memories[0], tmp_path / "usual.state")
     assert precise.load_state(tmp_path / "usual.state").state.blocks[0].attention.S.dtype == torch.float64
-
-
-def test_the_option_reaches_the_state(run: Path, tmp_path: Path) -> None:
-    file = tmp_path / "written.state"
-    words = [str(run), "--prompt", "a", "--max-tokens", "3", "--state-dtype", "64", "--save-state", str(file)]
-    assert CliRunner().invoke(generate, words, catch_exceptions=False).exit_code == 0
-    assert load(run, "cpu").load_state(file).state.blocks[1].attention.z.dtype == torch.float64
 
 
 CACHING = [
@@ -121,14 +112,14 @@ def test_a_cache_in_bfloat16_takes_half(tmp_path: Path) -> None:
     assert states[1] < 0.52 * states[0] and sizes[1] < 0.55 * sizes[0]
 
 
+def test_a_format_that_there_is_not_is_refused(run: Path) -> None:
+    with pytest.raises(UsageError, match=r"state_dtype: 'bf16' is not a format of states\. Choose from auto, 32, 64\."):
+        load(run, "cpu", state_dtype="bf16")  # type: ignore[arg-type]
+
+
 def test_a_model_is_measured_in_the_format_of_training_unless_another_is_chosen(caching: Path) -> None:
     for state_dtype, expected in (("auto", False), ("32", False)):
         loading = Loading("32", state_dtype, "cpu")
         measured = loading.load_as_trained(str(caching)).model.init_state(1)
         assert (torch.bfloat16 in dtypes(measured)) == expected
     assert torch.bfloat16 in dtypes(Loading("32", "auto", "cpu").load(str(caching)).model.init_state(1))
-
-
-def test_a_format_that_there_is_not_is_refused(run: Path) -> None:
-    with pytest.raises(UsageError, match=r"state_dtype: 'bf16' is not a format of states\. Choose from auto, 32, 64\."):
-        load(run, "cpu", state_dtype="bf16")  # type: ignore[arg-type]

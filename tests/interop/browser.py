@@ -38,25 +38,12 @@ DROP_TWO = """() => {
     document.body.dispatchEvent(new DragEvent("drop", { dataTransfer: data, bubbles: true, cancelable: true }));
 }"""
 
-WATCH_PROGRESS = """() => {
-    window.shown = [];
-    const countdown = document.getElementById("countdown");
-    new MutationObserver(() => shown.push(countdown.textContent)).observe(countdown, { childList: true });
-}"""
-
 RUN_AXE = """async () => {
     const found = await axe.run(document, { resultTypes: ["violations"] });
     const isSerious = ({ impact }) => impact === "serious" || impact === "critical";
     const about = ({ id, nodes }) => [id, ...nodes.map(({ html, any }) => [html.slice(0, 200), any[0]?.message])];
     return found.violations.filter(isSerious).map(about);
 }"""
-
-FILL = """
-localStorage.setItem("lmlong.text.old", "x".repeat(2_999_000));
-const index = JSON.parse(localStorage["lmlong.texts"]);
-localStorage.setItem("lmlong.texts", JSON.stringify({ ...index, old: [1, 2_999_000] }));
-"""
-"""A text of long ago that takes all the room that the page gives itself."""
 
 WATCH = """
 window.violations = [];

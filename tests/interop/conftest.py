@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from interop.browser import OPTIONS, PROGRAM, ServerProcess, Visit, process_of, visiting
-from interop.exported import write_run
+from models import write_run
 from serving.engines import subwords
 
 

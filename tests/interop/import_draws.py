@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+from crafted_values import VALUES, places, replaced
 from safetensors.torch import save
 
 from lmlong.errors import CheckpointError, UsageError
@@ -15,12 +16,6 @@ from lmlong.interop.importing import import_model
 
 from .tiny_llama import CONFIG, LLAMA3, PIECES, byte_level, weights, write_gguf
 
-VALUES: list[Any] = [
-    *(None, True, False, 0, 1, -1, 2, 300, 2**24, 2**31, 2**63, 2**64, 10**400, 0.5, -0.0),
-    *(1e308, float("nan"), float("inf"), [], [[]], [None], ["x"], ["x", "y"], [1, 2], {}),
-    *("", "x", "\ud800", "\0", "é", "x" * 3000, "<s>", "a b", "Ġ", "▁"),
-    *({"": 0}, {"x": 1}, {"type": "x"}, {"type": "Sequence", "pretokenizers": []}, {"content": "<s>"}),
-]
 PRE_TOKENIZERS = [
     {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
     {"type": "ByteLevel"},
@@ -50,22 +45,6 @@ def safetensors() -> bytes:
     return save(weights(CONFIG))
 
 
-def places(value: Any, place: tuple[Any, ...] = (), deep: int = 4) -> list[tuple[Any, ...]]:
-    """Return where values are inside a value; of a long list or table the first few."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    inside = list(items)[:12]
-    return [place, *(each for key, item in inside if deep for each in places(item, (*place, key), deep - 1))]
-
-
-def changed(value: Any, place: tuple[Any, ...], new: Any) -> Any:
-    """Return a value with another one at a place."""
-    if not place:
-        return new
-    copied = dict(value) if isinstance(value, dict) else list(value)
-    copied[place[0]] = changed(value[place[0]], place[1:], new)
-    return copied
-
-
 def nested(draw: random.Random) -> Any:
     """Pre-tokenizers beside and inside each other."""
     made = [draw.choice(PRE_TOKENIZERS) for _ in range(draw.choice([1, 2, 3, 50, 100]))]
@@ -84,7 +63,7 @@ def write_drawn_folder(folder: Path, draw: random.Random) -> Path:
         if name == "tokenizer" and isinstance(files[name], dict) and draw.random() < 0.3:
             files[name] = {**files[name], "pre_tokenizer": nested(draw)}
         else:
-            files[name] = changed(files[name], draw.choice(places(files[name])), draw.choice(VALUES))
+            files[name] = replaced(files[name], draw.choice(places(files[name])), draw.choice(VALUES))
     names = {"config": "config.json", "tokenizer": "tokenizer.json", "tokenizer_config": "tokenizer_config.json"}
     for name, file in names.items():
         (folder / file).write_text(json.dumps(files[name]))
@@ -94,7 +73,7 @@ def write_drawn_folder(folder: Path, draw: random.Random) -> Path:
     if draw.random() < 0.1:
         size = int.from_bytes(data[:8], "little")
         header = json.loads(data[8 : 8 + size])
-        header = changed(header, draw.choice(places(header)), draw.choice(VALUES))
+        header = replaced(header, draw.choice(places(header)), draw.choice(VALUES))
         text = json.dumps(header).encode()
         data = len(text).to_bytes(8, "little") + text + data[8 + size :]
     (folder / "model.safetensors").write_bytes(data)

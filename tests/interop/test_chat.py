@@ -2,7 +2,6 @@
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import pexpect
 import pytest
@@ -61,16 +60,6 @@ def test_an_answer_follows_all_that_was_said(loaded: TrainedLanguageModel, templ
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
-def test_an_answer_takes_single_options_of_sampling(loaded: TrainedLanguageModel) -> None:
-    def answer(*options: Any, **single: Any) -> str:
-        return "".join(loaded.conversation().say("The fox?", *options, max_tokens=30, **single))
-
-    assert answer(temperature=0.5, seed=3) == answer(Sampling(temperature=0.5), seed=3) != answer(seed=3)
-    assert answer(Sampling(temperature=0.5, seed=3)) == answer(temperature=0.5, seed=3)
-    with pytest.raises(UsageError, match="top_p: 2 is out of range"):
-        loaded.conversation().say("The fox?", top_p=2)
-
-
 def test_no_message_is_read_twice(loaded: TrainedLanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     first, more, read = sessions.first, sessions.read_tokens, list[int]()
 
@@ -101,24 +90,18 @@ def test_what_looks_like_a_special_token_in_a_message_is_text(loaded: TrainedLan
     assert tokenizer.decode(tokens) == expected
 
 
-@pytest.mark.parametrize(
-    "template",
-    [
+def test_a_template_that_cannot_be_used_is_an_error(loaded: TrainedLanguageModel) -> None:
+    for template in (
         "{{ ''.__class__.__mro__[1].__subclasses__() }}",
         "{{ messages.append(messages) }}{{ messages.__init__.__globals__ }}",
-        "{% for i in range(10**9) %}{% endfor %}",
         "{{ 'a' * 10 ** 30 }}",
         "{% if %}",
         "{{ raise_exception('no') }}",
-        "{{ messages[9].content }}",
         "{# nothing #}",
-    ],
-)
-def test_a_template_that_cannot_be_used_is_an_error(loaded: TrainedLanguageModel, template: str) -> None:
-    loaded.tokenizer.chat_template = template
-    talk = loaded.conversation()
-    with pytest.raises(UsageError, match="chat template"):
-        list(talk.say("Hello"))
+    ):
+        loaded.tokenizer.chat_template = template
+        with pytest.raises(UsageError, match="chat template"):
+            list(loaded.conversation().say("Hello"))
 
 
 LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
@@ -154,7 +137,7 @@ def test_a_template_is_rendered_in_bounded_time_and_memory(
     assert render(tokenizer, said) == "<s>[user]Hello</s>\n[assistant]"
 
 
-def test_a_model_that_was_not_made_for_chat_is_told(loaded: TrainedLanguageModel) -> None:
+def test_a_model_without_a_chat_template_is_refused(loaded: TrainedLanguageModel) -> None:
     loaded.tokenizer.chat_template = None
     with pytest.raises(UsageError, match="has no chat template"):
         loaded.conversation()

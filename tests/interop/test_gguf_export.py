@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 from gguf import quants
-from interop.exported import write_run
 from interop.tiny_llama import CHAT, CONFIG, LLAMA3, TEXT, weights, write_folder, write_gguf
+from models import write_run
 from torch import Tensor
 from torch.testing import assert_close
 

@@ -54,7 +54,7 @@ def test_a_folder_of_transformers_has_the_same_logits(tmp_path: Path, changes: d
     agrees(tmp_path / "run", config, given)
 
 
-def test_so_has_one_in_several_files_of_bfloat16_in_the_format_of_transformers_5(tmp_path: Path) -> None:
+def test_several_files_in_bfloat16_by_transformers_5_have_the_same_logits(tmp_path: Path) -> None:
     given = tiny_llama.weights(CONFIG, torch.bfloat16)
     config = {key: value for key, value in CONFIG.items() if key != "rope_theta"}
     config["rope_parameters"] = {"rope_theta": 500.0, "rope_type": "default"}
@@ -65,7 +65,7 @@ def test_so_has_one_in_several_files_of_bfloat16_in_the_format_of_transformers_5
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_so_has_a_gguf_file(tmp_path: Path, tied: bool) -> None:
+def test_a_gguf_file_has_the_same_logits(tmp_path: Path, tied: bool) -> None:
     config = {**CONFIG, "tie_word_embeddings": tied}
     given = tiny_llama.weights(config)
     import_model(write_gguf(tmp_path / "source.file", config, given), tmp_path / "run")
@@ -109,10 +109,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         r"config.json: architectures is \['GPT2LMHeadModel'\]; only LlamaForCausalLM is supported",
     ),
     "a bias": ({"attention_bias": True}, "attention_bias is set"),
-    "another activation": ({"hidden_act": "gelu"}, "gated by 'gelu'"),
     "another scaling": ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "scaled by 'yarn'"),
-    "no size": ({"hidden_size": None}, r"config\.json: hidden_size is missing\. Correct the file"),
-    "an absurd size": ({"num_hidden_layers": 10**9}, r"num_hidden_layers is 1000000000: it should be less than"),
     "other layers": ({"num_hidden_layers": 9999}, "num_hidden_layers is 9,999, but there are weights of 2 layers"),
     "scaling without a factor": (
         {"rope_scaling": {"type": "llama3", "factor": 2.0}},
@@ -134,7 +131,7 @@ def test_a_configuration_that_does_not_fit_is_refused(tmp_path: Path, what: str)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["source"], "nothing half written"
 
 
-@pytest.mark.parametrize("value", ["x", 2**63, -1, [], {}, True, float("nan"), 10**400])
+@pytest.mark.parametrize("value", ["x", 2**63, True, float("nan"), 10**400])
 def test_each_value_of_a_wrong_type_is_named(tmp_path: Path, value: Any) -> None:
     wrong = {
         "rope_theta": value,
@@ -175,31 +172,24 @@ def split_by(parts: list[dict[str, Any]]) -> bytes:
     ("name", "content", "message"),
     [
         ("config.json", b"{", "not JSON"),
-        ("config.json", b"[]", "not a JSON object"),
         (
             "config.json",
             json.dumps({**CONFIG, "rope_parameters": "\ud800"}).encode(),
             r"rope_parameters is '\\ud800': it should be a valid dictionary",
         ),
         ("model.safetensors", b"\xff" * 100, "not a safetensors file"),
-        ("model.safetensors", (2**62).to_bytes(8, "little") + b"{}", "not a safetensors file"),
         ("tokenizer_config.json", b"[", "not valid JSON"),
         ("tokenizer.json", b'{"model": {"type": "WordPiece", "vocab": {}}}', "WordPiece"),
         ("tokenizer.json", b'{"model": {"type": "BPE", "vocab": {"</s>": 0}}}', "no tokens for single bytes"),
-        ("tokenizer.json", b'{"model": {"type": "BPE", "vocab": {"a": 0}}}', "has no end-of-document token"),
         ("tokenizer.json", split_by([BYTES] * 49), "ByteLevel occurs more than once"),
         ("tokenizer.json", split_by([BYTES] * 51), "not a list of up to 50 parts"),
         ("tokenizer.json", tokenizer_json(pre_tokenizer=DEEP), "more than 5 levels deep"),
-        ("tokenizer.json", split_by([{"type": "FixedLength", "length": 0}]), "unsupported pre_tokenizer 'FixedLength'"),
-        ("tokenizer.json", tokenizer_json(pre_tokenizer="x"), "'x' is not a valid part of a tokenizer.json"),
         (
             "tokenizer.json",
             tokenizer_json(model={"continuing_subword_prefix": "##"}),
             "continuing_subword_prefix is '##'",
         ),
         ("tokenizer.json", tokenizer_json(model={"vocab": {"a": 2**31}}), "'a' has the id 2147483648"),
-        ("tokenizer.json", tokenizer_json(model={"vocab": []}), "vocab is"),
-        ("tokenizer.json", tokenizer_json(model={"merges": [["a"]]}), "is not a pair of pieces"),
         ("tokenizer.json", tokenizer_json(added_tokens=[{"id": 0}]), "added_tokens.0.content is missing"),
     ],
 )
@@ -269,7 +259,7 @@ def test_all_weights_that_are_wrong_are_named_at_once(tmp_path: Path) -> None:
         assert part in str(caught.value)
 
 
-def test_weights_that_are_no_numbers_leave_nothing_behind(tmp_path: Path) -> None:
+def test_nan_weights_are_refused_and_leave_nothing(tmp_path: Path) -> None:
     given = tiny_llama.weights(CONFIG)
     given["model.layers.1.mlp.up_proj.weight"][3, 4] = torch.nan
     with pytest.raises(CheckpointError, match="infinite or NaN values"):
@@ -277,7 +267,7 @@ def test_weights_that_are_no_numbers_leave_nothing_behind(tmp_path: Path) -> Non
     assert sorted(path.name for path in tmp_path.iterdir()) == ["source"]
 
 
-def test_a_truncated_gguf_file_is_told(tmp_path: Path) -> None:
+def test_a_truncated_gguf_file_is_refused(tmp_path: Path) -> None:
     whole = write_gguf(tmp_path / "source.gguf", CONFIG, tiny_llama.weights(CONFIG)).read_bytes()
     for size in (4, 8, 100, 5000, len(whole) // 2, len(whole) - 40):
         (tmp_path / "cut.gguf").write_bytes(whole[:size])
@@ -323,7 +313,7 @@ def test_a_disk_that_fills_up_leaves_nothing_behind(tmp_path: Path, source: Path
         ("models/none.gguf", "OWNER/REPOSITORY none.gguf"),
     ],
 )
-def test_a_name_is_no_model_that_is_downloaded(tmp_path: Path, path: str, name: str) -> None:
+def test_a_name_of_a_model_is_not_downloaded(tmp_path: Path, path: str, name: str) -> None:
     with pytest.raises(UsageError, match=rf"{path}: no such file.*Nothing is downloaded.*hf download {name} "):
         import_model(Path(path), tmp_path / "run")
 

@@ -5,17 +5,14 @@ import gzip
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from data.made_documents import docx, epub, html
 from interop.browser import (
     DROP,
     DROP_TWO,
     FAILED,
-    FILL,
     NAME_OF_FOCUS,
     RUN_AXE,
-    WATCH_PROGRESS,
     ServerProcess,
     Visit,
     axe_source,
@@ -126,7 +123,7 @@ def test_a_server_that_is_killed_and_started_again_is_written_on_with(
         visit.check()
 
 
-def test_an_alternative_is_gone_on_with(visit: Visit, page_server: ServerProcess) -> None:
+def test_an_alternative_token_begins_a_fork(visit: Visit, page_server: ServerProcess) -> None:
     page = visit.page
     visit.set(max_tokens=40, temperature=1)
     visit.write("abacad ")
@@ -176,29 +173,6 @@ def test_a_document_is_read_by_the_server_and_written_on(
     visit.write("dab")
     assert page_server.by_id[visit.current]["parent"] == read["id"]
     assert visit.text.startswith(read["tail"] + "dab")
-
-
-def test_a_document_that_cannot_be_read_is_refused_with_the_reason(visit: Visit, tmp_path: Path) -> None:
-    (tmp_path / "book.epub").write_bytes(b"no book")
-    visit.page.set_input_files("#file", tmp_path / "book.epub")
-    visit.page.wait_for_selector("#status.error")
-    assert "cannot be read as EPUB" in visit.status and visit.current == ""
-    visit.forgive(FAILED)
-
-
-@pytest.mark.parametrize("text", ["bad aba", "é"])
-def test_a_seed_writes_the_text_of_the_interface(visit: Visit, page_server: ServerProcess, text: str) -> None:
-    asked = {"max_tokens": 300, "seed": 5, "temperature": 1.2, "top_p": 0.9, "top_k": 200, "repetition_penalty": 1.1}
-    visit.set(**asked)
-    visit.write(text)
-    root = page_server.by_id[visit.current]["parent"]
-    fork = httpx.post(f"{page_server.url}/v1/sessions/{root}/fork", json={}).json()["id"]
-    body = {"session": fork, "logprobs": 1, **asked}
-    written = httpx.post(f"{page_server.url}/v1/completions", json=body, timeout=60).json()["choices"][0]
-    assert visit.text == text + written["text"]
-    count = visit.page.locator(".token").count()
-    told_apart = visit.page.locator(".token[class*=' b']").count()
-    assert count > 20 and told_apart > 0.9 * count, "but for bytes that browsers take for other characters"
 
 
 def test_a_page_that_is_left_while_it_writes_leaves_nothing_half_done(visit: Visit, page_server: ServerProcess) -> None:
@@ -302,67 +276,7 @@ def test_enter_writes_and_the_text_can_be_taken_along(visit: Visit, tmp_path: Pa
     page.wait_for_selector("text=Save the text instead")
 
 
-def test_ten_thousand_turns_are_one_line_of_the_tree(visit: Visit) -> None:
-    rows, following, forks = visit.page.evaluate(
-        """async () => {
-            const { Forest } = await import("./page/tree.js");
-            const turn = (id, parent) => ({ id: String(id), parent: parent === null ? null : String(parent) });
-            const line = new Forest(Array.from({ length: 10_000 }, (_, id) => turn(id, id ? id - 1 : null)));
-            const forked = new Forest([turn(0, null), turn(1, 0), turn(2, 0), turn(3, 0), turn(4, 2), turn(5, null)]);
-            const rows = forked.rows().map(({ id, lane, level }) => [id, lane, level]);
-            return [line.rows().length, line.subtree("0").slice(0, 2), rows];
-        }"""
-    )
-    assert rows == 10_000 and following == ["9999", "9998"]
-    assert forks == [["5", 0, 1], ["0", 0, 1], ["2", 1, 2], ["4", 1, 3], ["3", 1, 2], ["1", 0, 2]]
-
-
-def test_of_ten_thousand_turns_those_in_view_are_made(visit: Visit) -> None:
-    page = visit.page
-    visit.set(max_tokens=3)
-    visit.write("bad cab")
-    made, focused, told = page.evaluate(
-        """async () => {
-            const { Forest, TreeView } = await import("./page/tree.js");
-            const about = (id) => ({ tokens: id, created: id, tail: "a" });
-            const turn = (id) => ({ id: `t${id}`, parent: id ? `t${id - 1}` : null, ...about(id) });
-            const forest = new Forest(Array.from({ length: 10_000 }, (_, id) => turn(id)));
-            const element = document.createElement("div");
-            element.style.cssText = "height: 300px; overflow: auto";
-            document.body.append(element);
-            const tree = new TreeView(element, () => {});
-            tree.show(forest, "t9000", 34);
-            const rows = () => [...element.querySelectorAll("[role=treeitem]")];
-            const made = [rows().length, rows().some(({ dataset }) => dataset.id === "t9000")];
-            rows().find(({ dataset }) => dataset.id === "t9000").focus();
-            const event = (key) => new KeyboardEvent("keydown", { key, bubbles: true });
-            const press = (key) => document.activeElement.dispatchEvent(event(key));
-            const focused = ["ArrowDown", "End", "ArrowUp", "Home"].map((key) => {
-                press(key);
-                return document.activeElement.dataset.id;
-            });
-            const said = (name) => rows()[0].getAttribute(`aria-${name}`);
-            const told = [element.scrollTop, said("setsize"), said("level")];
-            element.remove();
-            return [made, focused, told];
-        }"""
-    )
-    assert made[0] < 300 and made[1]
-    assert focused == ["t9001", "t9999", "t9998", "t0"] and told == [0, "1", "1"]
-
-
-def test_a_long_text_is_shown_from_its_end(visit: Visit) -> None:
-    page = visit.page
-    visit.set(max_tokens=1)
-    for letter in "ab":
-        visit.write(f"{letter}{'bad cab ' * 4000}")
-    visit.write("dab")
-    assert not visit.text.startswith("abad") and visit.text.count("bbad") == 1
-    page.get_by_role("button", name="Show earlier text").click()
-    assert visit.text.startswith("abad") and page.get_by_role("button", name="Show earlier text").count() == 0
-
-
-def test_what_cannot_be_read_is_told(visit: Visit, tmp_path: Path) -> None:
+def test_an_unreadable_file_is_reported(visit: Visit, tmp_path: Path) -> None:
     page = visit.page
     for name, data, message in [
         ("old.doc", b"x", "old.doc is an unsupported document format: save it as .docx or plain text."),
@@ -375,18 +289,6 @@ def test_what_cannot_be_read_is_told(visit: Visit, tmp_path: Path) -> None:
     page.evaluate(DROP_TWO)
     page.wait_for_selector("text=These are 2 files")
     visit.forgive(FAILED)
-
-
-def test_how_much_has_been_read_is_shown(visit: Visit) -> None:
-    page = visit.page
-    page.evaluate(WATCH_PROGRESS)
-    page.evaluate(DROP, "abacad, cab bad é\n" * 20_000)
-    page.wait_for_selector("text=Read book.txt")
-    shown = page.evaluate("window.shown")
-    shares = [int(text.removesuffix(" %")) for text in shown if text.endswith(" %")]
-    assert len(shares) > 1 and shares == sorted(shares) and 0 <= shares[0] < 100 and shares[-1] <= 100
-    visit.wait()
-    assert not page.is_visible("#progress") and page.inner_text("#countdown") == ""
 
 
 AXE = axe_source()
@@ -483,16 +385,6 @@ def test_the_key_is_asked_for_and_kept_in_the_tab_alone(chromium: Any, page_run:
         visit.check()
 
 
-def test_mistakes_are_told_in_words(visit: Visit) -> None:
-    page = visit.page
-    visit.set(max_tokens=100_000)
-    visit.begin("bad")
-    visit.wait()
-    page.wait_for_selector("#status.error")
-    assert "100,000 is above 4,096" in visit.status and page.input_value("#prompt") == "bad"
-    visit.forgive(FAILED)
-
-
 def test_a_phone_and_a_keyboard_reach_everything(chromium: Any, page_server: ServerProcess) -> None:
     phone = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "reduced_motion": "reduce"}
     with visiting(chromium, page_server.url, color_scheme="dark", **phone) as visit:
@@ -527,34 +419,3 @@ def test_a_phone_and_a_keyboard_reach_everything(chromium: Any, page_server: Ser
         page.keyboard.press("ArrowRight")
         assert "bits" in page.inner_text("#card") and "Likeliest" in visit.status
         visit.check()
-
-
-def test_a_browser_that_is_full_forgets_the_texts_used_longest_ago(visit: Visit) -> None:
-    page = visit.page
-    visit.set(max_tokens=10)
-    visit.write("bad cab")
-    first = visit.current
-    page.evaluate(FILL)
-    visit.write(" dab")
-    kept = page.evaluate("Object.keys(localStorage).filter((key) => key.startsWith('lmlong.text.'))")
-    assert f"lmlong.text.{visit.current}" in kept and "lmlong.text.old" not in kept
-    assert f"lmlong.text.{first}" in kept, "which was used later"
-    page.evaluate("localStorage.setItem('other', 'x'.repeat(5_200_000 - JSON.stringify({...localStorage}).length))")
-    visit.write(" cab" * 1000)
-    assert visit.text.startswith("bad cab") and " cab" * 1000 in visit.text, "this tab has it all the same"
-
-
-def test_where_nothing_can_be_kept_the_page_works(chromium: Any, page_server: ServerProcess) -> None:
-    context = chromium.new_context()
-    context.add_init_script(
-        "for (const name of ['localStorage', 'sessionStorage'])"
-        " Object.defineProperty(window, name, { get() { throw new DOMException('no', 'SecurityError'); } });"
-    )
-    visit = Visit(context.new_page(), page_server.url)
-    visit.set(max_tokens=10)
-    visit.write("bad cab")
-    visit.page.click("#delete")
-    visit.page.click("#sure-yes")
-    until(lambda: "Deleted" in visit.status)
-    visit.check()
-    context.close()

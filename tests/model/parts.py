@@ -24,7 +24,8 @@ KINDS: dict[str, dict[str, object]] = {
 
 
 def build(kind: str, checkpointing: bool = False, policy: DevicePolicy = CPU_POLICY, **shape: Any) -> LanguageModel:
-    options = recipe.Model(width=16, layers=2, heads=2, attention=recipe.Attention(**KINDS[kind]), **shape)  # type: ignore[arg-type]
+    attention = recipe.Attention(**KINDS[kind])  # type: ignore[arg-type]
+    options = recipe.Model(**{"width": 16, "layers": 2, "heads": 2, "attention": attention, **shape})
     model = stirred(LanguageModel(options, VOCABULARY, checkpointing), 0.3).double()
     model.set_state_dtype(torch.float64)
     use_policy(model, policy)

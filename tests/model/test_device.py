@@ -1,7 +1,5 @@
 """Devices: which one is taken, and that one without float64 is never asked for it."""
 
-import subprocess
-import sys
 from contextlib import nullcontext
 from typing import Any
 
@@ -82,7 +80,7 @@ def test_a_device_without_float64_is_never_asked_for_it(name: str, monkeypatch: 
         step(Model(width=16, layers=2, heads=2, attention=ATTENTIONS[name]))
 
 
-def test_the_stand_in_notices_float64() -> None:
+def test_the_stand_in_refuses_float64() -> None:
     with pytest.raises(AssertionError, match="in float64"), NoFloat64():
         step(Model(width=16, layers=2, heads=2, attention=ATTENTIONS["softmax"]))
 
@@ -101,11 +99,3 @@ def test_a_mac_trains_in_float32() -> None:
     assert resolve("auto", mps) == resolve("32", mps) == "32"
     with pytest.raises(UsageError, match="precision: bf16 is not offered on mps"):
         resolve("bf16", mps)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the memory of a process is not told apart")
-def test_the_peak_of_a_process_is_not_that_of_the_one_that_started_it() -> None:
-    large = torch.ones(2**28)  # 1 GiB
-    code = "import torch; from lmlong.model.device import peak_memory; print(peak_memory(torch.device('cpu')))"
-    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert 2**24 < int(child.stdout) < large.nbytes

@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from model.test_device_policy import KINDS
-from models import stirred
+from models import kinds, stirred
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -15,13 +14,11 @@ from lmlong.attention.base import state_tensors
 from lmlong.model import graph_step
 from lmlong.model.graph_step import GraphStep, Outputs, Recorder, Run, cuda_graph
 from lmlong.model.language_model import LanguageModel, ModelState
-from lmlong.model.learning import read as reading
-from lmlong.model.row_step import GraphRowStep
 from lmlong.model.state import concat_states, state_row
-from lmlong.recipe import Attention, Downsample, Model, NgramEmbedding
+from lmlong.recipe import Attention, Downsample, Model
 
 VOCABULARY, BUCKETS = 30, 3000
-CONSTANT = {name: options for name, options in KINDS.items() if name != "softmax"}
+CONSTANT = {name: options for name, options in kinds(70).items() if name != "softmax"}
 
 
 class Tape(TorchDispatchMode):
@@ -163,7 +160,7 @@ def test_few_sizes_of_a_batch_are_in_memory(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @torch.inference_mode()
-def test_of_a_state_in_a_lower_precision_only_the_cache_is_kept_in_it() -> None:
+def test_a_bfloat16_state_keeps_only_its_cache_in_bfloat16() -> None:
     """A prompt may be read in bfloat16, while steps compute in float32."""
     model = build({"kind": "window", "window": 5}).float()
     tokens, given = text(1, 30), model.init_state(1)
@@ -175,30 +172,3 @@ def test_of_a_state_in_a_lower_precision_only_the_cache_is_kept_in_it() -> None:
         state = checked.step(token[None], state)
     cached = {id(x) for block in state.blocks for x in (block.attention.k, block.attention.v)}
     assert all((x.dtype == torch.bfloat16) == (id(x) in cached) for x in state_tensors(state))
-
-
-@pytest.mark.parametrize("form", ["delta", "ngram", "tables", "hourglass", "added heads"])
-@torch.inference_mode()
-def test_rows_that_come_and_go_step_as_each_would_alone(form: str) -> None:
-    cut: dict[str, Any] = {"downsample": Downsample(factor=3, layers=1)} if form == "hourglass" else {}
-    cut |= {"ngram_embedding": NgramEmbedding(rows=50, width=5)} if form == "tables" else {}
-    cut |= {"add_ngram": [1]} if form == "added heads" else {}
-    model, tokens = build({"kind": "linear" if cut else form}, **cut), text(4, 60)
-    steps, learning = GraphRowStep(model, record), (True, False, True, False)
-    begun = [reading.first_state(model, 1, learns) for learns in learning]
-    alone = [reading.read(model, row[None, : 5 + n], begun[n])[1] for n, row in enumerate(tokens)]
-    rows, kept = [steps.admit(state) for state in alone], [(x, x.clone()) for x in state_tensors(alone)]
-    for time in range(30):
-        together = [row for row in range(4) if (time // 3 + row) % 4][:: 1 - 2 * (time // 6 % 2)]
-        now = tokens[together, time + 12]
-        logits = steps([rows[row] for row in together], now)
-        for place, row in enumerate(together):
-            expected, after = reading.step(model, now[place, None], alone[row])
-            alone[row] = reading.will_learn(after, False)
-            assert laws.error(logits[place], expected[0]) < 1e-10
-        taken = rows[time % 4].state()
-        kept += [(x, x.clone()) for x in state_tensors(taken)]
-    assert all(torch.equal(*pair) for pair in kept)
-    for row, state in zip(rows, alone, strict=True):
-        settled = (state_tensors(model.settle(x)) for x in (row.state(), state))
-        assert all(laws.error(*pair) < 1e-10 for pair in zip(*settled, strict=True))

@@ -21,7 +21,7 @@ from lmlong.model.rope import document_positions
 from lmlong.model.state import concat_states, state_row
 from lmlong.model.stretch import BlockPhase, Stretch, block_phase
 
-CHOSEN = [form for form in FORMS if name(form) in {"elu-learned", "cosine-none", "favor-fixed", "window-16", "softmax"}]
+CHOSEN = [form for form in FORMS if name(form) in {"elu-learned", "softmax"}]
 MIXED = recipe.Attention(kind=["linear", "window", "softmax"], window=5)
 every_form = pytest.mark.parametrize("form", [*CHOSEN, MIXED], ids=name)
 CUTS = [
@@ -144,7 +144,7 @@ def test_values_and_gradients_are_those_of_the_definition(cut: recipe.Downsample
         assert_close(gradient, other, rtol=1e-10, atol=1e-10)
 
 
-def test_a_beat_says_what_is_needed() -> None:
+def test_a_phase_describes_the_blocks_of_a_call() -> None:
     position = torch.tensor([0, 4])
     starts = torch.zeros(2, 8, dtype=torch.bool)
     assert block_phase(4, position, None, 8) == BlockPhase(2, 3, True, True)

@@ -53,11 +53,6 @@ def test_gradients_pass_through_the_rounding() -> None:
 
 
 @every_format
-def test_a_row_of_zeros_stays_one(weights: WeightFormat) -> None:
-    assert not quantized_linear(torch.zeros(2, 3), weights).dequantized(torch.float32).any()
-
-
-@every_format
 def test_a_quantized_model_in_float64_is_that_of_dequantized_weights(weights: WeightFormat) -> None:
     options, tokens = Model(width=32, layers=2, heads=2), torch.randint(50, (2, 40))
     model = stirred(LanguageModel(options, 50)).double().eval()
@@ -106,10 +101,9 @@ def test_a_quantized_model_takes_less_memory(weights: WeightFormat, bits: float)
     assert count_parameters(model) == learned
 
 
-@every_format
-def test_the_smallest_mlp_has_the_width_of_one_multiple(weights: WeightFormat) -> None:
+def test_the_smallest_mlp_has_32_inner_channels() -> None:
     options = Model(width=16, layers=1, heads=2, mlp_ratio=0.01)
     assert SwiGLU(options).out_proj.in_features == 32
     model = stirred(LanguageModel(options, 50)).eval()
-    quantize(model, weights)
+    quantize(model, "int4")
     assert model(torch.tensor([[3]]))[0].isfinite().all()

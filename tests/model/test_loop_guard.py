@@ -64,11 +64,6 @@ def test_a_few_tokens_in_any_order_are_lowered_once_they_are_frequent() -> None:
     assert not any(guard_after(lines[:end]).penalties() for end in range(len(lines) - 40, len(lines)))
 
 
-def test_one_token_may_occur_three_times_in_a_row() -> None:
-    assert guard_after([5, 1, 1]).penalties() == {}
-    assert guard_after([5, 1, 1, 1]).penalties() == {1: 0.5}
-
-
 def test_a_penalty_has_a_limit_and_rows_have_penalties_of_their_own() -> None:
     logits = torch.zeros(3, 5)
     guards = [guard_after([1] * 900), guard_after([2, 3, 4, 2, 3, 4]), guard_after([0, 1, 2])]

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from machine import needs_compiler
+from grids import thinned
 from torch.nn.functional import cross_entropy, kl_div
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -20,9 +20,11 @@ CHUNK = CPU_POLICY.logit_tokens
 assert CHUNK
 
 
-@pytest.mark.parametrize("tokens", [1, CHUNK - 1, CHUNK, 2 * CHUNK + 3])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_value_and_gradients_are_those_of_cross_entropy(tokens: int, dtype: torch.dtype) -> None:
+@thinned(
+    pytest.mark.parametrize("tokens", [1, CHUNK - 1, CHUNK, 2 * CHUNK + 3]),
+    pytest.mark.parametrize("dtype", [torch.float64, torch.float32]),
+)
+def test_the_loss_and_gradients_are_those_of_cross_entropy(tokens: int, dtype: torch.dtype) -> None:
     draw = torch.Generator().manual_seed(tokens)
     hidden, weight = (torch.randn(n, 12, generator=draw, dtype=torch.float64) for n in (tokens, 30))
     targets = torch.randint(30, (tokens,), generator=draw)
@@ -35,24 +37,6 @@ def test_value_and_gradients_are_those_of_cross_entropy(tokens: int, dtype: torc
     allowed = 1e-12 if dtype == torch.float64 else 1e-5
     for truth, measured in zip(*results, strict=True):
         assert (measured - truth).norm() <= allowed * truth.norm()
-
-
-@needs_compiler
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-def test_a_compiled_loss_is_the_same() -> None:
-    draw = torch.Generator().manual_seed(0)
-    hidden, weight = (torch.randn(n, 12, generator=draw, requires_grad=True) for n in (2 * CHUNK + 3, 30))
-    targets = torch.randint(30, (len(hidden),), generator=draw)
-    targets[::7] = IGNORED
-    results = []
-    for compiles in (False, True):
-        loss = chunked_cross_entropy(hidden, weight, targets, compiles=compiles)
-        results.append([loss.detach(), *torch.autograd.grad(3 * loss, (hidden, weight))])
-    for usual, compiled in zip(*results, strict=True):
-        assert (compiled - usual).norm() <= 1e-5 * usual.norm()
-    with torch.no_grad():
-        assert chunked_cross_entropy(hidden, weight, targets, compiles=True) == results[0][0]
 
 
 def _truth(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -78,10 +62,12 @@ def test_the_logits_of_a_large_vocabulary_are_of_fewer_tokens_at_a_time() -> Non
 SOFTENINGS = [Softening(0.5, 1.0), Softening(1.0, 1.0), Softening(0.3, 2.5)]
 
 
-@pytest.mark.parametrize("soft", SOFTENINGS)
-@pytest.mark.parametrize("tokens", [1, 2 * CHUNK + 3])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_with_a_teacher_they_are_those_of_cross_entropy_and_divergence(
+@thinned(
+    pytest.mark.parametrize("soft", SOFTENINGS),
+    pytest.mark.parametrize("tokens", [1, 2 * CHUNK + 3]),
+    pytest.mark.parametrize("dtype", [torch.float64, torch.float32]),
+)
+def test_the_loss_with_a_teacher_is_cross_entropy_and_divergence(
     soft: Softening, tokens: int, dtype: torch.dtype
 ) -> None:
     draw = torch.Generator().manual_seed(tokens)
@@ -112,7 +98,7 @@ def test_with_a_teacher_they_are_those_of_cross_entropy_and_divergence(
         assert (found - exact).norm() <= allowed * exact.norm()
 
 
-def test_each_target_has_its_own_nats() -> None:
+def test_token_nll_is_the_cross_entropy_of_each_target() -> None:
     hidden, weight = torch.randn(2, 300, 8), torch.randn(20, 8)
     targets = torch.randint(20, (2, 300))
     targets[0, 5] = IGNORED
@@ -129,7 +115,7 @@ def test_bfloat16_keeps_its_sum_in_float32() -> None:
     assert math.isclose(float(loss), 5000 * math.log(64), rel_tol=1e-4)
 
 
-def test_gradients_are_computed_only_where_they_are_wanted() -> None:
+def test_no_gradients_are_computed_without_grad() -> None:
     hidden, weight = torch.randn(600, 8), torch.randn(50, 8, requires_grad=True)
     flops = []
     for learning in (False, True):

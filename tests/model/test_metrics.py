@@ -19,7 +19,7 @@ def test_ratios_are_taken_once_from_sums() -> None:
     assert math.isclose(totals.bits_per_byte, 8 / math.log(2) / 10)
 
 
-def test_nothing_scored_has_no_ratio() -> None:
+def test_ratios_of_no_targets_are_nan() -> None:
     assert math.isnan(LossTotals().nats_per_token) and math.isnan(LossTotals().bits_per_byte)
 
 

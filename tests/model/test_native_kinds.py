@@ -65,12 +65,6 @@ def test_a_kind_with_a_header_of_its_own_is_decoded_by_native_code() -> None:
     assert isinstance(step, NativeStep) and step.kinds[0] is OwnWindow.native_decode
 
 
-def test_weights_of_another_layout_do_not_compile(header: Path) -> None:
-    header.write_text(HEADER.replace("const float* sink_value;", "const float *sink_value, *other;"))
-    with pytest.warns(UserWarning, match="OwnWindow::Weights has other fields in Python"):
-        assert native_step.library() is None
-
-
 def test_a_kind_without_one_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OwnWindow, "native_decode", None)
     assert "OwnWindow has no native decode step" in str(why_no_fast_step(shaped(MIXED)))

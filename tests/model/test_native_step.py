@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from attention.cases import every_form
-from grids import thinned
+from grids import every_nth, thinned
 from machine import needs_native, on_other_processors
 from model.test_laws import VOCABULARY, build, text
 from models import LIKE_LLAMA, stirred
@@ -72,6 +72,16 @@ SHAPES: list[dict[str, Any]] = [
     {"layers": 3, "attention": MIXED, "add_ngram": [1, 3]},
     {"heads": 4, "attention": SOFTMAX, **LIKE_LLAMA, "add_ngram": [1]},
 ]
+WIDTHS: list[dict[str, Any]] = [
+    {"heads": 9, "kv_heads": 3, "head_dim": 48, "attention": SOFTMAX},
+    {"heads": 8, "kv_heads": 1, "head_dim": 24, "value_dim": 37, "attention": SOFTMAX},
+    {"heads": 4, "kv_heads": 2, "head_dim": 10, "value_dim": 72, "attention": SOFTMAX, "convolution": 0},
+    {"heads": 1, "head_dim": 64, "attention": SOFTMAX},
+    {"heads": 4, "kv_heads": 2, "head_dim": 16, "attention": MIXED, "layers": 3},
+    {"heads": 2, "attention": BESIDE},
+    {"heads": 9, "kv_heads": 3, "head_dim": 16, "value_dim": 10, "attention": SINK},
+]
+"""Caches whose vectors are filled or not, of one to eight query heads for each key."""
 every_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
 KEPT = pytest.mark.parametrize("kept", ["32", "bf16", "int8", "int4"])
 
@@ -181,19 +191,19 @@ def test_these_have_native_code() -> None:
     assert [why_no_fast_step(shaped({"attention": attention})) for attention in known] == [None] * len(known)
 
 
-@every_form
-def test_it_is_as_exact_as_torch(form: Attention) -> None:
+@every_nth(4, every_form)
+def test_native_steps_of_every_attention_are_as_exact_as_torch(form: Attention) -> None:
     assert_as_exact_as_torch(build(form, torch.float32), text(time=40)[0])
 
 
-@every_shape
-def test_it_is_as_exact_as_torch_in_every_shape(shape: dict[str, Any]) -> None:
+@pytest.mark.parametrize("shape", [*SHAPES, *WIDTHS], ids=str)
+def test_native_steps_of_every_shape_are_as_exact_as_torch(shape: dict[str, Any]) -> None:
     assert_as_exact_as_torch(shaped(shape), text(batch=3, time=24)[0])
 
 
 @KEPT
 @pytest.mark.parametrize("sums", [torch.float32, torch.float64], ids=str)
-def test_it_is_as_exact_as_torch_with_all_ways_to_keep_numbers(kept: str, sums: torch.dtype) -> None:
+def test_native_steps_in_every_weight_format_are_as_exact_as_torch(kept: str, sums: torch.dtype) -> None:
     model = shaped({"width": 72, "heads": 3}, kept)  # vectors of bytes are filled, and something is left
     model.set_state_dtype(sums)
     tokens = text(time=40)[0]
@@ -214,15 +224,9 @@ def test_long_memories_are_as_exact_as_by_torch(decay: Any) -> None:
     assert_as_exact_as_torch(model, text(batch=1, time=600)[0])
 
 
-def test_many_values_are_added_as_exactly_as_by_torch() -> None:
-    # A head's 72 values: vectors by four, one alone, and a rest.
-    model = shaped({"width": 96, "heads": 3, "head_dim": 72, "attention": SOFTMAX})
-    assert_as_exact_as_torch(model, text(batch=1, time=600)[0])
-
-
 @pytest.mark.parametrize("decay", ["fixed", "channel"])
 @torch.inference_mode()
-def test_sums_in_float64_lose_nothing_to_a_gate(decay: Any) -> None:
+def test_float64_sums_keep_their_digits_through_a_gate(decay: Any) -> None:
     model = shaped({"attention": Attention(kind="linear", decay=decay)})
     if decay == "channel":
         for block in model.blocks:
@@ -248,7 +252,7 @@ def test_keys_are_settled_in_blocks_as_by_torch(shape: dict[str, Any], monkeypat
 
 @pytest.mark.parametrize("shape", [shape for shape in SHAPES if {"downsample", "ngram_embedding"} & {*shape}], ids=str)
 @torch.inference_mode()
-def test_a_document_that_just_began_knows_nothing_of_the_one_before(shape: dict[str, Any]) -> None:
+def test_a_new_document_starts_from_an_empty_state(shape: dict[str, Any]) -> None:
     """The states of layers that read whole blocks are those of the last document until a block of the new one is
     full, and the last tokens are still those of the last document."""
     model = shaped(shape)
@@ -262,9 +266,7 @@ def test_a_document_that_just_began_knows_nothing_of_the_one_before(shape: dict[
 
 @thinned(every_shape, KEPT)
 @torch.inference_mode()
-def test_a_row_is_the_same_to_the_bit_among_others_and_with_any_number_of_threads(
-    shape: dict[str, Any], kept: str
-) -> None:
+def test_a_row_has_the_same_bits_in_any_batch_and_with_any_number_of_threads(shape: dict[str, Any], kept: str) -> None:
     """Rows that have read texts of different lengths, so that blocks end at different tokens."""
     assert_same_to_the_bit(compiled(shaped(shape, kept)))
 
@@ -288,7 +290,7 @@ def assert_same_to_the_bit(model: LanguageModel) -> None:
 
 
 @torch.inference_mode()
-def test_states_of_other_types_are_read_as_what_they_say() -> None:
+def test_native_steps_read_states_of_every_dtype() -> None:
     """As they come from reading under autocast, or from a model in float64. A cache in bfloat16 stays one."""
     model = shaped({"attention": MIXED, "layers": 4, "downsample": Downsample(factor=2)})
     _, state = model(text(batch=2, time=9)[0])
@@ -305,23 +307,6 @@ def test_states_of_other_types_are_read_as_what_they_say() -> None:
 def keys_and_values(attention: Any) -> tuple[Tensor, ...]:
     """Return the keys and values that the state of a layer caches."""
     return attention[:2] if isinstance(attention, WindowState) else ()
-
-
-WIDTHS: list[dict[str, Any]] = [
-    {"heads": 9, "kv_heads": 3, "head_dim": 48, "attention": SOFTMAX},
-    {"heads": 8, "kv_heads": 1, "head_dim": 24, "value_dim": 37, "attention": SOFTMAX},
-    {"heads": 4, "kv_heads": 2, "head_dim": 10, "value_dim": 72, "attention": SOFTMAX, "convolution": 0},
-    {"heads": 1, "head_dim": 64, "attention": SOFTMAX},
-    {"heads": 4, "kv_heads": 2, "head_dim": 16, "attention": MIXED, "layers": 3},
-    {"heads": 2, "attention": BESIDE},
-    {"heads": 9, "kv_heads": 3, "head_dim": 16, "value_dim": 10, "attention": SINK},
-]
-"""Caches whose vectors are filled or not, of one to eight query heads for each key."""
-
-
-@pytest.mark.parametrize("shape", WIDTHS, ids=str)
-def test_many_heads_and_widths_are_as_exact_as_by_torch(shape: dict[str, Any]) -> None:
-    assert_as_exact_as_torch(shaped(shape), text(batch=2, time=24)[0])
 
 
 @pytest.mark.parametrize("shape", WIDTHS, ids=str)
@@ -344,42 +329,8 @@ def test_a_cache_in_bfloat16_is_read_as_exactly_as_by_torch(shape: dict[str, Any
     assert sorted(errors)[len(errors) // 2] < 1e-5 and max(errors) < 2**-6
 
 
-@thinned(pytest.mark.parametrize("shape", WIDTHS, ids=str))
 @torch.inference_mode()
-def test_no_bit_of_a_cache_in_bfloat16_depends_on_threads_or_other_rows(shape: dict[str, Any]) -> None:
-    model = shaped(shape)
-    model.set_cache_dtype(torch.bfloat16)
-    assert_same_to_the_bit(compiled(model))
-
-
-@torch.inference_mode()
-def test_torchs_defaults_do_not_matter() -> None:
-    model = compiled(shaped({}))
-    state, token = model.init_state(1), torch.tensor([3])
-    expected, _ = model.step(token, state)
-    torch.set_default_dtype(torch.bfloat16)
-    try:
-        logits, _ = model.step(token, state)
-    finally:
-        torch.set_default_dtype(torch.float32)
-    assert torch.equal(logits, expected)
-
-
-@torch.inference_mode()
-def test_the_largest_of_a_block_may_be_no_number() -> None:
-    windows = Attention(kind="window", window=1)
-    options = {"layers": 3, "convolution": 0, "attention": windows, "downsample": Downsample(kind="max")}
-    model = shaped(options)
-    model.embedding.weight[3] = torch.nan
-    model = compiled(model)
-    state = model.init_state(1)
-    for token in (3, 4, 5, 6):
-        logits, state = model.step(torch.tensor([token]), state)
-    assert logits.isnan().all()
-
-
-@torch.inference_mode()
-def test_no_number_stays_none() -> None:
+def test_nan_stays_nan() -> None:
     for feature_map in ("elu", "relu", "cosine", "softmax", "hedgehog", "taylor", "favor"):
         model = shaped({"attention": Attention(kind="linear", feature_map=feature_map)})  # type: ignore[arg-type]
         model.embedding.weight[3] = torch.nan
@@ -389,7 +340,7 @@ def test_no_number_stays_none() -> None:
         assert logits.isnan().all(), feature_map
 
 
-@on_other_processors
+@every_nth(5, on_other_processors)
 def test_processors_with_other_instructions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: list[str]) -> None:
     monkeypatch.setenv("LMLONG_CACHE", str(tmp_path))
     others = [flag.replace("-O3", "-O1") for flag in build_of_library.FLAGS if flag != "-march=native"]  # sooner

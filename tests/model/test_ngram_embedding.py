@@ -11,18 +11,12 @@ from torch.nn.functional import linear
 from lmlong import recipe
 from lmlong.attention.ngram.hashing import ngram_hashes, row_of
 from lmlong.model import ngram_embedding
-from lmlong.model.base import count_in_tables, count_parameters, describe_parameters
+from lmlong.model.base import count_parameters
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.ngram_embedding import NgramEmbedding, RowGradients
 from lmlong.model.segments import text_loss
 
 VOCABULARY, ROWS, TIME = 11, 13, 40
-KINDS: dict[str, dict[str, Any]] = {
-    "linear": {"attention": recipe.Attention(kind="linear")},
-    "n-gram heads that look further back": {"attention": recipe.Attention(kind="ngram")},
-    "n-gram heads that look less far": {"attention": recipe.Attention(kind="ngram", ngram=recipe.Ngram(sizes=[1]))},
-    "hourglass": {"attention": recipe.Attention(kind="linear"), "downsample": recipe.Downsample(factor=2), "layers": 3},
-}
 
 
 def build(orders: list[int] | None = None, **options: Any) -> LanguageModel:
@@ -80,27 +74,10 @@ def test_an_order_that_reaches_before_its_document_finds_no_row() -> None:
     assert torch.allclose(x - plain, expected, atol=1e-12) and not expected[0, :2].any() and expected[0, 3].any()
 
 
-@pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
-def test_a_text_gives_the_same_however_it_is_cut(options: dict[str, Any]) -> None:
-    model, (tokens, starts) = build(orders=[1, 3], **options), text()
-    with torch.no_grad():
-        whole, last = model(tokens, None, starts)
-        for sizes in ([1] * TIME, [2, 6, 1, 1, 30], [38, 2]):
-            state, pieces = model.init_state(2), []
-            for piece, begins in zip(tokens.split(sizes, 1), starts.split(sizes, 1), strict=True):
-                logits, state = model(piece, state, begins)
-                pieces.append(logits)
-            assert torch.allclose(torch.cat(pieces, 1), whole, atol=1e-10)
-        state, *steps = model.init_state(2), *tokens.mT[:9]
-        for token in steps:
-            logits, state = model.step(token, state)
-        assert torch.allclose(logits, model(tokens[:, :9])[0][:, -1], atol=1e-10)
-        assert last.last_tokens is not None and last.last_tokens.shape[1] == model.past_tokens
-
-
-@pytest.mark.parametrize("reads_values", [True, False])
-@pytest.mark.parametrize("segment", [None, 7])
-@pytest.mark.parametrize("joined_at", [1 << 17, 50])
+@pytest.mark.parametrize(
+    ("reads_values", "segment", "joined_at"),
+    [(True, None, 1 << 17), (True, 7, 50), (False, 7, 1 << 17), (False, None, 50)],
+)
 def test_gradients_of_rows_are_those_of_a_dense_table(
     monkeypatch: pytest.MonkeyPatch, reads_values: bool, segment: int | None, joined_at: int
 ) -> None:
@@ -141,10 +118,3 @@ def test_the_weights_of_tables_count_as_parameters() -> None:
     added = 2 * 65536 * 64 + 2 * 64 * 16
     assert count_parameters(model) - count_parameters(plain) == added
     assert not tables_of(model).table.any() and "ngram_embedding.table" in model.state_dict()
-
-
-def test_weights_of_tables_are_told_apart() -> None:
-    model, plain = build([2, 3]), LanguageModel(recipe.Model(width=16, layers=1, heads=2), VOCABULARY)
-    assert (count_in_tables(model), count_in_tables(plain)) == (2 * ROWS * 4, 0)
-    assert describe_parameters(model) == f"{count_parameters(model):,} parameters (104 in tables of n-grams)"
-    assert describe_parameters(plain) == f"{count_parameters(plain):,} parameters"

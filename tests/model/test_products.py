@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from grids import thinned
 from models import kinds
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -34,8 +35,10 @@ class Shapes(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("kind", ["linear", "delta", "window", "ngram"])
-@pytest.mark.parametrize("weights", ["32", "bf16"])
+@thinned(
+    pytest.mark.parametrize("kind", ["linear", "delta", "window", "ngram"]),
+    pytest.mark.parametrize("weights", ["32", "bf16"]),
+)
 def test_texts_of_any_length_are_read_by_few_shapes_of_products(kind: str, weights: WeightFormat | str) -> None:
     options = recipe.Model(width=32, layers=1, heads=2, attention=recipe.Attention(**kinds(70)[kind]))  # type: ignore[arg-type]
     model = LanguageModel(options, vocabulary=50)

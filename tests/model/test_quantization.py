@@ -12,7 +12,7 @@ FORMATS: tuple[GroupFormat, ...] = ("int4", "int8")
 every_format = pytest.mark.parametrize("group_format", FORMATS)
 
 
-@pytest.mark.parametrize("largest", [1e3, 1.0, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7])
+@pytest.mark.parametrize("largest", [1e3, 1e-3, 1e-5, 1e-7])
 def test_each_int8_weight_is_off_by_half_a_step_at_most(largest: float) -> None:
     """Scales of weights below 2^-14 * 127 have fewer bits in float16."""
     torch.manual_seed(0)

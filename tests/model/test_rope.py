@@ -20,7 +20,7 @@ def test_products_depend_on_distance_alone() -> None:
     assert torch.allclose(products[0], products[2], atol=1e-9)
 
 
-def test_a_turn_is_that_of_the_formula() -> None:
+def test_a_rotation_is_that_of_the_formula() -> None:
     x = torch.tensor([[[[1.0, 0.0]]]], dtype=torch.float64)
     turned = apply_rope(x, torch.tensor([[2]]), Rope()).flatten()
     assert turned.tolist() == pytest.approx([math.cos(2), math.sin(2)], abs=1e-12)
@@ -42,7 +42,7 @@ def test_scaling_slows_down_the_turns_that_are_slow_within_the_original_length()
     assert {8.0, 1.0} < {round(before / after, 6) for before, after in zip(plain, scaled, strict=True)}
 
 
-def test_places_go_on_from_the_state_and_restart_with_a_document() -> None:
+def test_positions_continue_from_the_state_and_restart_with_a_document() -> None:
     starts = torch.tensor([[False, False, True, False, True], [True, False, False, False, False]])
     assert document_positions(starts, torch.tensor([7, 7]), 5).tolist() == [[7, 8, 0, 1, 0], [0, 1, 2, 3, 4]]
     assert document_positions(None, torch.tensor([3]), 3).tolist() == [[3, 4, 5]]

@@ -10,7 +10,7 @@ from torch.testing import assert_close
 from lmlong import recipe
 from lmlong.model.fast_step import why_no_fast_step
 from lmlong.model.language_model import LanguageModel
-from lmlong.model.layers import Linear, rounded_weight
+from lmlong.model.layers import Linear
 from lmlong.model.quantization import GroupFormat, quantized
 from lmlong.model.quantized_model import round_weights
 from lmlong.model.segments import text_loss
@@ -79,26 +79,6 @@ def test_a_tied_embedding_is_looked_up_as_it_is(rounding: GroupFormat) -> None:
     assert_close(model.logits(hidden), hidden @ on_grid.mT)
     x, _ = model.embed(TOKENS, model.init_state(2), None)
     assert torch.equal(x, model.embedding(TOKENS) * model.embedding_scale)
-
-
-@pytest.mark.parametrize("options", [{"activation_checkpointing": True}, {"segment": 16}], ids=str)
-def test_what_is_recomputed_has_the_same_gradient(options: dict[str, int]) -> None:
-    gradients = []
-    for given in ({}, options):
-        model = build()
-        model.activation_checkpointing = bool(given.get("activation_checkpointing"))
-        round_weights(model, "int4")
-        nats, _ = text_loss(model, TOKENS, TOKENS.roll(-1, 1), segment=given.get("segment"))
-        gradients.append(torch.autograd.grad(nats, list(model.parameters())))
-    for plain, again in zip(*gradients, strict=True):
-        assert_close(again, plain, rtol=1e-3, atol=1e-4)
-
-
-@each_format
-def test_rounding_a_rounded_matrix_changes_nothing(rounding: GroupFormat) -> None:
-    torch.manual_seed(0)
-    once = rounded_weight(torch.randn(40, 100) * torch.logspace(-4, 2, 40)[:, None], rounding)
-    assert torch.equal(rounded_weight(once, rounding), once)
 
 
 def test_native_code_refuses_rounded_weights() -> None:

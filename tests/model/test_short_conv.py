@@ -16,14 +16,14 @@ def build(channels: int = 5, width: int = 4) -> ShortConvolution:
     return convolution
 
 
-def test_values_are_those_of_a_causal_convolution() -> None:
+def test_outputs_are_those_of_a_causal_convolution() -> None:
     convolution, x = build(), torch.randn(2, 300, 5, dtype=torch.float64)
     y, _ = convolution(x, convolution.init_state(2, x.device, x.dtype), _count(2, 300))
     truth = conv1d(pad(x.mT, (3, 0)), convolution.weight[:, None], groups=5).mT
     assert torch.allclose(y, truth, atol=1e-12)
 
 
-def test_gradients_are_those_of_differences() -> None:
+def test_gradients_are_those_of_finite_differences() -> None:
     starts = torch.zeros(2, 9, dtype=torch.bool)
     starts[:, 4] = True
     positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]] * 2)
@@ -36,17 +36,6 @@ def test_gradients_are_those_of_differences() -> None:
 
     leaves = [torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in ((2, 9, 5), (2, 3, 5), (5, 4))]
     assert torch.autograd.gradcheck(run, leaves)
-
-
-def test_a_document_does_not_see_the_one_before() -> None:
-    convolution, x = build(), torch.randn(1, 10, 5, dtype=torch.float64)
-    starts = torch.zeros(1, 10, dtype=torch.bool)
-    starts[:, 6] = True
-    positions = torch.tensor([[0, 1, 2, 3, 4, 5, 0, 1, 2, 3]])
-    empty = convolution.init_state(1, x.device, x.dtype)
-    packed, _ = convolution(x, empty, positions, starts)
-    alone, _ = convolution(x[:, 6:], empty, _count(1, 4))
-    assert torch.allclose(packed[:, 6:], alone, atol=1e-12)
 
 
 def _count(batch: int, time: int) -> torch.Tensor:

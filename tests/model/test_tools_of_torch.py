@@ -4,17 +4,14 @@ import pytest
 import torch
 from machine import needs_compiler
 from models import stirred
-from torch.utils.flop_counter import FlopCounterMode
 
 from lmlong import recipe
 from lmlong.attention import laws
 from lmlong.model.language_model import LanguageModel
 
 OPTIONS = {
-    "linear": recipe.Attention(kind="linear"),
     "favor": recipe.Attention(kind="linear", feature_map="favor"),
     "window": recipe.Attention(kind="window", window=16),
-    "softmax": recipe.Attention(kind="softmax"),
     "all": recipe.Attention(kind=["linear", "window", "softmax"], window=16),
 }
 
@@ -23,7 +20,7 @@ def build(kind: str) -> LanguageModel:
     return stirred(LanguageModel(recipe.Model(width=16, layers=3, heads=2, attention=OPTIONS[kind]), 50), 0.3)
 
 
-@pytest.mark.parametrize("kind", OPTIONS)
+@pytest.mark.parametrize("kind", ["favor", "all"])
 def test_a_forward_hook_sees_every_block_and_attention(kind: str) -> None:
     model, seen = build(kind), []
     for name, module in model.named_modules():
@@ -32,15 +29,6 @@ def test_a_forward_hook_sees_every_block_and_attention(kind: str) -> None:
     # a list has no forward, and a feature map has one for queries and one for keys
     without = {name for name, _ in model.named_modules() if name == "blocks" or name.endswith("feature_map")}
     assert set(seen) == {name for name, _ in model.named_modules()} - without
-
-
-def test_the_flop_counter_counts_the_products_of_weights() -> None:
-    model, time = build("window"), 48
-    with FlopCounterMode(display=False) as counter:
-        model(torch.randint(50, (1, time)))
-    matrices = sum(p.numel() for name, p in model.named_parameters() if "proj" in name or "embedding" in name)
-    assert counter.get_total_flops() >= 2 * time * matrices
-    assert counter.get_flop_counts()["LanguageModel.blocks.0.mlp"]
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """The layout of quantized matrices in memory, and products with them by native code, to the last bit."""
 
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -47,7 +48,7 @@ def definition(weight: GroupedWeight, x: Tensor) -> Tensor:
 
 
 @every_format
-def test_what_is_unpacked_was_packed(group_format: GroupFormat) -> None:
+def test_unpack_returns_what_pack_was_given(group_format: GroupFormat) -> None:
     for outputs, inputs, _ in SHAPES:
         weight, _ = drawn(outputs, inputs, 1, group_format)
         again = unpack(pack(weight), outputs, inputs, group_format)
@@ -71,16 +72,15 @@ def test_native_products_are_the_definition_to_the_bit(group_format: GroupFormat
 
 
 @on_other_processors
-@every_format
 def test_other_processors_compute_the_same_bits(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: list[str], group_format: GroupFormat
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: list[str]
 ) -> None:
     monkeypatch.setenv("LMLONG_CACHE", str(tmp_path))
     others = [flag for flag in build.FLAGS if flag != "-march=native"]
     monkeypatch.setattr(build, "FLAGS", (*others, *flags))
     library = kernel.library.__wrapped__()
     monkeypatch.setattr(kernel, "library", lambda: library)
-    for shape in SHAPES:
+    for group_format, shape in product(FORMATS, SHAPES):
         weight, x = drawn(*shape, group_format)
         assert torch.equal(kernel.multiply(x, pack(weight), shape[0], group_format == "int4"), definition(weight, x))
 
@@ -116,7 +116,7 @@ def test_activations_are_off_by_half_a_step_at_most() -> None:
 
 @needs_native
 @every_format
-def test_numbers_that_are_not_finite_stay_so(group_format: GroupFormat) -> None:
+def test_values_that_are_not_finite_stay_not_finite(group_format: GroupFormat) -> None:
     weight, x = drawn(17, 40, 5, group_format)
     x[0, 35], x[1, 2], x[2], x[3] = torch.nan, -torch.inf, 0, 1e-40
     native = kernel.multiply(x, pack(weight), 17, group_format == "int4")

@@ -124,7 +124,7 @@ def test_without_a_home_it_is_compiled_for_this_process(source: Path, tmp_path: 
     assert place.name.startswith("lmlong-native-") and not place.exists()
 
 
-@pytest.mark.parametrize("damage", ["cut short", "a bit", "emptied", "gone"])
+@pytest.mark.parametrize("damage", ["cut short", "a bit", "gone"])
 def test_damaged_code_is_compiled_again(
     source: Path, folder: Path, damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -135,8 +135,6 @@ def test_damaged_code_is_compiled_again(
         code.write_bytes(whole[:4096])
     elif damage == "a bit":
         code.write_bytes(whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:])
-    elif damage == "emptied":
-        (folder / folder_manifest.NAME).unlink()
     assert answer(source) == 7
     assert "Rebuilding it." in capsys.readouterr().err
     folder_manifest.verify(folder, LIBRARY)
@@ -145,11 +143,10 @@ def test_damaged_code_is_compiled_again(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("float second; int64_t first;", "Pair.first has another offset or size in Python"),
         ("int64_t first; double second;", "Pair.second has another offset or size in Python"),
         ("int64_t first; float second; int64_t third;", "Pair has other fields in Python"),
     ],
-    ids=["swapped", "of another type", "added"],
+    ids=["of another type", "added"],
 )
 def test_structures_of_another_layout_do_not_compile(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "code.cpp").write_text(SOURCE.replace("int64_t first; float second;", text))

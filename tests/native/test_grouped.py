@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from machine import needs_compiler, processor_flags
+from machine import needs_compiler
 
 from lmlong.native.build import find_compiler
 from lmlong.native.source import SHARED_HEADERS
@@ -71,26 +71,3 @@ def test_neon_computes_the_same_bits(tmp_path: Path, march: str) -> None:
     assert len(set(expected)) > 500
     emulated = compile_program(tmp_path, "aarch64-linux-gnu-g++", f"-march={march}", "-static")
     assert output("qemu-aarch64", "-cpu", "max", str(emulated)) == expected
-
-
-@pytest.mark.slow
-@needs_compiler
-@pytest.mark.parametrize(
-    "flags",
-    [
-        ("-mavx512f", "-mavx512bw", "-mavx512vnni", "-mfma"),
-        ("-mavx512f", "-mavx512bw"),
-        ("-mavx512f",),
-        ("-mavx2", "-mfma", "-mf16c", "-mavxvnni"),
-        ("-mavx",),
-    ],
-    ids=" ".join,
-)
-def test_other_processors_compile_and_compute_the_same_bits(tmp_path: Path, flags: tuple[str, ...]) -> None:
-    """What this processor cannot run is only compiled."""
-    compiler = find_compiler()
-    assert compiler is not None
-    expected = output(str(compile_program(tmp_path, compiler, "-march=native")))
-    program = compile_program(tmp_path, compiler, *flags)
-    if {flag[2:].replace("vnni", "_vnni") for flag in flags} <= processor_flags():
-        assert output(str(program)) == expected

@@ -66,13 +66,6 @@ def test_it_is_used_without_a_compiler(
 
 
 @needs_level
-def test_it_is_used_if_the_compiler_fails(code: NativeCode, library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CXX", "/bin/false")
-    functions = load(code, "it is computed otherwise")
-    assert functions is not None and functions.origin == f"prebuilt for {library.parent.name}"
-
-
-@needs_level
 def test_the_compiler_is_preferred(code: NativeCode, library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     monkeypatch.setattr(prebuilt, "FOLDER", library.parents[1])

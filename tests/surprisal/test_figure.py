@@ -39,7 +39,7 @@ def test_the_curve_is_of_all_bits(count: int) -> None:
     assert places[0] == pytest.approx(most.offset) and f"1  {most.text.strip()}\n" in f"{below.note}\n"
 
 
-def test_of_nothing_nothing_is_marked() -> None:
+def test_an_empty_text_has_no_marks() -> None:
     assert not panels(SurpriseAlong())[1].marks
 
 

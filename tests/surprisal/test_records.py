@@ -50,7 +50,7 @@ def test_a_record_is_a_document_of_its_own(trained: TrainedLanguageModel) -> Non
     )
 
 
-def test_what_is_no_record_is_counted_with_the_reason(trained: TrainedLanguageModel) -> None:
+def test_lines_that_are_not_records_are_counted_by_reason(trained: TrainedLanguageModel) -> None:
     lines = [
         b'{"message": "fine"}',
         b"",

@@ -31,7 +31,7 @@ def test_scores_are_those_of_exact_medians(draw: str) -> None:
             assert found == pytest.approx(exact(numbers[:number], value), rel=0.1, abs=0.15)
 
 
-def test_a_few_large_numbers_change_nothing() -> None:
+def test_outliers_do_not_change_scores() -> None:
     random = np.random.default_rng(1)
     plain, disturbed = RobustScore(), RobustScore()
     for number, value in enumerate(random.normal(100, 10, 1000)):
@@ -48,7 +48,7 @@ def test_numbers_that_are_all_the_same_leave_finite_scores() -> None:
     assert np.isfinite(RobustScore().add(1e30) or 0)
 
 
-def test_going_on_from_json_gives_the_same_scores() -> None:
+def test_scores_continue_the_same_from_json() -> None:
     numbers = np.random.default_rng(2).exponential(3, 500)
     whole, first = RobustScore(), RobustScore()
     expected = [whole.add(value) for value in numbers]

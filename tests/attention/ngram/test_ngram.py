@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from grids import thinned
 from machine import needs_native
 from models import stirred
 from torch import Tensor
@@ -84,9 +85,11 @@ def drawn(time: int, vocabulary: int, sizes: list[int], dtype: torch.dtype) -> t
     return torch.randn(1, len(sizes), time, 4, generator=draw, dtype=dtype), hashes_of(tokens, sizes)
 
 
-@pytest.mark.parametrize("rows", [5, 500])
-@pytest.mark.parametrize("form", ["lists", "table", "in place"])
-def test_more_tokens_than_both_lists_hold_by_steps(form: str, rows: int) -> None:
+@thinned(
+    pytest.mark.parametrize("rows", [5, 500]),
+    pytest.mark.parametrize("form", ["lists", "table", "in place"]),
+)
+def test_more_tokens_than_both_lists_hold_by_steps(rows: int, form: str) -> None:
     """With lists of recent values as on a CPU, in the table alone as on a GPU, and in a table that an engine owns."""
     policy, lists = (CPU_POLICY if form == "lists" else GPU_POLICY), form == "lists"
     v, hashes = drawn(WAITING + 2 * RECENT + 30, 3, [2, 3], torch.float64)
@@ -107,8 +110,10 @@ def test_more_tokens_than_both_lists_hold_by_steps(form: str, rows: int) -> None
     assert torch.equal(settled.number, end.number) and torch.equal(settled.ngram, end.ngram)
 
 
-@pytest.mark.parametrize("rows", [1, 5, 500])
-@pytest.mark.parametrize("starts", [None, [0, 40, 41], [57], [69]], ids=str)
+@thinned(
+    pytest.mark.parametrize("rows", [1, 5, 500]),
+    pytest.mark.parametrize("starts", [None, [0, 40, 41], [57], [69]], ids=str),
+)
 def test_states_and_gradients_are_those_of_steps(rows: int, starts: list[int] | None) -> None:
     """From a state whose rows are kept, replaced or forgotten."""
     v, hashes = drawn(140, 7, [1, 2], torch.float64)

@@ -17,7 +17,7 @@ from lmlong.model.learning.keys import MOST_NUMBERS, keys_of, rank
         (MOST_NUMBERS * 2, 8, 1),
     ],
 )
-def test_rank(vocabulary: int, width: int, size: int) -> None:
+def test_the_rank_of_keys_follows_from_vocabulary_and_width(vocabulary: int, width: int, size: int) -> None:
     assert rank(vocabulary, width) == size
 
 

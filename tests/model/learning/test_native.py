@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from grids import every_nth, thinned
 from machine import needs_native, on_other_processors
 from torch import Tensor
 
@@ -82,22 +83,33 @@ def assert_close(actual: Results, expected: Results, tolerance: float = 3e-6) ->
             assert error < tolerance, f"{name} differs by {error:.1e}"
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize(
-    ("vocabulary", "width", "positions"),
-    [(3, 1, 1), (5, 7, 16), (16, 32, 17), (17, 33, 15), (40, 64, 32), (100, 65, 33), (333, 100, 49), (5000, 320, 50)],
+two_threads_too = pytest.mark.parametrize("threads", [1, 2])
+
+
+@thinned(
+    pytest.mark.parametrize(
+        ("vocabulary", "width", "positions", "rank"),
+        [
+            (3, 1, 1, None),
+            (5, 7, 16, None),
+            (16, 32, 17, None),
+            (17, 33, 15, None),
+            (40, 64, 32, None),
+            (100, 65, 33, None),
+            (333, 100, 49, None),
+            (999, 320, 50, None),
+            (3, 2, 49, 1),
+            (40, 33, 49, 16),
+            (333, 100, 49, 64),
+            (100, 320, 49, 70),
+        ],
+    ),
+    two_threads_too,
 )
-def test_equals_the_definition(vocabulary: int, width: int, positions: int, threads: int) -> None:
-    case = draw(vocabulary, width, positions)
-    results = read(case, threads)
-    assert_close(results, definition(case))
-    assert all(x.equal(y) for x, y in zip(state_tensors(results), state_tensors(read(case, threads)), strict=True))
-
-
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize(("vocabulary", "width", "rank"), [(3, 2, 1), (40, 33, 16), (333, 100, 64), (100, 320, 70)])
-def test_fewer_keys_than_hidden_states(vocabulary: int, width: int, rank: int, threads: int) -> None:
-    case = draw(vocabulary, width, 49, rank=rank)
+def test_native_reading_follows_the_definition(
+    vocabulary: int, width: int, positions: int, rank: int | None, threads: int
+) -> None:
+    case = draw(vocabulary, width, positions, rank=rank)
     results = read(case, threads)
     assert_close(results, definition(case))
     assert all(x.equal(y) for x, y in zip(state_tensors(results), state_tensors(read(case, threads)), strict=True))
@@ -115,7 +127,7 @@ def test_learning_without_scores_is_the_same(positions: int) -> None:
         assert all(x.equal(y) for x, y in zip(state_tensors(delta), state_tensors(learned), strict=True))
 
 
-def test_large_logits() -> None:
+def test_large_logits_follow_the_definition() -> None:
     case = draw(300, 64, 17, scale=100)
     assert_close(read(case), definition(case), 1e-4)
 
@@ -130,17 +142,19 @@ def test_a_value_that_is_not_finite_spoils_only_later_blocks(value: float) -> No
     assert nll.isnan().equal(spoiled & (case.scored != IGNORED))
 
 
-@pytest.mark.parametrize("name", ["targets", "scored"])
-@pytest.mark.parametrize("token", [20, 1 << 40, -2])
-@pytest.mark.parametrize("threads", [1, 2])
-def test_a_token_out_of_range(name: str, token: int, threads: int) -> None:
+@thinned(
+    pytest.mark.parametrize("name", ["targets", "scored"]),
+    pytest.mark.parametrize("token", [20, 1 << 40, -2]),
+    two_threads_too,
+)
+def test_a_token_out_of_range_is_refused(name: str, token: int, threads: int) -> None:
     case = draw(20, 8, 20)
     getattr(case, name)[18] = token
     with pytest.raises(IndexError, match="not in the vocabulary"):
         read(case, threads)
 
 
-@on_other_processors
+@every_nth(5, on_other_processors)
 def test_processors_with_other_instructions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: list[str]) -> None:
     monkeypatch.setenv("LMLONG_CACHE", str(tmp_path))
     rest = [flag.replace("-O3", "-O1") for flag in build.FLAGS if flag != "-march=native"]
