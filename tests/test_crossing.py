@@ -16,7 +16,7 @@ import torch
 from commands import lmlong
 from grids import thinned
 from interop import tiny_llama
-from interop.exported import FORMS, write_run
+from models import FORMS, write_run
 from serving.servers import served
 from torch.nn.functional import cross_entropy
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pyppmd
 import pytest
-from interop.exported import write_run
+from models import write_run
 
 from lmlong.cli.after_training import after_training
 from lmlong.data import baselines

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from interop.exported import FORMS
+from models import FORMS
 from serving.engines import Told, loaded, running, subwords, tiny
 from torch import Tensor
 

@@ -9,7 +9,7 @@ from queue import Queue
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from interop.exported import FORMS, write_run
+from models import FORMS, write_run
 
 import lmlong
 from lmlong import recipe

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from interop.exported import write_run
+from models import write_run
 
 TOOLS = Path(__file__).parents[2] / "tools"
 

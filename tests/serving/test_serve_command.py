@@ -15,7 +15,7 @@ import httpx
 import pytest
 from commands import lmlong
 from data.made_documents import epub
-from interop.exported import write_run
+from models import write_run
 from serving.engines import tiny
 from serving.request_draws import ENDLESS
 from serving.servers import NAME, served, until

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from grids import every_nth
-from interop.exported import FORMS, write_run
+from models import FORMS, write_run
 from serving.engines import loaded, tiny
 from serving.turns import (
     continued,
