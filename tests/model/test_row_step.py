@@ -130,7 +130,8 @@ def test_a_row_that_cannot_learn_leaves_all_rows_as_they_were(tmp_path: Path, mo
     """A block that is learned from takes memory, which may be missing; the engine then steps each row alone."""
     model, ids = write_run(tmp_path / "run", **FORMS["elu"]), text(2, 40)
     steps = make_row_step(model)
-    states = [model(ids[row : row + 1, :16], model.init_state(1, "output"))[1] for row in range(2)]
+    begun = reading.first_state(model, 1, learn=True)
+    states = [reading.read(model, ids[row : row + 1, :16], begun)[1] for row in range(2)]
     rows = [steps.admit(state) for state in states]
     weight = model.lm_head.matrix
     with monkeypatch.context() as missing:
@@ -139,5 +140,5 @@ def test_a_row_that_cannot_learn_leaves_all_rows_as_they_were(tmp_path: Path, mo
             steps(rows, ids[:, 16])
     found = steps(rows, ids[:, 16])
     for row in range(2):
-        expected, _ = model.step(ids[row, 16:17], states[row])
+        expected, _ = reading.step(model, ids[row, 16:17], states[row])
         assert apart(found[row], expected[0]) < 1e-5
