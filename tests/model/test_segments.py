@@ -114,6 +114,7 @@ PEAK = """
 import resource, torch
 from lmlong import recipe
 from lmlong.model.language_model import LanguageModel
+from lmlong.model.segments import text_loss
 torch.set_num_threads(1)
 model = LanguageModel(recipe.Model(width=64, layers=2, heads=2, attention=recipe.Attention(kind="linear")), 300)
 for time in (2048, 16_384):
