@@ -41,8 +41,6 @@ def text_loss(
     With `segment`, the tokens (B, T) are read in segments of that many, and only the states between them are kept, so
     that the exact gradient of a text of any length takes the memory of a segment. The mask of a language model's batch
     is its document starts, that of an encoder's is its padding.
-
-    >>> loss, state = lmlong.text_loss(model, tokens[:, :-1], tokens[:, 1:], segment=2048)
     """
     return loss_in_segments(
         model, tokens, mask, state, lambda hidden, span: model.loss(hidden, targets[:, span]), segment
