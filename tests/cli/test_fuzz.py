@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from cli.override_draws import draw, run
 
-USUAL = 40
+USUAL = 60
 
 
 @pytest.fixture
