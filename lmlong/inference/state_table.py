@@ -12,6 +12,7 @@ import re
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from pathlib import Path
 from threading import RLock
 from typing import Literal, NamedTuple
@@ -35,12 +36,11 @@ KEY_BYTES = 24
 NAME = re.compile(rf"[0-9a-f]{{{2 * KEY_BYTES}}}\.state")
 UNFINISHED = re.compile(re.escape(staged(Path("NAME")).name).replace("NAME", NAME.pattern))
 
-Kind = Literal["read", "learn", "wrote", "step"]
+Kind = Literal["read", "learn", "wrote"]
 
 
 class Piece(NamedTuple):
-    """Tokens that are read at once. They are a reader's (`read`, or `learn` if they are learned from), or the model's
-    own: `wrote` if they are read again, and `step` if the state is that of the steps that generated them."""
+    """Tokens that are read at once: a reader's (`read`, or `learn` if they are learned from), or the model's own."""
 
     kind: Kind
     tokens: tuple[int, ...]
@@ -114,19 +114,9 @@ class StateTable:
         self._trained, self._memory, self._folder, self._disk = trained, memory, folder, disk
         self._lock = RLock()
         self._states: OrderedDict[bytes, Session] = OrderedDict()  # the latest used last, as in `_files`
-        self._ways: dict[bytes, dict[bytes, tuple[Piece, ...]]] = {}  # from a key to those of states, by pieces
-        self._before: dict[bytes, bytes] = {}  # where the way to each of these begins
         self._files: OrderedDict[bytes, int] = OrderedDict()  # the sizes of files
         if folder is not None and folder.is_dir():
             self._find(folder)
-
-    def __contains__(self, key: bytes) -> bool:
-        with self._lock:
-            return key in self._states or key in self._files
-
-    def on_disk(self, key: bytes) -> bool:
-        with self._lock:
-            return key in self._files
 
     def get(self, key: bytes) -> Session | None:
         """Return the session with a key, without unread text; None if it is not known."""
@@ -141,74 +131,35 @@ class StateTable:
             self.put(Place(key, session))
         return session
 
-    def put(self, place: Place, before: bytes | None = None, piece: Piece | None = None) -> None:
-        """Keep a state in memory. `longest` finds it after a piece of any size if that is given, with the key before
-        it."""
+    def put(self, place: Place) -> None:
+        """Keep a state in memory."""
         key, session = place
         assert session is not None
         session = with_unread(session, UnreadText())
         if state_bytes(session) > self._memory:
             return
         with self._lock:
-            if key in self._states:
-                self.bytes -= state_bytes(self._states.pop(key))
+            self.forget(key)
             self._states[key] = session
             self.bytes += state_bytes(session)
-            if before is not None and piece is not None and key not in self._before:
-                self._link(before, key, (piece,))
             while self.bytes > self._memory:
                 self.forget(next(iter(self._states)))
 
     def forget(self, key: bytes) -> None:
-        """Drop a state from memory. The ways through it remain."""
+        """Drop a state from memory."""
         with self._lock:
             if key in self._states:
                 self.bytes -= state_bytes(self._states.pop(key))
-            if (before := self._before.pop(key, None)) is not None:
-                pieces = self._ways[before].pop(key)
-                for after, more in self._ways.pop(key, {}).items():
-                    self._link(before, after, (*pieces, *more))
-                if not self._ways[before]:
-                    del self._ways[before]
 
-    def _link(self, before: bytes, key: bytes, pieces: tuple[Piece, ...]) -> None:
-        self._ways.setdefault(before, {})[key] = pieces
-        self._before[key] = before
-
-    def longest(self, tokens: Sequence[int], kind: Kind, steps: bool) -> tuple[Place, list[Piece]]:
-        """Return the longest beginning of a text whose state is known, and its pieces. These are whole, or the last of
-        the text, or given to `put`; with `steps` also those that the model wrote."""
-        best: tuple[int, bytes, tuple] = (0, self.empty, ())
-        ways, seen = [best], set[bytes]()
-        while ways:
-            end, before, path = ways.pop()
-            if before in seen:
-                continue
-            seen.add(before)
-            if end > best[0] and before in self:
-                best = end, before, path
-            with self._lock:
-                following = list(self._ways.get(before, {}).items())
-            following += [(piece.key(before), (piece,)) for piece in pieces_of(kind, tokens[end : end + PIECE])]
-            for key, pieces in following:
-                after = end
-                for piece in pieces:
-                    if piece.kind != kind and not (steps and piece.kind == "step"):
-                        break
-                    if piece.tokens != tuple(tokens[after : after + len(piece.tokens)]):
-                        break
-                    after += len(piece.tokens)
-                else:
-                    ways.append((after, key, (path, pieces)))
-        end, key, path = best
-        session = self.get(key)
-        if session is None or int(session.total) != end:
-            return Place(self.empty), []
-        parts = []
-        while path:
-            path, pieces = path
-            parts.append(pieces)
-        return Place(key, session), [piece for pieces in reversed(parts) for piece in pieces]
+    def nearest(self, start: Place, pieces: Sequence[Piece]) -> tuple[Place, int]:
+        """Return the place after as many of the pieces as have a known state, and their number."""
+        keys = [*accumulate(pieces, lambda key, piece: piece.key(key), initial=start.key)]
+        ends = [*accumulate((len(piece.tokens) for piece in pieces), initial=start.tokens)]
+        for number in range(len(pieces), 0, -1):
+            place = Place(keys[number], self.get(keys[number]))
+            if place.tokens == ends[number]:
+                return place, number
+        return start, 0
 
     def save(self, place: Place) -> None:
         """Keep a state on disk too, if that takes it."""

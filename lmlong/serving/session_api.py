@@ -46,9 +46,9 @@ class SessionApi:
 
     async def list(self, request: HttpRequest) -> Response:
         query = parse_query(ListQuery, request.query_params)
-        page = await self._sessions.run(self._sessions.store.page, query.limit, query.after)
-        rest = {"has_more": page.next is not None, "next": page.next}
-        return JSONResponse({"object": "list", "data": list(map(session_body, page.infos)), **rest})
+        infos, rest = await self._sessions.run(self._sessions.store.page, query.limit, query.after)
+        data = [session_body(info) for info in infos]
+        return JSONResponse({"object": "list", "data": data, "has_more": rest is not None, "next": rest})
 
     async def info(self, request: HttpRequest) -> Response:
         return JSONResponse(session_body(await self._run(self._sessions.store.info, request)))

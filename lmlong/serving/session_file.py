@@ -124,7 +124,7 @@ class SessionFile:
         self.unsaved = 0
         """Tokens since the last of its states that is on disk."""
         self.saved: dict[int, bytes] = {}
-        """The keys of the states on disk that follow its own pieces, by their tokens."""
+        """The keys of the states on disk since the server began, by their tokens."""
 
     @property
     def root(self) -> Path:

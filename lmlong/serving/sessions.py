@@ -19,18 +19,17 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from itertools import accumulate, pairwise
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import RLock
-from typing import Any, NamedTuple
+from typing import Any
 
 from lmlong.errors import CheckpointError, LmlongError, UsageError
 from lmlong.inference import state_file
 from lmlong.inference.loading import TrainedLanguageModel
-from lmlong.inference.session import Session, begin_learning, with_unread
-from lmlong.inference.state_table import KEY_BYTES, PIECE, Piece, Place, StateTable, superseded
+from lmlong.inference.session import begin_learning, with_unread
+from lmlong.inference.state_table import KEY_BYTES, PIECE, Place, StateTable, superseded
 from lmlong.inference.unread import UnreadText
 from lmlong.io.files import fsync
 from lmlong.io.lock import Held, lock
@@ -96,14 +95,6 @@ def locked(folder: Path) -> Iterator[None]:
     except Held:
         remedy = "Name another folder by --sessions."
         raise UsageError(f"{folder}: another server keeps its sessions there. {remedy}") from None
-
-
-class Page(NamedTuple):
-    """A part of a list of sessions."""
-
-    infos: list[SessionInfo]
-    next: str | None
-    """Where the rest begins, if there is more."""
 
 
 class SessionStore:
@@ -176,15 +167,14 @@ class SessionStore:
         file = self._file(name)
         file.check()
         session = self.states.get(file.key) if file.key else None
-        if session is None:
-            session = self._read_again(file)
+        place = Place(file.key, session) if file.key and session else self._read_again(file)
         try:
             unread = file.last.unread_text
             state_file.check_unread(unread, self.trained.tokenizer)
         except (ValueError, IndexError) as error:
             raise file.damaged(str(error)) from None
-        assert file.key is not None
-        return Place(file.key, with_unread(session, unread))
+        assert place.session is not None
+        return Place(place.key, with_unread(place.session, unread))
 
     def info(self, name: str) -> SessionInfo:
         """Return a session's info. A session whose file was removed is unknown."""
@@ -195,19 +185,17 @@ class SessionStore:
         with self._lock:
             return sorted((self._files[name].info for name in self._listed), key=lambda info: info.cursor)
 
-    def page(self, most: int, after: str | None = None) -> Page:
-        """Return up to `most` sessions, the oldest first, after those that earlier pages had."""
+    def page(self, most: int, after: str | None = None) -> tuple[Sequence[SessionInfo], str | None]:
+        """Return up to `most` sessions, the oldest first, after those that earlier pages had; and where the rest
+        begins, if there is more."""
         infos = self.list()
         if after is not None:
             infos = [info for info in infos if info.cursor > after]
-        return Page(infos[:most], infos[most - 1].cursor if len(infos) > most else None)
+        return infos[:most], infos[most - 1].cursor if len(infos) > most else None
 
     def delete(self, name: str) -> None:
         """Delete a session. Its file remains while forks need it."""
         file = self._file(name)
-        if file.key is None and file.header.parent is None:
-            with suppress(CheckpointError):
-                self._trace(file)
         for key in file.saved.values():
             self.states.forget(key)
             self.states.remove(key)
@@ -296,64 +284,38 @@ class SessionStore:
             for tokens in superseded(file.saved, place.tokens):
                 self.states.remove(file.saved.pop(tokens))
 
-    def _read_again(self, file: SessionFile) -> Session:
-        """Return the session after the pieces of its file, of which those after the nearest known state are read."""
-        pieces, keys = self._trace(file)
-        known = len(pieces)
-        while known and (session := self.states.get(keys[known])) is None:
-            known -= 1
-        place = Place(keys[known], session) if known else self._start(file)
+    def _read_again(self, file: SessionFile) -> Place:
+        """Return the place after the pieces of a session, of which those after the nearest known state are read."""
+        files, parts = [file], [file.pieces()]
+        while (parent := files[-1].header.parent) is not None:
+            files.append(self._files[parent])
+            inherited, length = files[-1].pieces(), files[-2].header.length
+            if len(inherited) < length:
+                raise file.damaged("a session that it begins with has fewer pieces than it says")
+            parts.append(inherited[:length])
+        pieces = [piece for part in reversed(parts) for piece in part]
+        if any(max(piece.tokens) >= self.trained.model.embedding.num_embeddings for piece in pieces):
+            raise file.damaged("it has tokens that the model does not have")
+        place, known = self.states.nearest(self._start(files[-1]), pieces)
         for piece in pieces[known:]:
             if self.closing:
                 raise Closed("The server is shutting down.")
             place = place.after(self.trained.model, [piece])
         if place.tokens != file.last.tokens:
             raise file.damaged("it has other tokens than it says")
+        file.unsaved = sum(len(piece.tokens) for piece in pieces[known:])
         self._keep(file, place)
-        assert place.session is not None
-        return place.session
+        return place
 
     def _start(self, file: SessionFile) -> Place:
-        """Return the place before the first token of a session: that of its uploaded state, if any."""
-        *_, first = self._chain(file)
-        if not first.header.root:
+        """Return the place before the first token of a file: that of its uploaded state, if any."""
+        if not file.header.root:
             return Place(self.states.empty)
         try:
-            session = self.trained.load_state(first.root, learn=False)
+            session = self.trained.load_state(file.root, learn=False)
         except (CheckpointError, UsageError):
             raise file.damaged("the uploaded state that it begins with is missing or damaged") from None
-        return Place(self._root_key(first.header.id), with_unread(session, UnreadText()))
-
-    def _trace(self, file: SessionFile) -> tuple[Sequence[Piece], Sequence[bytes]]:
-        """Return the pieces of a session and the keys before, between and after them, and note what is on disk."""
-        files = [*self._chain(file)]
-        parts = [file.pieces()]
-        for fork, parent in pairwise(files):
-            inherited = parent.pieces()
-            if len(inherited) < fork.header.length:
-                raise fork.damaged("its parent has fewer pieces than it begins with")
-            parts.append(inherited[: fork.header.length])
-        pieces = [piece for part in reversed(parts) for piece in part]
-        if any(max(piece.tokens) >= self.trained.model.embedding.num_embeddings for piece in pieces):
-            raise file.damaged("it has tokens that the model does not have")
-        start = self._root_key(files[-1].header.id) if files[-1].header.root else self.states.empty
-        keys = [*accumulate(pieces, lambda key, piece: piece.key(key), initial=start)]
-        end, saved = file.last.tokens, dict[int, bytes]()
-        begin = end - sum(len(piece.tokens) for piece in parts[0])
-        for piece, key in zip(reversed(pieces), reversed(keys), strict=False):
-            if self.states.on_disk(key):
-                saved[end] = key
-            end -= len(piece.tokens)
-        file.unsaved = file.last.tokens - max(saved, default=end)
-        file.saved = {tokens: key for tokens, key in saved.items() if tokens > begin}
-        return pieces, keys
-
-    def _chain(self, file: SessionFile) -> Iterator[SessionFile]:
-        """Iterate over a file, the one that it begins with, the one that that begins with, and so on."""
-        yield file
-        while file.header.parent is not None:
-            file = self._files[file.header.parent]
-            yield file
+        return Place(self._root_key(file.header.id), with_unread(session, UnreadText()))
 
     def _root_key(self, name: str) -> bytes:
         """Return the key of the uploaded state of a session."""

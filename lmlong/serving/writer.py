@@ -16,16 +16,13 @@ from lmlong.inference.rewind import long_ending
 from lmlong.inference.sampling import Sampler
 from lmlong.inference.session import NO_TOKEN, Session, begin_learning, even_pieces, with_unread
 from lmlong.inference.state_table import PIECE, Kind, Piece, Place, StateTable, pieces_of, superseded
-from lmlong.inference.unread import Encoding, UnreadText, as_tensors
+from lmlong.inference.unread import Encoding, UnreadText
 from lmlong.model.row_step import Row, RowStep
 from lmlong.model.sampling_options import RECENT, Sampling
 from lmlong.serving.reading import ReadingProgress
 from lmlong.serving.request import Event, Request, TokenLikelihood, Turn, WrittenToken
 
 Deliver = Callable[[Event], None]
-
-KEPT_EVERY = 4096
-"""Tokens of a long prompt between two states that are kept."""
 
 
 class Writer:
@@ -51,7 +48,6 @@ class Writer:
         self._unread = UnreadText()
         self._healed: list[int] = []  # tokens of the unread text
         self._noted: list[int] = []  # and those after them
-        self._session: Session | None = None  # after the prompt and the healed tokens
 
     def read(self) -> Iterator[None]:
         """Read the prompt; iterate over its pieces, for other work in between."""
@@ -67,31 +63,29 @@ class Writer:
             for part in parts:
                 tokens.extend(part)
                 yield
-            self._place, self._prompt = self._states.longest(tokens, self._kind, not self.request.keep_session)
-            known, parts = tokens[: self._place.tokens], [tokens[self._place.tokens :]]
+            pieces = pieces_of(self._kind, tokens)
+            self._place, number = self._states.nearest(self._place, pieces)
+            self._prompt = pieces[:number]
+            known, parts = tokens[: number * PIECE], [tokens[number * PIECE :]]
             self.cached_tokens = max(0, len(known) - self._begins_with_bos)
         progress = None
         if self.request.reports and isinstance(prompt, str):
             progress = ReadingProgress(prompt, tokenizer.token_bytes, known)
             parts = progress.counted(parts)
-        before, key = self._place.tokens, b""
-        piece: Piece | None = None
+        before = self._place.tokens
         for part in even_pieces(parts, PIECE):
-            piece, key = Piece(self._kind, tuple(part)), self._place.key
+            piece = Piece(self._kind, tuple(part))
             self._place = self._place.after(self._trained.model, [piece])
             self._prompt.append(piece)
-            if self._place.tokens % KEPT_EVERY < len(part) and self._place.tokens >= KEPT_EVERY:
-                self._keep(key, piece)
+            self._keep()
             if progress and (report := progress.after(self._place.tokens - before)):
                 self._deliver(Event(progress=report))
             yield
-        if piece is not None:
-            self._keep(key, piece)
         self._unread = encoding.unread
 
-    def _keep(self, before: bytes, piece: Piece) -> None:
-        """Keep the state after the last piece of the prompt."""
-        self._states.put(self._place, before, piece)
+    def _keep(self) -> None:
+        """Keep the state after the prompt so far, and those at doubling distances before it."""
+        self._states.put(self._place)
         end = self._place.tokens
         self._kept[end] = self._place.key
         for position in superseded(self._kept, end):
@@ -117,7 +111,7 @@ class Writer:
             self._healed = healed.cover.tokens
         self._count_prompt(session)
         self._recent.extend(token for token in session.recent[0].tolist() if token != NO_TOKEN)
-        self.last, self.row, self._session = int(session.last), steps.admit(session.state), session
+        self.last, self.row = int(session.last), steps.admit(session.state)
 
     def _count_prompt(self, session: Session) -> None:
         before = self.request.start.tokens if self.request.start else 0
@@ -163,10 +157,6 @@ class Writer:
 
     def _end(self, how: End, piece: str, likelihoods: WrittenToken | None = None) -> None:
         self.ended = True
-        if self._written and self.request.start is None and not self.request.learn:  # as a prompt would be read
-            piece_written = Piece("step", (*self._healed, *self._noted))
-            place = Place(piece_written.key(self._place.key), self._now())
-            self._states.put(place, self._place.key, piece_written)
         turn = self._turn() if self.request.keep_session else None
         counts = self.prompt_tokens, self.cached_tokens, self._written
         self._deliver(Event(piece, likelihoods, how, None, turn, *counts))
@@ -186,15 +176,6 @@ class Writer:
         healed = pieces_of("wrote" if self._unread.chosen else self._kind, self._healed[:read])
         written = pieces_of("wrote", self._noted[: max(0, read - len(self._healed))])
         return Turn(self._place, tuple(self._prompt), (*healed, *written), unread, self.request.learn, options)
-
-    def _now(self) -> Session:
-        """Return the session after the tokens so far, the last of which the row has not read."""
-        assert self._session is not None
-        device = self._session.last.device
-        recent = self.last_tokens.to(device)
-        total = self._session.total + len(self._noted)
-        unread = as_tensors(UnreadText(), device)
-        return Session(self.row.state(), torch.tensor([self.last], device=device), recent, total, unread)
 
     @property
     def last_tokens(self) -> Tensor:
