@@ -5,16 +5,70 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
-from looping import write_looping_run
-from loops import find_loop
+from models import save_run
 
+from lmlong import recipe
 from lmlong.cli.generate import generate
+from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.inference.first_sample import first_sample
 from lmlong.inference.loading import TrainedLanguageModel, load
 from lmlong.inference.sampling import Sampler
 from lmlong.inference.session import repeat_rows
+from lmlong.model.language_model import LanguageModel
 from lmlong.model.sampling_options import LOOP_PENALTY, Sampling
+from lmlong.recipe import Attention, Model, Recipe, Text, Training
 from lmlong.training.sample import write_sample
+
+CYCLE = "klmnopqr "
+LETTERS = "abcdefghijklmnopqrstuvwxyz .,"
+WIDTH = 260
+"""A direction for each byte, and both ends of a document."""
+
+
+def write_looping_run(folder: Path) -> Path:
+    """Write a run folder of a model whose likeliest text is a cycle of letters, by far; any other letter may come."""
+    tokenizer = ByteTokenizer()
+    options = Model(width=WIDTH, layers=1, heads=2, tied_output=False, attention=Attention(kind="linear"))
+    made = Recipe(text=Text(tokenizer=recipe.Tokenizer(kind="bytes")), model=options, training=Training(steps=1))
+    model = LanguageModel(options, tokenizer.vocabulary)
+    weights = model.state_dict()
+    for name, weight in weights.items():
+        if name.endswith("out_proj.weight"):
+            weight.zero_()  # blocks add nothing: what comes next depends on the last token alone
+    weights["embedding.weight"].copy_(torch.eye(tokenizer.vocabulary, WIDTH))
+    weights["lm_head.output.weight"].copy_(_logits(tokenizer.vocabulary) / WIDTH**0.5)  # the norm makes it 1 again
+    return save_run(folder, made, model, tokenizer)
+
+
+def _logits(vocabulary: int) -> torch.Tensor:
+    """Return the logits of each token (V, WIDTH) after each token."""
+    logits = torch.full((vocabulary, WIDTH), -9.0)
+    logits[list(LETTERS.encode())] = 0.0
+    logits[ord(CYCLE[0])] = 4.0
+    for now, following in zip(CYCLE.encode(), (CYCLE[1:] + CYCLE[0]).encode(), strict=True):
+        logits[ord(CYCLE[0]), now] = 0.0
+        logits[following, now] = 9.0
+    return logits
+
+
+TIMES, CHARACTERS = 4, 40
+"""A loop repeats its unit at least so many times, over at least so many characters; real text hardly has any."""
+
+RULE = 120
+"""The same character over fewer is indentation or a rule, as real text has it."""
+
+
+def find_loop(text: str) -> str | None:
+    """Return the first loop in a text, of the shortest unit and up to where it is known to be one; None without any."""
+    for size in range(1, len(text) // TIMES + 1):
+        needed, same = max((TIMES - 1) * size, (RULE if size == 1 else CHARACTERS) - size), 0
+        for place in range(size, len(text)):
+            same = same + 1 if text[place] == text[place - size] else 0
+            if same >= needed:
+                found = text[place + 1 - size - same : place + 1]
+                if size == 1 or len(set(found)) > 1:
+                    return found
+    return None
 
 
 @pytest.fixture(scope="module")
