@@ -16,8 +16,8 @@ def test_the_output_layer_returns_logits_or_the_loss_of_targets() -> None:
     logits = head(hidden)
     assert logits.shape == (2, 5, 6), "the mask token is never predicted"
     expected = cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(2, 5)
-    assert_close(head(hidden, targets, "none"), expected)
-    assert_close(head(hidden, targets), expected.sum())
+    assert_close(head(hidden, targets=targets, reduction="none"), expected)
+    assert_close(head(hidden, targets=targets), expected.sum())
 
 
 def test_tied_weights_are_stored_and_trained_once() -> None:

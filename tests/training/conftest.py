@@ -21,9 +21,9 @@ import torch
 from machine import new_cache
 
 from lmlong.checkpoint import read
-from lmlong.model.language_model import LanguageModel
 from lmlong.recipe import Recipe
 from lmlong.recipe import file as recipe_file
+from lmlong.training import module
 from lmlong.training.progress import CLOCKS, Progress
 from lmlong.training.run import train
 from lmlong.training.signals import StopOnSignal
@@ -150,19 +150,19 @@ Poison = Callable[..., None]
 @pytest.fixture
 def poison(monkeypatch: pytest.MonkeyPatch) -> Poison:
     """Multiply the loss of some batches, counted from 0, by a factor."""
-    original, calls = LanguageModel.loss, 0
+    original, calls = module.text_loss, 0
 
     def plant(batches: set[int], factor: float = math.nan) -> None:
         nonlocal calls
         calls = 0
 
-        def loss(self: LanguageModel, *inputs: Any) -> Any:
+        def loss(*inputs: Any) -> Any:
             nonlocal calls
-            nll, state = original(self, *inputs)
+            nll, state = original(*inputs)
             calls += 1
             return (nll * factor if calls - 1 in batches else nll), state
 
-        monkeypatch.setattr(LanguageModel, "loss", loss)
+        monkeypatch.setattr(module, "text_loss", loss)
 
     return plant
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from allocations import ROUND, ROUNDS, assert_flat, in_use, with_mallinfo
 
-from lmlong.model.language_model import LanguageModel
+from lmlong.training import module
 from lmlong.training.run import train
 
 from .conftest import Recipes
@@ -17,14 +17,14 @@ from .conftest import Recipes
 def test_steps_are_trained_in_constant_memory(
     recipe_of: Recipes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loss, step, used = LanguageModel.loss, count(), []
+    loss, step, used = module.text_loss, count(), []
 
-    def counted(self: LanguageModel, *inputs: Any) -> Any:
+    def counted(*inputs: Any) -> Any:
         if next(step) % ROUND == 0:
             used.append(in_use())
-        return loss(self, *inputs)
+        return loss(*inputs)
 
-    monkeypatch.setattr(LanguageModel, "loss", counted)
+    monkeypatch.setattr(module, "text_loss", counted)
     steps = f"training.steps={ROUND * ROUNDS}"
     train(recipe_of(steps, f"training.log_every={ROUND}", "model.width=16"), tmp_path / "run")
     assert_flat(used)
