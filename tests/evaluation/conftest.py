@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from evaluation.texts import TRAINING_TEXT, VALIDATION_TEXTS
 from machine import new_cache
 from models import save_run, stirred
 
@@ -11,6 +10,9 @@ from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.inference.loading import TrainedLanguageModel, load
 from lmlong.model.build import build
 from lmlong.recipe import Attention, Files, Model, Recipe, Text, Tokenizer, Training, Validation
+
+TRAINING_TEXT = "tomorrow and tomorrow and tomorrow " * 4
+VALIDATION_TEXTS = ["creeps in this petty pace – from day to day " * 9, "to the last syllable of recorded time\n" * 8]
 
 
 def write_run(run: Path, recipe: Recipe, step: int, deviation: float = 1.0) -> Path:

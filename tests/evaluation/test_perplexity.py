@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from evaluation.texts import TRAINING_TEXT, VALIDATION_TEXTS
+from evaluation.conftest import TRAINING_TEXT, VALIDATION_TEXTS
 
 from lmlong.data.token_file import TokenFile
 from lmlong.errors import UsageError

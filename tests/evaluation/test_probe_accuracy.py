@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from evaluation.texts import VALIDATION_TEXTS
+from evaluation.conftest import VALIDATION_TEXTS
 
 from lmlong.cli.probe import probe as command
 from lmlong.data.tokenizers.base import ByteTokenizer
