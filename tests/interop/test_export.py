@@ -12,10 +12,9 @@ import pytest
 import torch
 from commands import lmlong as command
 from data.tokenizer_draws import draw_text
+from inference.test_loops import find_loop, write_looping_run
 from interop import tiny_llama
 from interop.tiny_llama import CONFIG, LLAMA3, write_folder
-from looping import write_looping_run
-from loops import find_loop
 from models import FORMS, text, write_run
 from torch import Tensor
 
