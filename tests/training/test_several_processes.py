@@ -143,11 +143,11 @@ def test_several_processes_are_one(tiny: Path, recipe_of: Recipes, softmax: Path
     train_in_processes(tiny, several, *divided)
     train(recipe_of(*options, *case.alone), one)
     assert losses(several) == pytest.approx(losses(one), rel=case.error)
-    assert norms(several) == pytest.approx(norms(one), rel=max(10 * case.error, 3e-5))
     assert validated(several) == validated(one)
     if "bfloat16" in name:
         assert losses(several) != pytest.approx(losses(one), rel=1e-7), "products are rounded"
-        return
+        return  # so are gradients, whose norms may differ by a tenth
+    assert norms(several) == pytest.approx(norms(one), rel=max(10 * case.error, 3e-5))
     for weight, expected in weights(one).items():
         assert float((weights(several)[weight] - expected).norm()) < 1e-2 * float(expected.norm()) + 1e-4, weight
     if TABLES in case.options:
