@@ -18,6 +18,7 @@ FLOORS = [
     {"recipe", "report", "native"},
     {"data", "attention"},
     {"model"},
+    {"decode"},
     {"testing"},
     {"checkpoint"},
     {"interop"},

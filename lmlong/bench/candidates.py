@@ -18,9 +18,9 @@ from lmlong.attention.device_policy import policy_of
 from lmlong.attention.inputs import draw_inputs
 from lmlong.attention.registry import CAUSAL
 from lmlong.bench.speed import Candidate
+from lmlong.decode.choice import fast_engine, why_no_fast_engine
 from lmlong.inference.loading import CACHE_DTYPE
 from lmlong.inference.session import Session, greedy, prefill
-from lmlong.model.fast_step import make_fast_step, why_no_fast_step
 from lmlong.model.kernel_check import checked_kernels
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.precision import autocast
@@ -152,6 +152,6 @@ class GenerationCandidates:
         if precision != "32":
             assert precision in get_args(WeightFormat)
             quantize(model, cast(WeightFormat, precision))
-        if self.compiled and why_no_fast_step(model) is None:
-            model.fast_step = make_fast_step(model)
+        if self.compiled and why_no_fast_engine(model) is None:
+            model.engine = fast_engine(model)
         return model

@@ -6,7 +6,7 @@ matrix of weights in each layer, is computed in the model's format and in float6
 
 import copy
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import torch
@@ -16,9 +16,10 @@ from lmlong.attention import laws
 from lmlong.attention.base import CausalAttention
 from lmlong.attention.inputs import draw_inputs
 from lmlong.attention.laws import DENOMINATOR_LIMIT, Case, Subject, Text, Verdict
+from lmlong.decode import engine
+from lmlong.decode.choice import fast_engine
 from lmlong.evaluation.state_health import Denominators, denominators
 from lmlong.inference.loading import TrainedLanguageModel
-from lmlong.model.fast_step import make_fast_step
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.precision import DTYPES, autocast
 from lmlong.model.state_size import size
@@ -70,18 +71,17 @@ class LawReport(NamedTuple):
 def check(loaded: TrainedLanguageModel, tokens: Tensor, document_starts: Tensor) -> LawReport:
     """Check every law on the model, over tokens (rows, time) and the starts of their documents."""
     model, precision = loaded.model, loaded.recipe.training.precision
-    with _step_in_torch(model):
-        with autocast(loaded.device, precision):
-            buckets = denominators(model, tokens, document_starts)
-            text = (tokens, document_starts)
-            verdicts = [*_same_text(model, precision, text), _state_size(model, tokens), _scales(model)]
-        smallest = min((bucket.smallest for bucket in buckets), default=1.0)
-        # inverted, because verdicts have upper bounds
-        inverse = 1 / smallest if smallest > 0 else float("inf")
-        verdicts.append(Verdict(10, laws.LAWS[10], inverse, 1 / DENOMINATOR_LIMIT))
-        if loaded.fast_step_at_once:
-            verdicts.append(_fast_step(model, tokens))
-        verdicts += _parts_at_once(model)
+    with autocast(loaded.device, precision):
+        buckets = denominators(model, tokens, document_starts)
+        text = (tokens, document_starts)
+        verdicts = [*_same_text(model, precision, text), _state_size(model, tokens), _scales(model)]
+    smallest = min((bucket.smallest for bucket in buckets), default=1.0)
+    # inverted, because verdicts have upper bounds
+    inverse = 1 / smallest if smallest > 0 else float("inf")
+    verdicts.append(Verdict(10, laws.LAWS[10], inverse, 1 / DENOMINATOR_LIMIT))
+    if loaded.fast_step_at_once:
+        verdicts.append(_fast_engine(model, tokens))
+    verdicts += _parts_at_once(model)
     divides = all(attention.divides for attention in model.attentions)
     return LawReport(verdicts, buckets, precision, len(tokens), tokens.shape[1], divides)
 
@@ -171,14 +171,20 @@ def _subject(model: LanguageModel) -> Subject:
     return Subject(model.init_state, forward, step, model.settle)
 
 
-def _fast_step(model: LanguageModel, tokens: Tensor) -> Verdict:
-    """Return law 11, of the fast decode step, which computes in float32 whatever the model was trained in."""
+def _fast_engine(model: LanguageModel, tokens: Tensor) -> Verdict:
+    """Return law 11, of the fast engine, which computes in float32 whatever the model was trained in."""
     text = (tokens if model.hourglass is None else tokens[:1], None)
     truth = _by_definition(copy.deepcopy(model).double(), text)
     allowed = max(4 * laws.error(_by_definition(model, text), truth), ROUNDINGS)
     fast = copy.copy(model)
-    fast.fast_step = make_fast_step(fast, tried=False)
-    subject = Subject(model.init_state, _subject(model).forward, _subject(fast).step, model.settle)
+    fast.engine = fast_engine(fast, tried=False)
+
+    def step(x: Text, state: Any) -> tuple[Tensor, Any]:
+        assert x[0] is not None
+        logits, state = engine.step(fast, x[0][:, 0], state)
+        return logits[:, None], state
+
+    subject = Subject(model.init_state, _subject(model).forward, step, model.settle)
     error = laws.steps_equal_forward(subject, text)
     return Verdict(11, laws.LAWS[11], error, allowed)
 
@@ -196,16 +202,6 @@ def _by_definition(model: LanguageModel, text: Text) -> Tensor:
         for attention in model.attentions:
             hooks.callback(attention.register_forward_hook(replace).remove)
         return model(tokens, None, document_starts)[0]
-
-
-@contextmanager
-def _step_in_torch(model: LanguageModel) -> Iterator[None]:
-    """Return a context in which the model decodes without its fast step."""
-    fast_step, model.fast_step = model.fast_step, None
-    try:
-        yield
-    finally:
-        model.fast_step = fast_step
 
 
 def table(report: LawReport) -> str:

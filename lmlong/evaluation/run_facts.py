@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
+from lmlong.decode.choice import describe_fast_engine, why_no_fast_engine
 from lmlong.inference.loading import CACHE_DTYPE, TrainedModel
 from lmlong.model.base import TextModel, count_in_tables, count_parameters
 from lmlong.model.device import pick_device
-from lmlong.model.fast_step import describe_fast_step, why_no_fast_step
 from lmlong.model.kernel_check import usable_kernel
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.state_size import state_size
@@ -52,8 +52,8 @@ def _decoding(model: TextModel) -> dict[str, str]:
     """Return which implementation decodes the model; empty for an encoder."""
     if not isinstance(model, LanguageModel):
         return {}
-    why = why_no_fast_step(model)
-    return {"decoded by": describe_fast_step(model) if why is None else f"torch ({why.rstrip('.')})"}
+    why = why_no_fast_engine(model)
+    return {"decoded by": describe_fast_engine(model) if why is None else f"torch ({why.rstrip('.')})"}
 
 
 def _kernels(loaded: TrainedModel) -> dict[str, Any]:

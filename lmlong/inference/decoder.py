@@ -1,4 +1,4 @@
-"""Texts that are continued token by token, with the state after them.
+"""The texts of a session's rows, which an engine continues token by token.
 
 B rows, V vocabulary.
 """
@@ -6,94 +6,55 @@ B rows, V vocabulary.
 import torch
 from torch import Tensor
 
+from lmlong.decode.engine import Pass, engine_of, learned_logits, rows_of
 from lmlong.inference.drafts import Drafts
 from lmlong.inference.session import Session, after_tokens
 from lmlong.model.language_model import LanguageModel
-from lmlong.model.learning.read import step, step_learned, will_learn
-from lmlong.model.learning.state import will_learn_token
-from lmlong.model.native_step import NativeStep
-from lmlong.model.row_step import NativeRowStep, Pass
+from lmlong.model.learning.state import Learned, will_learn_token
 from lmlong.model.sampling_options import RECENT
+from lmlong.model.state import concat_states
 
 
 class Decoder:
-    """The texts of a session's rows. Tensors of their tokens are made only when a session is asked for: they would take
-    a good part of a small model's time."""
+    """Continues a session in passes over the last token of each row, and over a draft of the next ones if there is one
+    row. Tensors of tokens are made only when a session is asked for: they would take a good part of a small model's
+    time."""
 
-    def __init__(self, model: LanguageModel, session: Session):
-        self._model, self._session = model, session
-        self._state, self._last = session.state, session.last
-        self._after = self._state  # after the last token
-        self._since: list[Tensor] = []  # tokens (B,) after the session
+    def __init__(self, model: LanguageModel, session: Session, drafts: Drafts | None = None):
+        self._model, self._session, self._engine = model, session, engine_of(model)
+        self._rows = rows_of(self._engine, session.state)
+        self._drafts = drafts if can_draft(model, session) else None
+        self._last: list[int] = session.last.tolist()
+        self._since: list[list[int]] = []  # tokens of all rows after the session
+        self._pass: Pass | None = None
+        self._read = 0  # tokens of the pass that the texts have read
+        self._learned: list[Learned | None] = []  # after the last token
+        if self._drafts:
+            self._drafts.begin(session)
 
-    @torch.inference_mode()
     def next_logits(self) -> Tensor:
         """Return the logits (B, V) of the next token of each row."""
-        logits, self._after = step(self._model, self._last, self._state)
-        return logits
-
-    def append(self, token: Tensor) -> None:
-        """Append the token (B,) that was drawn from the last logits."""
-        self._state, self._last = will_learn(self._after, False), token
-        self._since.append(token)
-        if len(self._since) == RECENT:
-            self.session()
-
-    @torch.inference_mode()
-    def session(self) -> Session:
-        """Return the session after all tokens so far."""
-        if self._since:
-            self._session = after_tokens(self._session, torch.stack(self._since, dim=1), self._state)
-            self._since = []
-        return self._session
-
-
-class NativeDecoder:
-    """One text that native code continues, in passes over a token and a draft of the next ones."""
-
-    def __init__(self, model: LanguageModel, session: Session, drafts: Drafts | None):
-        assert can_draft(model, session) and isinstance(model.fast_step, NativeStep)
-        self._model, self._session, self._drafts = model, session, drafts
-        self._steps = NativeRowStep(model, model.fast_step)
-        self._row = self._steps.admit(session.state)
-        self._last = int(session.last)
-        self._since: list[int] = []  # tokens after the session
-        self._pass: Pass | None = None
-        self._read = 0  # tokens of the pass that the text has read
-        self._learned = session.state.learned  # after the last token
-
-    @torch.inference_mode()
-    def next_logits(self) -> Tensor:
-        """Return the logits (1, V) of the next token."""
-        read, now = self._read, self._pass
-        if now is None and self._drafts:
-            self._drafts.begin(self._session)
-        if now is not None and read < len(now.tokens) and now.tokens[read] == self._last:
+        now = self._pass
+        if now is not None and self._read < len(now.tokens[0]) and now.tokens[0][self._read] == self._last[0]:
             assert self._drafts
             self._drafts.counts.accepted += 1
         else:
-            if now is not None:
-                self._row.advance(now.tokens[:read])
-            read = self._read = 0
-            draft = self._drafts.next() if self._drafts else []
-            now = self._pass = self._steps.ahead(self._row, [self._last, *draft])
-        logits = now.logits[read : read + 1]
-        if self._row.learned is None:
-            return logits
-        token, position = torch.tensor([self._last]), torch.tensor([self._row.position + read])
-        hidden = now.hidden[read : read + 1]
-        logits, self._learned = step_learned(self._model, token, hidden, logits, position, self._row.learned)
+            for row in self._rows:
+                self._engine.advance(row, self._read)
+            draft, self._read = self._drafts.next() if self._drafts else [], 0
+            now = self._pass = self._engine.read(self._rows, [[token, *draft] for token in self._last])
+        logits, self._learned = learned_logits(self._model, self._rows, now, self._read)
         return logits
 
-    def append(self, token: Tensor) -> None:
-        """Append the token (1,) that was drawn from the last logits."""
-        self._last = int(token)
-        self._since.append(self._last)
+    def append(self, tokens: list[int]) -> None:
+        """Append the token of each row that was drawn from the last logits."""
+        self._last = tokens
+        self._since.append(tokens)
         self._read += 1
-        if self._learned is not None:
-            self._row.learned = will_learn_token(self._learned, False)
+        for row, learned in zip(self._rows, self._learned, strict=True):
+            row.learned = learned if learned is None else will_learn_token(learned, False)
         if self._drafts:
-            self._drafts.append(self._last)
+            self._drafts.append(tokens[0])
         if len(self._since) == RECENT:
             self.session()
 
@@ -101,23 +62,17 @@ class NativeDecoder:
     def session(self) -> Session:
         """Return the session after all tokens so far."""
         if self._since:
-            assert self._pass is not None
-            state = self._row.state(self._pass.tokens[: self._read])
-            self._session = after_tokens(self._session, torch.tensor([self._since]), state)
-            self._since = []
+            state = concat_states([self._engine.save(row, self._read) for row in self._rows])
+            new = self._session.last.new_tensor(self._since)
+            self._session, self._since = after_tokens(self._session, new.mT, state), []
         return self._session
 
 
 def can_draft(model: LanguageModel, session: Session) -> bool:
-    """Return whether native code can continue a session in passes: it is one text, and no layers are downsampled."""
-    return isinstance(model.fast_step, NativeStep) and model.hourglass is None and len(session.last) == 1
+    """Return whether a pass can read several tokens of a session."""
+    return engine_of(model).reads_ahead and len(session.last) == 1
 
 
 def drafts_for(model: LanguageModel, session: Session) -> Drafts | None:
     """Return the drafts of a generation, or None if a pass cannot read several of its tokens."""
     return Drafts() if can_draft(model, session) else None
-
-
-def decoder(model: LanguageModel, session: Session, drafts: Drafts | None) -> Decoder | NativeDecoder:
-    """Return the decoder of a session. `drafts` are used if native code can read them."""
-    return NativeDecoder(model, session, drafts) if can_draft(model, session) else Decoder(model, session)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lmlong.data.tokenizers.base import Tokenizer
 from lmlong.errors import UsageError
-from lmlong.inference.decoder import decoder
+from lmlong.inference.decoder import Decoder
 from lmlong.inference.drafts import Drafts
 from lmlong.inference.healing import heal, only_beginning_with
 from lmlong.inference.rewind import Rewind
@@ -51,7 +51,7 @@ class Generation:
         check_end(max_tokens, stop)
         self.model, self.tokenizer, self.sampler = model, tokenizer, sampler
         self.max_tokens, self.keep, self.drafts = max_tokens, keep, drafts
-        self._decoder = decoder(model, session, drafts)
+        self._decoder = Decoder(model, session, drafts)
         self.rows = [Continuation(StreamedText(tokenizer, stop)) for _ in session.last]
         self._rewind = Rewind(tokenizer, session) if len(self.rows) == 1 else None
 
@@ -73,7 +73,7 @@ class Generation:
             tokens = sampled.tolist()
             log_probs = _log_probabilities(logits, sampled).tolist() if self.keep else None
             if any(tokens[number] != eos for number in writing):
-                self._decoder.append(sampled)
+                self._decoder.append(tokens)
             for number in writing:
                 given, log_prob = len(heads[number]) if heads else 0, log_probs[number] if log_probs else 0.0
                 if piece := self._take(rows[number], tokens[number], log_prob, given):
@@ -103,7 +103,7 @@ class Generation:
         rows = [state_row(session, row) for row in range(len(self.rows))]
         starts = [heal(self.model, self.tokenizer, row, self.sampler, number) for number, row in enumerate(rows)]
         healed = concat_states([start.session for start in starts])
-        self._decoder = decoder(self.model, healed, self.drafts)
+        self._decoder = Decoder(self.model, healed, self.drafts)
         if self._rewind:
             self._rewind.add(starts[0].cover.tokens, True, lambda: healed)
         return [start.cover.head for start in starts]

@@ -22,6 +22,7 @@ from lmlong.checkpoint.read import (
     trained_tokens,
 )
 from lmlong.data.tokenizers.base import Tokenizer
+from lmlong.decode.choice import describe_fast_engine, fast_engine, why_no_fast_engine
 from lmlong.errors import UsageError
 from lmlong.inference import hidden_states, state_file
 from lmlong.inference.chat import Conversation
@@ -34,7 +35,6 @@ from lmlong.inference.unread import Encoding, UnreadText
 from lmlong.model.base import TextModel, count_parameters
 from lmlong.model.build import build
 from lmlong.model.device import WITHOUT_FLOAT64, pick_device
-from lmlong.model.fast_step import describe_fast_step, make_fast_step, why_no_fast_step
 from lmlong.model.kernel_check import checked_kernels
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.precision import Precision, autocast, evaluation_precision
@@ -239,22 +239,22 @@ class TrainedLanguageModel(TrainedModel):
     def use_fast_step(self) -> None:
         """Decode several times faster: on a CPU by native code, which may be compiled first; on a GPU by a CUDA graph,
         recorded at the first step of each batch size. It is first compared with torch."""
-        if why := why_no_fast_step(self.model):
+        if why := why_no_fast_engine(self.model):
             raise UsageError(f"--fast-decode: {why}")
-        self.model.fast_step = make_fast_step(self.model)
+        self.model.engine = fast_engine(self.model)
 
     @property
     def fast_step_at_once(self) -> bool:
         """Whether a fast decode step is available without a wait, except for the first on a machine."""
-        return self.device.type == "cpu" and why_no_fast_step(self.model) is None
+        return self.device.type == "cpu" and why_no_fast_engine(self.model) is None
 
     @property
     def decoder(self) -> str:
         """The decoder as a text: native code and how it was made, a CUDA graph, or torch, with the reason if nothing
         faster is possible."""
-        if self.model.fast_step is not None:
-            return describe_fast_step(self.model)
-        why = why_no_fast_step(self.model)
+        if self.model.engine is not None:
+            return describe_fast_engine(self.model)
+        why = why_no_fast_engine(self.model)
         return "torch" if why is None else f"torch ({why.rstrip('.')})"
 
     def save_state(self, state: Session, path: str | Path) -> None:

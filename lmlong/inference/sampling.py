@@ -98,7 +98,7 @@ def _sampled(
     if options.temperature == 0:
         tokens = logits.argmax(-1)
     else:
-        uniform = torch.tensor([random.random() for random in randoms], dtype=torch.float64)
+        uniform = torch.from_numpy(np.array([random.random() for random in randoms]))
         tokens = draw(probabilities(logits, options), uniform)
     for guard, token in zip(guards, tokens.tolist() if guards else [], strict=True):
         guard.append(token)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lmlong.attention.base import state_tensors
+from lmlong.decode.engine import step
 from lmlong.inference.unread import Unread, UnreadText, as_tensors
 from lmlong.model.finite import NotFinite, is_finite, not_finite
 from lmlong.model.language_model import LanguageModel, ModelState
@@ -111,7 +112,7 @@ def after_tokens(session: Session, new: Tensor, state: ModelState) -> Session:
 @torch.inference_mode()
 def next_logits(model: LanguageModel, session: Session) -> tuple[Tensor, ModelState]:
     """Return the logits (B, V) of the next token, and the state after the last one."""
-    return reading.step(model, session.last, session.state)
+    return step(model, session.last, session.state)
 
 
 def logits_not_finite(model: LanguageModel, recent: Tensor) -> NotFinite:

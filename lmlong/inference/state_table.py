@@ -19,6 +19,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
+from lmlong.decode.engine import engine_of
 from lmlong.errors import LmlongError
 from lmlong.inference import state_file
 from lmlong.inference.loading import TrainedLanguageModel
@@ -106,7 +107,7 @@ class StateTable:
 
     def __init__(self, trained: TrainedLanguageModel, memory: int, folder: Path | None = None, disk: int = 0):
         model = trained.model
-        formats = [model.weight_format, type(model.fast_step).__name__, *sorted(trained.owners.items())]
+        formats = [model.weight_format, type(engine_of(model)).__name__, *sorted(trained.owners.items())]
         dtypes = {name: str(x.dtype) for name, x in state_file.empty_tensors(model, ()).items()}
         self.empty = hashlib.blake2b(repr((formats, dtypes)).encode(), digest_size=KEY_BYTES).digest()
         """The key of the empty text."""

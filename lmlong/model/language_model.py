@@ -3,9 +3,9 @@
 B batch, T time, V vocabulary.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -45,10 +45,6 @@ class ModelState(NamedTuple):
     learned: Learned | None = None  # from the text (model/learning/read.py); None if nothing learns from it
 
 
-DecodeStep = Callable[[Tensor, ModelState, BlockPhase | None], tuple[Tensor, Tensor, ModelState]]
-"""(token (B,), state, block phase) -> logits (B, V), the last hidden state (B, width), and the state after."""
-
-
 class LanguageModel(TextModel):
     """A model that predicts the next token from its state. The mask of a batch is its document starts."""
 
@@ -67,8 +63,8 @@ class LanguageModel(TextModel):
         self.past_tokens = self._count_past_tokens()
         self.norm = RMSNorm(options.width, epsilon=options.norm_epsilon)
         self.lm_head = LMHead(self.embedding if options.tied_output else nn.Embedding(vocabulary, options.width))
-        self.fast_step: DecodeStep | None = None
-        """The decode step by native code or a CUDA graph; None if torch runs `decode_step`."""
+        self.engine: Any = None
+        """What continues texts with the model (decode/engine.py); None for torch."""
         self.init_weights()
 
     @torch.no_grad()
@@ -93,19 +89,15 @@ class LanguageModel(TextModel):
         return self.logits(hidden), after
 
     def step(self, token: Tensor, state: ModelState) -> tuple[Tensor, ModelState]:
-        """Return logits (B, V) of the token after `token` (B,), and the state after it."""
-        logits, _, after = self.decode(token, state)
+        """Return logits (B, V) of the token after `token` (B,), and the state after it, by torch."""
+        assert state.learned is None, "lmlong.decode.engine reads with a state that learns"
+        logits, _, after = self.decode_step(token, state, self.block_phase(state, None, 1))
         return logits, after
-
-    def decode(self, token: Tensor, state: ModelState) -> tuple[Tensor, Tensor, ModelState]:
-        """Return the logits (B, V) and the last hidden state (B, width) after `token` (B,), and the state after it."""
-        assert state.learned is None, "lmlong.model.learning.read reads with a state that learns"
-        return (self.fast_step or self.decode_step)(token, state, self.block_phase(state, None, 1))
 
     def decode_step(
         self, token: Tensor, state: ModelState, phase: BlockPhase | None
     ) -> tuple[Tensor, Tensor, ModelState]:
-        """Return the logits and the last hidden state after `token`, and the state, by torch. This never synchronizes
+        """Return the logits and the last hidden state after `token`, and the state. This never synchronizes
         with the device, so it can be a CUDA graph."""
         hidden, after = self._run(token[:, None], state, None, phase)
         return self.logits(hidden)[:, 0], hidden[:, 0], after

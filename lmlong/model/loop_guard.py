@@ -45,7 +45,8 @@ class LoopGuard:
     def append(self, token: int) -> None:
         """Add a token to the text."""
         self._repeated = (self._repeated + 1) * (self._last[: len(self._repeated)] == token)
-        self._last = np.concatenate([[token], self._last[:-1]])
+        self._last[1:] = self._last[:-1]
+        self._last[0] = token
 
     def penalties(self) -> dict[int, float]:
         """Return the penalties to subtract from the logits, by token; other tokens have none."""
@@ -58,11 +59,10 @@ class LoopGuard:
 
     def _often(self) -> list[tuple[int, int]]:
         """Return the tokens that often followed the last tokens, and how often."""
-        last = self._last
-        same = np.logical_and.reduce([last[back + 1 : back + 1 + SPAN] == last[back] for back in range(UNIT - 1)])
-        if last[UNIT - 2] == NO_TOKEN or np.count_nonzero(same) < OFTEN:
+        same = self._repeated[:SPAN] >= UNIT - 1
+        if np.count_nonzero(same) < OFTEN:
             return []
-        tokens, counts = np.unique(last[:SPAN][same], return_counts=True)
+        tokens, counts = np.unique(self._last[: len(same)][same], return_counts=True)
         return [(int(token), int(count)) for token, count in zip(tokens, counts, strict=True) if count >= OFTEN]
 
 

@@ -4,12 +4,9 @@ import ctypes
 import os
 import sys
 import time
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
-
-Result = TypeVar("Result")
+from typing import Any, NamedTuple
 
 
 class ThreadTeam(NamedTuple):
@@ -88,10 +85,11 @@ class ThreadChoice:
         self._trial: list[int] = []  # the number of threads of each remaining call of a trial
         self._seconds: dict[int, float] = {}
 
-    def run(self, call: Callable[[int], Result], all_threads: int) -> Result:
-        """Return call(threads). The result must not depend on the number of threads."""
+    def threads(self, all_threads: int) -> int:
+        """Return the number of threads of the next call, whose result must not depend on it."""
         if all_threads == 1:
-            return call(1)
+            self._all = 0
+            return 1
         if all_threads != self._all:
             self.chosen = self._all = all_threads
             self._pause, self._left, self._trial = self.FIRST_PAUSE, 0, []
@@ -99,13 +97,12 @@ class ThreadChoice:
             other = 1 if self.chosen == all_threads else all_threads
             self._trial = [self.chosen] * self.TRIAL_CALLS + [other] * self.TRIAL_CALLS
             self._seconds = {self.chosen: 0.0, other: 0.0}
-        threads = self._trial[0] if self._trial else self.chosen
-        begun = time.perf_counter()
-        result = call(threads)
-        self._note(threads, time.perf_counter() - begun)
-        return result
+        return self._trial[0] if self._trial else self.chosen
 
-    def _note(self, threads: int, seconds: float) -> None:
+    def note(self, threads: int, seconds: float) -> None:
+        """Note the time of a call with the number of threads that `threads` returned."""
+        if not self._all:
+            return
         if not self._trial:
             self._left -= 1
             return

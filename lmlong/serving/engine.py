@@ -16,6 +16,7 @@ from threading import Condition, Thread
 import torch
 from torch import Tensor
 
+from lmlong.decode.engine import engine_of
 from lmlong.errors import LmlongError
 from lmlong.inference.healing import only_beginning_with
 from lmlong.inference.loading import TrainedLanguageModel
@@ -23,7 +24,6 @@ from lmlong.inference.sampling import sample_each
 from lmlong.inference.session import logits_not_finite
 from lmlong.inference.state_table import StateTable
 from lmlong.model.finite import NotFinite
-from lmlong.model.row_step import make_row_step
 from lmlong.serving.request import Request
 from lmlong.serving.settings import DEFAULT_SETTINGS, Settings
 from lmlong.serving.writer import Deliver, Writer
@@ -73,7 +73,7 @@ class Engine:
         self.trained, self.states = trained, states
         self.rows, self.most_waiting = settings.rows, settings.waiting
         self.counts = EngineCounts()
-        self._steps = make_row_step(trained.model)
+        self._engine = engine_of(trained.model)
         self._waiting = deque[Writer]()
         self._reading = deque[tuple[Writer, Iterator[None]]]()
         self._writing: list[Writer] = []
@@ -180,7 +180,7 @@ class Engine:
                 if next(pieces, self) is not self:
                     self._reading.append((writer, pieces))
                 else:
-                    writer.begin(self._steps)
+                    writer.begin(self._engine)
                     self.counts.prompt_tokens += writer.prompt_tokens
                     self.counts.cached_tokens += writer.cached_tokens
                     if not writer.ended:
@@ -214,7 +214,7 @@ class Engine:
 
     def _logits(self, writers: list[Writer]) -> Tensor:
         """Return the logits of the next token of each row; the rows are unchanged if it raises."""
-        return self._steps([writer.row for writer in writers], torch.tensor([writer.last for writer in writers]))
+        return self._engine.step([writer.row for writer in writers], [writer.last for writer in writers])
 
     def _draw(self, writers: list[Writer], logits: Tensor) -> None:
         """Draw the next token of each row."""

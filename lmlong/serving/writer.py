@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lmlong.decode.engine import Engine
 from lmlong.inference.generation import End, StreamedText
 from lmlong.inference.healing import heal
 from lmlong.inference.loading import TrainedLanguageModel
@@ -17,7 +18,6 @@ from lmlong.inference.sampling import Sampler
 from lmlong.inference.session import NO_TOKEN, Session, begin_learning, even_pieces, with_unread
 from lmlong.inference.state_table import PIECE, Kind, Piece, Place, StateTable, pieces_of, superseded
 from lmlong.inference.unread import Encoding, UnreadText
-from lmlong.model.row_step import Row, RowStep
 from lmlong.model.sampling_options import RECENT, Sampling
 from lmlong.serving.reading import ReadingProgress
 from lmlong.serving.request import Event, Request, TokenLikelihood, Turn, WrittenToken
@@ -35,7 +35,7 @@ class Writer:
         """The bytes with which the next token must begin: the rest of the prompt, for the first one."""
         self.last = 0
         """The last token, which the next step reads."""
-        self.row: Row
+        self.row: Any
         self.cached_tokens = 0
         """Tokens of the prompt whose state was known."""
         self._trained, self._deliver, self._states = trained, deliver, states
@@ -96,7 +96,7 @@ class Writer:
         """The kind of the pieces of the prompt."""
         return "learn" if self.request.learn else "read"
 
-    def begin(self, steps: RowStep) -> None:
+    def begin(self, engine: Engine) -> None:
         """Read the rest of the prompt, and join the batch."""
         session, tokenizer = self._place.session, self._trained.tokenizer
         assert session is not None
@@ -111,7 +111,7 @@ class Writer:
             self._healed = healed.cover.tokens
         self._count_prompt(session)
         self._recent.extend(token for token in session.recent[0].tolist() if token != NO_TOKEN)
-        self.last, self.row = int(session.last), steps.admit(session.state)
+        self.last, self.row = int(session.last), engine.load(session.state)
 
     def _count_prompt(self, session: Session) -> None:
         before = self.request.start.tokens if self.request.start else 0

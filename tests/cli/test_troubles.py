@@ -18,7 +18,8 @@ from commands import lmlong as call_lmlong
 from machine import new_cache
 
 from lmlong.attention.linear.native import library
-from lmlong.model import memory, native_step
+from lmlong.decode import native
+from lmlong.model import memory
 
 RECIPE = """
 text: {{sources: [{{kind: files, paths: [{book}]}}], tokenizer: {{kind: bytes}}, sequence_length: 16}}
@@ -59,7 +60,7 @@ def largest_file(size: int) -> Iterator[None]:
     """A limit on the size of files, which fails as a full disk does: in the middle of a file. Native code is there
     before: a failure to compile it would be remembered for all tests to come. It ends within the test, for what pytest
     itself writes may go to a file, too."""
-    native_step.library(), library()
+    native.library(), library()
     usual, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, usual[1]))
     try:

@@ -17,11 +17,11 @@ from lmlong.attention.feature_maps import Elu
 from lmlong.attention.linear import chunk, layer
 from lmlong.cli.check import check as command
 from lmlong.data.tokenizers.base import ByteTokenizer
+from lmlong.decode.choice import why_no_fast_engine
 from lmlong.evaluation.law_check import LawReport, check, table
 from lmlong.evaluation.state_health import denominators
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.samples import sampled_text
-from lmlong.model.fast_step import why_no_fast_step
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.quantized_model import quantize
 
@@ -55,7 +55,7 @@ def test_a_model_that_was_compiled_is_checked_like_any_other() -> None:
 def laws_of(form: recipe.Attention) -> int:
     """One more where the step can be compiled."""
     model = LanguageModel(recipe.Model(width=16, layers=2, heads=2, attention=form), 50)
-    return 11 + (why_no_fast_step(model) is None)
+    return 11 + (why_no_fast_engine(model) is None)
 
 
 def broken(report: LawReport) -> set[str]:

@@ -12,6 +12,7 @@ from inference.crafted_states import Case, prepare, try_crafted
 from machine import needs_native
 
 from lmlong.attention.ngram.hashing import NO_NGRAM
+from lmlong.decode.engine import step
 from lmlong.errors import CheckpointError
 
 USUAL = 60
@@ -110,4 +111,4 @@ def test_native_code_refuses_a_row_outside_its_table(cases: dict[str, Case]) -> 
 def test_native_decoding_refuses_a_token_outside_the_vocabulary(cases: dict[str, Case], token: int) -> None:
     model = cases["window"].model.model
     with pytest.raises(IndexError, match="not in the vocabulary"):
-        model.step(torch.tensor([token]), model.init_state(1))
+        step(model, torch.tensor([token]), model.init_state(1))

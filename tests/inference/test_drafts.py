@@ -1,6 +1,5 @@
 """Drafts change no text, no log-probability and no state, only how many passes over the weights are made."""
 
-from itertools import pairwise
 from random import Random
 
 import pytest
@@ -12,8 +11,8 @@ from models import model_of
 
 from lmlong.attention.base import state_tensors
 from lmlong.data.tokenizers.base import ByteTokenizer
+from lmlong.decode.choice import fast_engine
 from lmlong.inference import drafts
-from lmlong.inference.decoder import Decoder, NativeDecoder
 from lmlong.inference.drafts import (
     FIRST_SINGLE_STEPS,
     IDLE_STEPS,
@@ -28,7 +27,6 @@ from lmlong.inference.drafts import (
 from lmlong.inference.generation import Generation
 from lmlong.inference.sampling import Sampler, Sampling
 from lmlong.inference.session import Session, prefill
-from lmlong.model.fast_step import make_fast_step
 from lmlong.model.language_model import LanguageModel
 
 BYTES = ByteTokenizer()
@@ -51,7 +49,7 @@ class RandomPace(Pace):
 
 def decoding(form: str) -> LanguageModel:
     model = model_of(form)
-    model.fast_step = make_fast_step(model, tried=False)
+    model.engine = fast_engine(model, tried=False)
     return model
 
 
@@ -67,21 +65,19 @@ def assert_drafts_change_nothing(
     stop: tuple[str, ...] = (),
     eos: int = BYTES.eos,
 ) -> Generation:
-    """Generate by steps, by passes without drafts and by passes with drafts; return the last generation."""
+    """Generate without drafts and with drafts; return the last generation."""
     tokenizer = ByteTokenizer()
     tokenizer.eos = eos
-    stepped, plain, drafted = (
+    plain, drafted = (
         Generation(model, tokenizer, session, Sampler(sampling), max_tokens, stop, keep=True, drafts=each)
-        for each in (None, None, Drafts(RandomPace()))
+        for each in (None, Drafts(RandomPace()))
     )
-    stepped._decoder = Decoder(model, session)
-    assert list(stepped) == list(plain) == list(drafted)
-    for one, other in pairwise((stepped, plain, drafted)):
-        row, same = one.rows[0], other.rows[0]
-        assert (row.tokens, row.end, row.log_probabilities) == (same.tokens, same.end, same.log_probabilities)
-        for ends in ((one.session, other.session), (one.finished(), other.finished())):
-            pairs = zip(*map(state_tensors, ends), strict=True)
-            assert all(x.dtype == y.dtype and torch.equal(x, y) for x, y in pairs)
+    assert list(plain) == list(drafted)
+    row, same = plain.rows[0], drafted.rows[0]
+    assert (row.tokens, row.end, row.log_probabilities) == (same.tokens, same.end, same.log_probabilities)
+    for ends in ((plain.session, drafted.session), (plain.finished(), drafted.finished())):
+        pairs = zip(*map(state_tensors, ends), strict=True)
+        assert all(x.dtype == y.dtype and torch.equal(x, y) for x, y in pairs)
     return drafted
 
 
@@ -170,8 +166,7 @@ def test_a_text_may_end_within_a_draft(end: str) -> None:
             continue
         options = {"max_tokens": at, "stop": (chr(token),), "eos": token}
         decoder = assert_drafts_change_nothing(model, session, SAMPLINGS[0], **{end: options[end]})._decoder
-        assert isinstance(decoder, NativeDecoder)
-        within |= decoder._pass is not None and decoder._read < len(decoder._pass.tokens)
+        within |= decoder._pass is not None and decoder._read < len(decoder._pass.tokens[0])
     assert within
 
 

@@ -10,11 +10,11 @@ from machine import needs_native
 from torch.testing import assert_close
 
 from lmlong.cli.generate import generate
+from lmlong.decode import native
+from lmlong.decode.choice import why_no_fast_engine
 from lmlong.errors import UsageError
 from lmlong.inference.loading import load
 from lmlong.inference.session import next_logits
-from lmlong.model import native_step as step
-from lmlong.model.fast_step import why_no_fast_step
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.quantization import Weights
 from lmlong.native import prebuilt
@@ -37,16 +37,16 @@ def test_a_compiled_step_writes_the_same(run: Path, weights: Weights) -> None:
 @needs_native
 def test_on_a_cpu_a_step_is_compiled_unless_it_is_unwanted(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = []
-    run_step = step.NativeStep.run
+    read = native.NativeEngine.read
 
     def counted(self: Any, *inputs: Any) -> Any:
         steps.append(1)
-        return run_step(self, *inputs)
+        return read(self, *inputs)
 
-    monkeypatch.setattr(step.NativeStep, "run", counted)
-    for flags, expected in (([], 2), (["--fast-decode"], 2), (["--no-fast-decode"], 0)):
+    monkeypatch.setattr(native.NativeEngine, "read", counted)
+    for flags, expected in (([], 8), (["--fast-decode"], 8), (["--no-fast-decode"], 0)):
         steps.clear()
-        # of the prompt's two tokens the first is read, the second is asked about; the end of a document is not written
+        # six steps compare the engine with torch; of the prompt's two tokens the second is read by a step
         asked = [str(run), "--device", "cpu", "--prompt", "a", "--max-tokens", "2", "--temperature", "0", *flags]
         done = CliRunner().invoke(generate, asked)
         assert (done.exit_code, done.stderr, len(steps)) == (0, "", expected)
@@ -55,7 +55,7 @@ def test_on_a_cpu_a_step_is_compiled_unless_it_is_unwanted(run: Path, monkeypatc
 @pytest.mark.gpu
 def test_a_step_that_is_never_the_same_is_no_graph() -> None:
     model = LanguageModel(Model(width=16, layers=2, heads=2, attention=Attention(kind="softmax")), 30).eval().cuda()
-    assert "grows" in str(why_no_fast_step(model))
+    assert "grows" in str(why_no_fast_engine(model))
 
 
 @pytest.fixture
@@ -65,9 +65,9 @@ def no_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     monkeypatch.setenv("CXX", "none")
     monkeypatch.delenv(CHOICE, raising=False)
     monkeypatch.setattr(prebuilt, "FOLDER", tmp_path / "prebuilt")
-    step.library.cache_clear()
+    native.library.cache_clear()
     yield
-    step.library.cache_clear()
+    native.library.cache_clear()
 
 
 def test_without_a_compiler_torch_writes(run: Path, no_library: None) -> None:

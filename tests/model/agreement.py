@@ -21,11 +21,11 @@ from torch import Tensor, nn
 
 from lmlong.attention.base import state_tensors
 from lmlong.data.tokenizers.base import ByteTokenizer
+from lmlong.decode.choice import fast_engine, why_no_fast_engine
 from lmlong.errors import RecipeError
 from lmlong.inference import state_file
 from lmlong.inference.session import prefill
 from lmlong.model.build import build
-from lmlong.model.fast_step import make_fast_step, why_no_fast_step
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.layers import GroupedLinear, rounded_weight
 from lmlong.model.quantization import WeightFormat
@@ -121,7 +121,7 @@ def compare_ways(findings: Findings, recipe: Recipe, number: int) -> None:
     model = draw_model(number, draw, recipe)
     text = draw_text(draw, model.embedding.num_embeddings, recipe.model.factor)
     plans = {"token by token": token_by_token(model, text), "in parts": draw_parts(draw, model, text)}
-    findings.native = why_no_fast_step(model) is None
+    findings.native = why_no_fast_engine(model) is None
     if draw.random() < 0.3:
         model.set_state_dtype(torch.float64)
 
@@ -163,7 +163,7 @@ def compare_at_once_and_steps(
 
 def with_native_step(model: LanguageModel) -> LanguageModel:
     other = copy.deepcopy(model)
-    other.fast_step = make_fast_step(other)
+    other.engine = fast_engine(other)
     return other
 
 

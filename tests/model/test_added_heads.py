@@ -11,8 +11,9 @@ from machine import needs_compiler
 from models import LIKE_LLAMA, kinds, stirred
 
 from lmlong import recipe
+from lmlong.decode.choice import fast_engine
+from lmlong.decode.engine import step
 from lmlong.errors import RecipeError
-from lmlong.model.fast_step import make_fast_step
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.quantized_model import quantize
 from lmlong.recipe import file as recipe_file
@@ -71,12 +72,12 @@ def test_native_steps_with_new_heads_are_those_without_to_the_bit(shape: str, we
     for model in models:
         if weights != "32":
             quantize(model, weights)
-        model.fast_step = make_fast_step(model)
+        model.engine = fast_engine(model)
     tokens, starts = text()
     states = [model(tokens, None, starts)[1] for model in models]
     for token in tokens[:, :40].T:
         (logits, *_), (expected, *_) = steps = [
-            model.step(token, state) for model, state in zip(models, states, strict=True)
+            step(model, token, state) for model, state in zip(models, states, strict=True)
         ]
         states = [state for _, state in steps]
         assert torch.equal(logits, expected)

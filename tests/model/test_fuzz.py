@@ -68,13 +68,13 @@ def test_there_are_steps_by_both_engines_with_all_weights() -> None:
 @needs_native
 def test_a_step_that_is_off_by_little_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     number = next(number for number in USUAL if findings(number).native)
-    make_fast_step = agreement.make_fast_step
+    fast_engine = agreement.fast_engine
 
     def off(model: LanguageModel) -> object:
         with torch.no_grad():
             model.norm.weight.mul_(1 + 1e-4)
-        return make_fast_step(model)
+        return fast_engine(model)
 
-    monkeypatch.setattr(agreement, "make_fast_step", off)
+    monkeypatch.setattr(agreement, "fast_engine", off)
     found = fuzz(draw_recipe(number)).complaints
     assert found and all("by native code" in complaint and "logits" in complaint for complaint in found)

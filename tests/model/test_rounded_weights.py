@@ -8,7 +8,7 @@ from torch.nn.functional import linear
 from torch.testing import assert_close
 
 from lmlong import recipe
-from lmlong.model.fast_step import why_no_fast_step
+from lmlong.decode.choice import why_no_fast_engine
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.layers import Linear
 from lmlong.model.quantization import GroupFormat, quantized
@@ -86,6 +86,6 @@ def test_native_code_refuses_rounded_weights() -> None:
     for name in ("lm_head", "blocks.0.mixer.in_proj", "blocks.0.mixer.out_proj"):
         module = model.get_submodule(name)
         module.rounding = "int4"
-        assert why_no_fast_step(model) == f"{name}: computes with its weight rounded to int4."
+        assert why_no_fast_engine(model) == f"{name}: computes with its weight rounded to int4."
         module.rounding = None
-    assert why_no_fast_step(model) is None
+    assert why_no_fast_engine(model) is None

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lmlong.decode.engine import step
 from lmlong.model.language_model import LanguageModel, ModelState
 from lmlong.model.state import concat_states, state_row
 
@@ -77,7 +78,7 @@ def by_token(model: LanguageModel, text: Text, state: ModelState) -> Outcome:
         if token.document_starts.any():
             found, state = at_once(model, token, state)
         else:
-            found, state = model.step(token.tokens[:, 0], state)
+            found, state = step(model, token.tokens[:, 0], state)
             found = found[:, None]
         logits.append(found)
     return Outcome(torch.cat(logits, dim=1), state)

@@ -12,6 +12,7 @@ from baseline_parts.model_step import served, tensors
 from baseline_parts.training import table
 from baseline_parts.variants import KINDS
 from baseline_parts.workspace import Options, Workspace, documents
+from lmlong.decode.engine import step
 
 PROMPT = " ".join(documents())[:300]
 """Longer than the windows and than two chunks."""
@@ -44,7 +45,7 @@ def greedy(model: lmlong.LanguageModel, logits: torch.Tensor, state: Any) -> dic
     tokens, after = [], []
     for _ in range(STEPS):
         tokens.append(logits.argmax(-1))
-        logits, state = model.step(tokens[-1], state)
+        logits, state = step(model, tokens[-1], state)
         after.append(logits)
     return {"tokens": torch.stack(tokens), "logits": torch.stack(after), "state": list(tensors(model.settle(state)))}
 

@@ -83,10 +83,10 @@ def tensors(state: Any) -> Iterator[Tensor]:
 def served(model: LanguageModel, state: Any, steps: Tensor) -> dict[str, Any]:
     """Return what the steps of a server give: the logits after tokens (T, B) of rows admitted with the states of a
     batch, and the state of each row after the last."""
-    from lmlong.model.row_step import make_row_step
-    from lmlong.model.state import state_row
+    from lmlong.decode.engine import engine_of, rows_of
 
-    step = make_row_step(model)
-    rows = [step.admit(state_row(state, number)) for number in range(steps.shape[1])]
-    logits = [step(rows, tokens).clone() for tokens in steps]
-    return {"logits": torch.stack(logits), "states": [list(tensors(model.settle(row.state()))) for row in rows]}
+    engine = engine_of(model)
+    rows = rows_of(engine, state)
+    logits = [engine.step(rows, tokens.tolist()).clone() for tokens in steps]
+    states = [list(tensors(model.settle(engine.save(row)))) for row in rows]
+    return {"logits": torch.stack(logits), "states": states}

@@ -16,8 +16,8 @@ from gpu_report_parts.measure import LeftOutError, Sizes, Work
 from lmlong.attention import laws
 from lmlong.bench.candidates import GENERATED, GenerationCandidates, build_model, training_candidate
 from lmlong.bench.timer import peak_bytes, quartiles, time_rounds
+from lmlong.decode.choice import why_no_fast_engine
 from lmlong.inference.session import append_token, next_logits, prefill
-from lmlong.model.fast_step import why_no_fast_step
 from lmlong.model.language_model import LanguageModel
 from lmlong.recipe import Recipe
 from lmlong.recipe import file as recipe_file
@@ -108,7 +108,7 @@ def decode(name: str, fast: bool, sizes: Sizes, device: torch.device) -> dict[st
     """Return the speed of generation; a fast step whose logits are not those by torch is refused."""
     made = GenerationCandidates(load(sizes), device, fast)
     model = made.model(name, "bf16")
-    if fast and (why := why_no_fast_step(model)):
+    if fast and (why := why_no_fast_engine(model)):
         raise LeftOutError(why)
     if fast and not (error := logits_error(model, sizes.prompt)) <= AGREES:
         raise ArithmeticError(f"the logits are {error:.1e} from those by torch's operations")

@@ -7,8 +7,8 @@ from pathlib import Path
 from lmlong.attention.delta import native as delta
 from lmlong.attention.linear import native as linear
 from lmlong.attention.ngram.native import kernel as ngram
+from lmlong.decode import native
 from lmlong.errors import LmlongError
-from lmlong.model import native_step
 from lmlong.model.learning.native import kernel as learning
 from lmlong.native.grouped import kernel as grouped
 from lmlong.native.prebuilt import LEVELS, library_path
@@ -18,7 +18,7 @@ LIBRARIES: dict[str, Callable[[], NativeCode]] = {
     "linear attention": linear.code,
     "delta rule": delta.code,
     "n-gram attention": ngram.code,
-    "decode step": native_step.code,
+    "decode step": native.code,
     "quantized products": grouped.code,
     "learning while reading": learning.code,
 }

@@ -21,11 +21,11 @@ struct DeltaAttention {
 
     const Weights& weights;
     const FeatureMapWeights& features = weights.features;
-    const Int heads, width, head_dim, V;
+    const Int width, head_dim, V;
     float *fq, *fk, *inner, *changes;  // changes: may be float64
 
     DeltaAttention(const DecodeJob& job, const Layer& layer, const Weights& weights, Scratch& scratch)
-        : weights(weights), heads(job.model->heads), width(job.model->width), head_dim(layer.head_dim),
+        : weights(weights), width(job.model->width), head_dim(layer.head_dim),
           V(job.model->value_dim) {
         for (float** x : {&fq, &fk, &inner}) *x = scratch.take(features.size);
         changes = scratch.take(2 * V);
@@ -40,15 +40,15 @@ struct DeltaAttention {
 
     template <typename Float>
     void step_in(const HeadInput& input, const State& before, const State& after, float* y) const {
-        const Int F = features.size, batch_head = input.row * heads + input.head;
+        const Int F = features.size, head = input.head;
         const bool starts = input.token.starts_document;
-        apply_feature_map(features, input.head, false, input.q, head_dim, fq, inner);
-        apply_feature_map(features, input.head, true, input.k, head_dim, fk, inner);
+        apply_feature_map(features, head, false, input.q, head_dim, fq, inner);
+        apply_feature_map(features, head, true, input.k, head_dim, fk, inner);
         scale_to_unit(fq, F), scale_to_unit(fk, F);
-        const Float* S = static_cast<const Float*>(before.S) + batch_head * F * V;
-        Float* S_after = static_cast<Float*>(after.S) + batch_head * F * V;
-        const Float decay = starts ? 0 : std::exp(Float(log_decay(weights.forgetting, input.head, input.x, width)));
-        const Float beta = sigmoid(gate_logit(weights.beta, input.head, input.x, width));
+        const Float* S = static_cast<const Float*>(before.S) + head * F * V;
+        Float* S_after = static_cast<Float*>(after.S) + head * F * V;
+        const Float decay = starts ? 0 : std::exp(Float(log_decay(weights.forgetting, head, input.x, width)));
+        const Float beta = sigmoid(gate_logit(weights.beta, head, input.x, width));
         Float* change = reinterpret_cast<Float*>(changes);
         std::fill_n(change, V, Float(0));
         if (!starts)

@@ -19,14 +19,14 @@ struct LinearAttention {
 
     const Weights& weights;
     const FeatureMapWeights& features = weights.features;
-    const Int heads, width, head_dim, V;
+    const Int width, head_dim, V;
     float *fq, *fk, *inner;
     float *lowered, *forgotten;  // decay by channel: a row of the batch projected to the gates' rank, a head's gates
     Int lowered_row = -1;
     float* numerators;  // may be float64
 
     LinearAttention(const DecodeJob& job, const Layer& layer, const Weights& weights, Scratch& scratch)
-        : weights(weights), heads(job.model->heads), width(job.model->width), head_dim(layer.head_dim),
+        : weights(weights), width(job.model->width), head_dim(layer.head_dim),
           V(job.model->value_dim) {
         for (float** x : {&fq, &fk, &inner, &forgotten}) *x = scratch.take(features.size);
         lowered = scratch.take(weights.forgetting.rank);
@@ -42,13 +42,13 @@ struct LinearAttention {
 
     template <typename Float>
     void step_in(const HeadInput& input, const State& before, const State& after, float* y) {
-        const Int F = features.size, batch_head = input.row * heads + input.head;
-        apply_feature_map(features, input.head, false, input.q, head_dim, fq, inner);
-        apply_feature_map(features, input.head, true, input.k, head_dim, fk, inner);
-        const Float* S = static_cast<const Float*>(before.S) + batch_head * F * V;
-        const Float* z = static_cast<const Float*>(before.z) + batch_head * F;
-        Float* S_after = static_cast<Float*>(after.S) + batch_head * F * V;
-        Float* z_after = static_cast<Float*>(after.z) + batch_head * F;
+        const Int F = features.size, head = input.head;
+        apply_feature_map(features, head, false, input.q, head_dim, fq, inner);
+        apply_feature_map(features, head, true, input.k, head_dim, fk, inner);
+        const Float* S = static_cast<const Float*>(before.S) + head * F * V;
+        const Float* z = static_cast<const Float*>(before.z) + head * F;
+        Float* S_after = static_cast<Float*>(after.S) + head * F * V;
+        Float* z_after = static_cast<Float*>(after.z) + head * F;
         if (input.token.starts_document) {
             std::fill_n(S_after, F * V, Float(0)), std::fill_n(z_after, F, Float(0));
             S = S_after, z = z_after;
@@ -58,7 +58,7 @@ struct LinearAttention {
         if (by_channel)
             compute_gates(input);
         else
-            decay = std::exp(Float(log_decay(weights.forgetting, input.head, input.x, width)));
+            decay = std::exp(Float(log_decay(weights.forgetting, head, input.x, width)));
         Float *numerator = reinterpret_cast<Float*>(numerators), denominator = 0;
         std::fill_n(numerator, V, Float(0));
         const float* v = input.v;

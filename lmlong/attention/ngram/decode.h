@@ -46,21 +46,21 @@ struct NgramAttention {
           matches(reinterpret_cast<Match*>(scratch.take(heads * sizeof(Match) / sizeof(float)))) {}
 
     void step(const HeadInput& input, const State& before, const State& after, float* y) {
-        const Int head = input.head, batch_head = input.row * heads + head;
+        const Int head = input.head;
         if (input.token.row != matched_row) {  // the heads of a row are computed consecutively
-            for (Int h = 0; h < heads; h++) matches[h] = find(input.token, before, batch_head - head + h, h);
+            for (Int h = 0; h < heads; h++) matches[h] = find(input.token, before, h);
             matched_row = input.token.row;
         }
         float logit = gate_logit(weights.read_gate, head, input.x, width);
         for (Int h = 0; h < heads; h++)
             logit += weights.number_weight[head * heads + h] * std::log1p(float(matches[h].number));
-        sum_values(matches[head], before, batch_head, input.v, y);
-        append_value(matches[head].written, before, after, batch_head, input.v);
+        sum_values(matches[head], before, head, input.v, y);
+        append_value(matches[head].written, before, after, head, input.v);
         const float smoothed = matches[head].number + std::exp(weights.raw_smoothing[head]);
         for (Int i = 0; i < value_dim; i++) y[i] *= sigmoid(logit) / smoothed;
     }
 
-    Match find(const Token& token, const State& before, Int batch_head, Int head) const {
+    Match find(const Token& token, const State& before, Int head) const {
         const Int n = weights.sizes[head], rows = weights.rows;
         Int tokens[MAX_NGRAM + 1];  // the last n + 1 tokens of the document
         for (Int i = 0; i <= n; i++) tokens[i] = token_before(job, token.row, n - i);
@@ -69,12 +69,12 @@ struct NgramAttention {
         const Int row = row_of(match.read, rows);
         if (match.written != NO_NGRAM && match.written != match.read && row_of(match.written, rows) == row) return match;
         match.now = match.written == match.read;
-        match.recent = count_back(before.recent_ngram + batch_head * RECENT, RECENT, match, row);
+        match.recent = count_back(before.recent_ngram + head * RECENT, RECENT, match, row);
         if (match.recent == 0)
-            match.waiting = count_back(before.waiting_ngram + batch_head * WAITING, WAITING, match, row);
+            match.waiting = count_back(before.waiting_ngram + head * WAITING, WAITING, match, row);
         match.number = match.listed + match.now;
-        if (match.waiting == 0 && before.ngram[batch_head * rows + row] == match.read)
-            match.row = row, match.number += before.number[batch_head * rows + row];
+        if (match.waiting == 0 && before.ngram[head * rows + row] == match.read)
+            match.row = row, match.number += before.number[head * rows + row];
         return match;
     }
 
@@ -98,16 +98,16 @@ struct NgramAttention {
         return first;
     }
 
-    void sum_values(const Match& match, const State& before, Int batch_head, const float* v, float* y) const {
+    void sum_values(const Match& match, const State& before, Int head, const float* v, float* y) const {
         std::fill_n(y, value_dim, 0.0f);
         auto add = [&](const float* x) {
             for (Int i = 0; i < value_dim; i++) y[i] += x[i];
         };
         auto add_listed = [&](const Int* ngrams, const float* values, Int first, Int size) {
             for (Int i = first; i < size; i++)
-                if (ngrams[batch_head * size + i] == match.read) add(values + (batch_head * size + i) * value_dim);
+                if (ngrams[head * size + i] == match.read) add(values + (head * size + i) * value_dim);
         };
-        if (match.row >= 0) add(before.S + (batch_head * weights.rows + match.row) * value_dim);
+        if (match.row >= 0) add(before.S + (head * weights.rows + match.row) * value_dim);
         if (match.listed) {
             add_listed(before.waiting_ngram, before.waiting_v, match.waiting, WAITING);
             add_listed(before.recent_ngram, before.recent_v, match.recent, RECENT);
@@ -115,13 +115,13 @@ struct NgramAttention {
         if (match.now) add(v);
     }
 
-    void append_value(Int written, const State& before, const State& after, Int batch_head, const float* v) const {
+    void append_value(Int written, const State& before, const State& after, Int head, const float* v) const {
         const bool writes = written != NO_NGRAM;  // otherwise the list is unchanged
         const Int kept = RECENT - writes;
-        Int* ngrams = after.recent_ngram + batch_head * RECENT;
-        float* into = after.recent_v + batch_head * RECENT * value_dim;
-        std::copy_n(before.recent_ngram + batch_head * RECENT + writes, kept, ngrams);
-        std::copy_n(before.recent_v + (batch_head * RECENT + writes) * value_dim, kept * value_dim, into);
+        Int* ngrams = after.recent_ngram + head * RECENT;
+        float* into = after.recent_v + head * RECENT * value_dim;
+        std::copy_n(before.recent_ngram + head * RECENT + writes, kept, ngrams);
+        std::copy_n(before.recent_v + (head * RECENT + writes) * value_dim, kept * value_dim, into);
         if (writes) ngrams[kept] = written, std::copy_n(v, value_dim, into + kept * value_dim);
         if (ngrams[0] != NO_NGRAM) __atomic_store_n(&job.full, 1, __ATOMIC_RELAXED);
     }

@@ -77,13 +77,11 @@ class SoftmaxDecode(DecodeKind[KVCache]):
     def each_written(self, change: Callable[[Tensor], Tensor], state: KVCache) -> KVCache:
         return KVCache(*(KeyValues(*map(change, part)) for part in state))
 
-    def empty_after(self, state: KVCache, by_row: bool) -> KVCache:
-        """Return the state with room for one more recent token. A row that does not read the token keeps its tokens
-        last; a row that begins a document attends to no settled token."""
+    def empty_after(self, state: KVCache) -> KVCache:
+        """Return the state with room for one more recent token. A token that starts a document, as only the blocks of
+        downsampled layers do, lets the state attend to no settled token."""
         settled, (k, v, current) = state
-        if by_row:
-            recent = KeyValues(pad(k, (0, 0, 1, 0)), pad(v, (0, 0, 1, 0)), pad(current, (1, 0)))
-            return KVCache(settled._replace(current=settled.current.clone()), recent)
+        settled = settled._replace(current=settled.current.clone())
         batch, kv_heads, time, head_dim = k.shape
         new_k = k.new_empty(batch, kv_heads, time + 1, head_dim)
         new_v = v.new_empty(batch, kv_heads, time + 1, v.shape[3])

@@ -16,19 +16,18 @@ struct WindowAttention {
     using State = KeyValues;  // of the last window - 1 tokens
 
     const Weights& weights;
-    const Int width, value_dim, sharing, kv_heads, past;  // sharing: query heads that share keys and values
+    const Int width, value_dim, sharing, past;  // sharing: query heads that share keys and values
     const SoftmaxMean mean;
     float* logits;  // of the sink, for each head
 
     WindowAttention(const DecodeJob& job, const Layer& layer, const Weights& weights, Scratch& scratch)
         : weights(weights), width(job.model->width), value_dim(job.model->value_dim),
-          sharing(layer.grouped ? job.model->heads / layer.kv_heads : 1), kv_heads(job.model->heads / sharing),
-          past(weights.window - 1), mean(job, layer, weights.window + 1, sharing, scratch),
+          sharing(layer.grouped ? job.model->heads / layer.kv_heads : 1), past(weights.window - 1), mean(job, layer, weights.window + 1, sharing, scratch),
           logits(scratch.take(sharing)) {}
 
     void step(const HeadInput& input, const State& before, const State& after, float* y) const {
         const Int kv_head = input.head / sharing;
-        const PastTokens cached{before, input.row * kv_heads + kv_head, past};
+        const PastTokens cached{before, kv_head, past};
         const float* sink = weights.sink_value ? weights.sink_value + kv_head * value_dim : nullptr;
         if (sink)
             for (Int i = 0; i < input.heads; i++) logits[i] = gate_logit(weights.sink, input.head + i, input.x, width);

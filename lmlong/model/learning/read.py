@@ -117,15 +117,6 @@ def score(
     return nll, after
 
 
-def step(model: LanguageModel, token: Tensor, state: ModelState) -> tuple[Tensor, ModelState]:
-    """Return logits (B, V) of the token after `token` (B,), and the state after it."""
-    if state.learned is None:
-        return model.step(token, state)
-    logits, hidden, after = model.decode(token, unlearned(state))
-    logits, learned = step_learned(model, token, hidden, logits, state.position, state.learned)
-    return logits, after._replace(learned=learned)
-
-
 def unlearned(state: ModelState) -> ModelState:
     """Return the state without what was learned, as the model itself reads it."""
     return state if state.learned is None else state._replace(learned=None)

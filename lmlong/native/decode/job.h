@@ -1,4 +1,4 @@
-// The arguments of a decode step: a model, the state of each row of a batch, and each row's next token.
+// The arguments of a decode step: a model, the next token of each row, and each row's state before and after it.
 
 #pragma once
 
@@ -44,6 +44,7 @@ struct Layer {               // a mixer, and the MLP if it is the last mixer of 
 
 struct Hourglass {
     Int pooling, factor, first_layer, end_layer;  // layers first_layer to end_layer - 1 are downsampled
+    Int state;  // offset of its HourglassState in the state of a row, in bytes
     const float* norm;
     Matrix conv, out_proj;
 };
@@ -60,7 +61,7 @@ struct Model {
     Int heads, head_dim, value_dim;  // heads of queries; the size of a head's queries and keys, and of its values
     Int any_rope;           // whether any layer uses rope
     Int past_tokens;        // how many tokens before the current one its attentions and tables read
-    Int state_size;         // of the states of all layers, in bytes
+    Int state_size;         // of a row: the states of all layers and of the hourglass, in bytes
     float embedding_scale;  // multiplies the embeddings
     float norm_epsilon;
     const double* frequencies;  // (head_dim / 2) angles by which rope rotates each pair at a token
@@ -75,15 +76,17 @@ struct LayerState {  // followed by the state of the layer's attention
     float* tail;     // the last inputs of the convolution
 };
 
+struct HourglassState {  // as in hourglass.py
+    float *tail, *upsampled;
+};
+
 struct DecodeJob {
     const Model* model;
-    const char *states_before, *states_after;  // of all layers; (rows, state_size) if `separate`
-    float *tail_before, *tail_after, *upsampled_before, *upsampled_after;  // HourglassState, in hourglass.py
-    const Int *tokens, *positions;
-    Int *last_tokens_before, *last_tokens_after;  // (rows, past_tokens)
-    float *logits, *hidden, *scratch;  // hidden: (rows, width), normalized
-    Int rows, separate;  // separate: whether each row has a state of its own, elsewhere in memory
-    Int consecutive;     // whether the rows are tokens of one text: each reads the state that the row before writes
+    const char *states_before, *states_after;     // (rows, state_size)
+    const Int *tokens, *positions, *last_tokens;  // last_tokens: (rows, past_tokens) before each token
+    float *logits, *hidden, *scratch;             // hidden: (rows, width), normalized
+    Int rows;
+    Int consecutive;  // whether the rows are tokens of one text: each reads the state that the row before writes
     void (*barrier)();                      // OpenMP's functions; null with one thread
     int (*thread_num)(), (*num_threads)();
     mutable Int full;     // set if a state has no room for another token

@@ -8,15 +8,15 @@
 namespace {
 
 struct KeyValues {  // of past tokens, as in softmax/state.py
-    // (batch_heads, size, head_dim) and (batch_heads, size, value_dim); a batch head is one head of one row
+    // (kv_heads, size, head_dim) and (kv_heads, size, value_dim)
     void *k, *v;
-    bool* current;  // (rows, size) whether they belong to the current document
+    bool* current;  // (size) whether they belong to the current document
     Int dtype;      // FLOAT32 or BFLOAT16
 };
 
 struct PastTokens {
     KeyValues cached;
-    Int batch_head, size;
+    Int head, size;  // the head of keys and values
 };
 
 struct Sink {  // a value that is attended to like a token's
@@ -49,18 +49,17 @@ struct SoftmaxMean {
         const Int kept = past.size - dropped, element = after.dtype == BFLOAT16 ? sizeof(uint16_t) : sizeof(float);
         auto copy = [&](const void* cached, const float* token, Int width, void* all_after) {
             const Int bytes = width * element;
-            const char* from = static_cast<const char*>(cached) + (past.batch_head * past.size + dropped) * bytes;
-            char* into = static_cast<char*>(all_after) + past.batch_head * (kept + 1) * bytes;
+            const char* from = static_cast<const char*>(cached) + (past.head * past.size + dropped) * bytes;
+            char* into = static_cast<char*>(all_after) + past.head * (kept + 1) * bytes;
             std::copy_n(from, kept * bytes, into);
             std::copy_n(reinterpret_cast<const char*>(token), bytes, into + kept * bytes);
         };
         copy(past.cached.k, new_k, head_dim, after.k);
         copy(past.cached.v, new_v, value_dim, after.v);
         if (input.head) return;
-        const bool* current = past.cached.current + input.row * past.size + dropped;
-        bool* current_after = after.current + input.row * (kept + 1);
-        for (Int t = 0; t < kept; t++) current_after[t] = current[t] && !input.token.starts_document;
-        current_after[kept] = true;
+        const bool* current = past.cached.current + dropped;
+        for (Int t = 0; t < kept; t++) after.current[t] = current[t] && !input.token.starts_document;
+        after.current[kept] = true;
     }
 
     template <typename Format>
@@ -75,10 +74,10 @@ struct SoftmaxMean {
         auto each_run = [&](auto call) {  // of tokens of the document, the new one last
             for (const PastTokens* past : {&older, &newer}) {
                 if (input.token.starts_document) break;
-                const bool* current = past->cached.current + input.row * past->size;
+                const bool* current = past->cached.current;
                 for (Int begin = 0, end; begin < past->size; begin = end + 1) {
                     for (end = begin; end < past->size && current[end];) end++;
-                    const Int first = past->batch_head * past->size + begin;
+                    const Int first = past->head * past->size + begin;
                     if (begin < end)
                         call(static_cast<const Element*>(past->cached.k) + first * head_dim,
                              static_cast<const Element*>(past->cached.v) + first * value_dim, end - begin);

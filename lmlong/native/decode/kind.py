@@ -70,9 +70,9 @@ class DecodeKind(ABC, Generic[State]):
         """Return the state with `change` applied to each tensor that a step writes to."""
         return type(state)(*map(change, state))
 
-    def empty_after(self, state: State, by_row: bool) -> State:
-        """Return tensors for the state after a token. `by_row`: a row may skip the token and keep its state."""
-        return self.each_written(torch.clone if by_row else torch.empty_like, state)
+    def empty_after(self, state: State) -> State:
+        """Return tensors for the state after a token."""
+        return self.each_written(torch.empty_like, state)
 
     def with_room(self, state: State, full: bool) -> State:
         """Return the state after a step, with room for the next token. `full`: the step reports that a state of

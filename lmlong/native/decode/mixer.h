@@ -14,16 +14,16 @@ struct Token {
 // The input of an attention at a token, for one query head, or for several that share a head of keys and values
 struct HeadInput {
     const Token& token;
-    Int row, head, heads, kv_head;  // row: index in the state's tensors; head: the first of `heads` query heads
+    Int head, heads, kv_head;       // head: the first of `heads` query heads
     const float *x, *cos_sin;       // the vector from which q, k and v are projected; cosines and sines of rope
     float *q, *k;                   // q of each head, and k, padded with zeros; an attention may change them
     const float* v;
 };
 
-// The state of a layer for a row of the batch
-const LayerState& layer_state(const DecodeJob& job, const char* states, Int row, const Layer& layer) {
-    const Int offset = (job.separate ? row * job.model->state_size : 0) + layer.state;
-    return *reinterpret_cast<const LayerState*>(states + offset);
+// A part of the state of a row, at an offset in it
+template <typename State>
+const State& state_at(const DecodeJob& job, const char* states, Int row, Int offset) {
+    return *reinterpret_cast<const State*>(states + row * job.model->state_size + offset);
 }
 
 template <typename State>
@@ -68,11 +68,10 @@ struct Mixer {
         const Int kv_head = first / sharing, q_stride = padded(head_dim), y_stride = padded(value_dim);
         const Int keys = model.heads * head_dim;  // offset of the keys, after all queries
         const Int values = keys + layer.kv_heads * head_dim;
-        const LayerState& before = layer_state(job, job.states_before, token.row, layer);
-        const LayerState& after = layer_state(job, job.states_after, token.row, layer);
-        const Int row = job.separate ? 0 : token.row;
+        const auto& before = state_at<LayerState>(job, job.states_before, token.row, layer.state);
+        const auto& after = state_at<LayerState>(job, job.states_after, token.row, layer.state);
         auto convolved = [&](Int channel, Int size, float* into) {
-            short_conv(token, before.tail, after.tail, row, channel, size, qkv_gate, into);
+            short_conv(token, before.tail, after.tail, channel, size, qkv_gate, into);
         };
         for (Int i = 0; i < heads; i++) convolved((first + i) * head_dim, head_dim, q + i * q_stride);
         convolved(keys + kv_head * head_dim, head_dim, k);  // heads that share a key write the same state
@@ -83,7 +82,7 @@ struct Mixer {
         }
         using State = typename Attention::State;
         attention.step(
-            HeadInput{token, row, first, heads, kv_head, normed, cos_sin, q, k, v},
+            HeadInput{token, first, heads, kv_head, normed, cos_sin, q, k, v},
             attention_state<State>(before),
             attention_state<State>(after),
             y);
@@ -103,15 +102,14 @@ struct Mixer {
     // Convolve `size` channels, from `channel` on, of this token's inputs. The tails hold the last tokens' inputs. Not
     // inlined, as rope
     [[gnu::noinline]] void short_conv(
-        const Token& token, const float* tail, float* tail_after, Int row, Int channel, Int size, const float* inputs,
+        const Token& token, const float* tail, float* tail_after, Int channel, Int size, const float* inputs,
         float* into) const {
         const float* x = inputs + channel;
         std::copy_n(x, size, into);
         std::fill_n(into + size, padded(size) - size, 0.0f);
         if (!layer.conv_weight) return;
         const Int past = model.conv_width - 1;
-        tail += row * past * channels + channel;
-        tail_after += row * past * channels + channel;
+        tail += channel, tail_after += channel;
         const float* weight = layer.conv_weight + channel;
         for (Int i = 0; i < size; i++) into[i] *= weight[past * channels + i];
         for (Int t = 0; t < past; t++, tail += channels, weight += channels) {

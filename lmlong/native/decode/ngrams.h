@@ -10,7 +10,7 @@ namespace {
 // The token that is `back` tokens before the current one of a row; -1 before the start of its document
 inline Int token_before(const DecodeJob& job, Int row, Int back) {
     if (job.positions[row] < back) return -1;
-    return back ? job.last_tokens_before[(row + 1) * job.model->past_tokens - back] : job.tokens[row];
+    return back ? job.last_tokens[(row + 1) * job.model->past_tokens - back] : job.tokens[row];
 }
 
 // The vectors (count, width) of a row's last n tokens, one for each n; 0 if its document has fewer tokens

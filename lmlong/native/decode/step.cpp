@@ -1,4 +1,4 @@
-// One token of each row of a batch through a whole model, on a CPU. The model is defined in language_model.py, block.py
+// The next token of each row through a whole model, on a CPU. The model is defined in language_model.py, block.py
 // and hourglass.py; here every matrix is fetched once. Python generates shared.h, with constants and enumerations, and
 // kinds.h, which includes each kind's decode.h.
 //
@@ -100,7 +100,6 @@ struct Step {
                 if (model.hourglass.pooling && completes_block(row))
                     *block++ = {row, job.positions[row] / factor, job.positions[row] < factor};
             }
-            append_tokens();
             if (model.any_rope) compute_cos_sin(all), compute_cos_sin(downsampled);
         }
         team.wait();
@@ -111,14 +110,6 @@ struct Step {
         const Matrix& projection = model.tables.projection;
         add_linear(projection, mixed, projection.inputs, all);
         team.wait();
-    }
-
-    void append_tokens() const {
-        const Int past = model.past_tokens;
-        for (Int row = 0; past && row < job.rows; row++) {
-            std::copy_n(job.last_tokens_before + row * past + 1, past - 1, job.last_tokens_after + row * past);
-            job.last_tokens_after[(row + 1) * past - 1] = job.tokens[row];
-        }
     }
 
     bool completes_block(Int row) const {
@@ -215,15 +206,19 @@ struct Step {
         }
     }
 
+    const HourglassState& hourglass_state(const char* states, Int row) const {
+        return state_at<HourglassState>(job, states, row, model.hourglass.state);
+    }
+
     // Pool the blocks that this token completes. Update the tail: the last vectors of each row
     void downsample() {
         const Int past = (model.hourglass.factor - 1) * width;
         if (team.thread_num == 0) {
             Int block = 0;
             for (Int row = 0; row < job.rows; row++) {
-                const float *tail = job.tail_before + row * past, *x = all.x + row * width;
+                const float *tail = hourglass_state(job.states_before, row).tail, *x = all.x + row * width;
                 if (completes_block(row)) pool(tail, x, block++);
-                float* tail_after = job.tail_after + row * past;
+                float* tail_after = hourglass_state(job.states_after, row).tail;
                 std::copy_n(tail + width, past - width, tail_after);
                 std::copy_n(x, width, tail_after + past - width);
             }
@@ -263,9 +258,9 @@ struct Step {
         if (team.thread_num == 0) {
             Int block = 0;
             for (Int row = 0; row < job.rows; row++) {
-                const float* upsampled =
-                    completes_block(row) ? mixed + block++ * width : job.upsampled_before + row * width;
-                std::copy_n(upsampled, width, job.upsampled_after + row * width);
+                const float* last = hourglass_state(job.states_before, row).upsampled;
+                const float* upsampled = completes_block(row) ? mixed + block++ * width : last;
+                std::copy_n(upsampled, width, hourglass_state(job.states_after, row).upsampled);
                 if (job.positions[row] >= model.hourglass.factor - 1)
                     for (Int i = 0; i < width; i++) all.x[row * width + i] += upsampled[i];
             }

@@ -1,10 +1,10 @@
-"""One decode step of a packed model in C++ (step.cpp). B batch, V vocabulary."""
+"""A pass of a packed model in C++ (step.cpp). B rows, N tokens of each row, P last tokens, V vocabulary."""
 
 import ctypes
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,32 +12,20 @@ from torch import Tensor
 from lmlong.native.build import NativeLibrary, load
 from lmlong.native.decode import structures
 from lmlong.native.decode.kind import DecodeKind
-from lmlong.native.decode.structures import DecodeJob, Dtype, LayerState, Pooling
+from lmlong.native.decode.structures import DecodeJob, Dtype, Pooling
 from lmlong.native.feature_maps import FeatureMap
 from lmlong.native.source import NativeCode, Shared
 from lmlong.native.threads import give_barrier, run_on_threads
 
 CODE = Path(__file__).parent
 
-Integers = Tensor | array
-"""int64 numbers. Those of a few tokens are fastest as plain numbers."""
-
-
-class States(NamedTuple):
-    """The state of a model before a step, which is read, or after it, which is written."""
-
-    layers: array
-    """The fields of each layer's `LayerState` and of its attention's state. Plain numbers, since each token needs many
-    new ones. If each row has its own state, the layers of one row follow another's."""
-    hourglass: Sequence[Tensor] | None  # HourglassState, in hourglass.py
-    last_tokens: Integers | None
-
 
 def step_code(kinds: Iterable[DecodeKind[Any]], constants: Mapping[str, float]) -> NativeCode:
     """Return the code of the step with these kinds of attention."""
     kinds = list(kinds)
     layouts = [structures.Matrix, structures.FeatureMapWeights, structures.Gate, structures.Forgetting]
-    layouts += [structures.Layer, structures.Hourglass, structures.NgramTables, structures.Model, LayerState, DecodeJob]
+    layouts += [structures.Layer, structures.Hourglass, structures.NgramTables, structures.Model]
+    layouts += [structures.LayerState, structures.HourglassState, DecodeJob]
     for kind in kinds:
         layouts += [each for each in (kind.weights, kind.state) if each._fields_]  # C++ gives an empty one a size
     constants = merged_constants(constants, kinds)
@@ -90,41 +78,33 @@ def kind_headers(kinds: Sequence[DecodeKind[Any]]) -> dict[str, str]:
 def decode(
     functions: ctypes.CDLL,
     model: structures.Model,
-    tokens: Integers,
-    positions: Integers,
-    before: States,
-    after: States,
+    tokens: array,
+    positions: array,
+    last_tokens: array,
+    before: array,
+    after: array,
     workers: int,
-    separate: bool = False,
-    consecutive: bool = False,
+    rows: int,
 ) -> tuple[Tensor, Tensor, bool]:
-    """Return the logits (B, V) and the last hidden states (B, width) after `tokens` (B,) at `positions` (B,) in their
-    documents, and whether a state has no room for another token. Fill the states `after`, on `workers` threads.
-    `separate`: each row has its own state. `consecutive`: each of these is the state `after` of the row before, so that
-    the rows are the tokens of one text."""
-    rows, vocabulary = len(tokens), model.output.outputs
-    size = model.state_size * (rows if separate else 1)
-    assert len(before.layers) * before.layers.itemsize == len(after.layers) * after.layers.itemsize == size
-    logits, hidden = (torch.empty(rows, size, dtype=torch.float32, device="cpu") for size in (vocabulary, model.width))
-    states = (address(state.layers) for state in (before, after))
-    job = DecodeJob(ctypes.addressof(model), *states)
-    if before.hourglass is not None and after.hourglass is not None:
-        job.tail_before, job.upsampled_before = (x.data_ptr() for x in before.hourglass)
-        job.tail_after, job.upsampled_after = (x.data_ptr() for x in after.hourglass)
-    if before.last_tokens is not None and after.last_tokens is not None:
-        job.last_tokens_before, job.last_tokens_after = map(address, (before.last_tokens, after.last_tokens))
-    job.tokens, job.positions = address(tokens), address(positions)
+    """Return the logits (B, N, V) and the last hidden states (B, N, width) after `tokens` (B * N,) at `positions` in
+    their documents, and whether a state has no room for another token. Fill the states `after`, on `workers` threads.
+    B or N is 1: the tokens are those of different rows, or consecutive ones of one row.
+
+    The arrays have one int64 for each number. In `before` and `after`, the addresses of a row's state follow those of
+    another. `last_tokens` (B * N, P) are those before each token."""
+    shape = rows, len(tokens) // rows
+    assert len(before) * before.itemsize == len(after) * after.itemsize == model.state_size * len(tokens)
+    assert len(last_tokens) == model.past_tokens * len(tokens) and 1 in shape
+    logits = torch.empty(*shape, model.output.outputs, dtype=torch.float32, device="cpu")
+    hidden = torch.empty(*shape, model.width, dtype=torch.float32, device="cpu")
+    inputs = (before, after, tokens, positions, last_tokens)
+    job = DecodeJob(ctypes.addressof(model), *(numbers.buffer_info()[0] for numbers in inputs))
     job.logits, job.hidden = logits.data_ptr(), hidden.data_ptr()
-    job.rows, job.separate, job.consecutive = rows, separate, consecutive
+    job.rows, job.consecutive = len(tokens), shape[1] > 1
     give_barrier(job, workers)
-    size = functions.scratch_size(ctypes.byref(job), workers)
-    scratch = torch.empty(size, dtype=torch.float32, device="cpu")
+    scratch = torch.empty(functions.scratch_size(ctypes.byref(job), workers), dtype=torch.float32, device="cpu")
     job.scratch = scratch.data_ptr()
     run_on_threads(functions.decode_step, job, workers)
     if job.invalid:
         raise IndexError("decode: a token is not in the vocabulary, or a position is negative")
     return logits, hidden, bool(job.full)
-
-
-def address(numbers: Integers) -> int:
-    return numbers.buffer_info()[0] if isinstance(numbers, array) else numbers.data_ptr()

@@ -60,7 +60,7 @@ class Layer(ctypes.Structure):
 
 class Hourglass(ctypes.Structure):
     _fields_ = (
-        *ints("pooling", "factor", "first_layer", "end_layer"),
+        *ints("pooling", "factor", "first_layer", "end_layer", "state"),
         *pointers("norm"),
         *((name, Matrix) for name in ("conv", "out_proj")),
     )
@@ -88,12 +88,15 @@ class LayerState(ctypes.Structure):
     _fields_ = (*pointers("tail"),)
 
 
+class HourglassState(ctypes.Structure):
+    _fields_ = (*pointers("tail", "upsampled"),)
+
+
 class DecodeJob(ctypes.Structure):
     _fields_ = (
         *pointers("model", "states_before", "states_after"),
-        *pointers("tail_before", "tail_after", "upsampled_before", "upsampled_after"),
-        *pointers("tokens", "positions", "last_tokens_before", "last_tokens_after", "logits", "hidden", "scratch"),
-        *ints("rows", "separate", "consecutive"),
+        *pointers("tokens", "positions", "last_tokens", "logits", "hidden", "scratch"),
+        *ints("rows", "consecutive"),
         *pointers("barrier", "thread_num", "num_threads"),
         *ints("full", "invalid"),
     )

@@ -17,7 +17,8 @@ from lmlong.attention.ngram.native.kernel import NativeNgram
 from lmlong.attention.ngram.sort import SortKernel
 from lmlong.attention.ngram.state import RECENT, WAITING, NgramState, OwnedNgramState, empty_state
 from lmlong.attention.ngram.step import settle, step
-from lmlong.model.fast_step import make_fast_step
+from lmlong.decode import engine
+from lmlong.decode.choice import fast_engine
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.state import where_state
 
@@ -167,10 +168,10 @@ def test_native_decode_over_more_tokens_than_both_lists_hold() -> None:
     tokens = torch.randint(6, (2, 90)).repeat(1, 13)[:, : WAITING + 2 * RECENT + 20]  # long n-grams come again too
     with torch.inference_mode():
         truth, end = model(tokens)
-        model.fast_step = make_fast_step(model)
+        model.engine = fast_engine(model)
         state = model.init_state(2)
         for t in range(tokens.shape[1]):
-            logits, state = model.step(tokens[:, t], state)
+            logits, state = engine.step(model, tokens[:, t], state)
             assert torch.allclose(logits, truth[:, t], atol=1e-4)
         found = model.settle(state).blocks[0].attention
     assert torch.equal(found.ngram, end.blocks[0].attention.ngram)

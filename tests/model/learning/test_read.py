@@ -10,12 +10,13 @@ from models import stirred
 from torch import Tensor
 
 from lmlong import recipe
-from lmlong.model.fast_step import make_fast_step
+from lmlong.decode.choice import fast_engine
+from lmlong.decode.engine import step
 from lmlong.model.language_model import LanguageModel, ModelState
 from lmlong.model.learning import keys
 from lmlong.model.learning import read as reading
 from lmlong.model.learning.naive import naive_read
-from lmlong.model.learning.read import first_state, step, will_learn
+from lmlong.model.learning.read import first_state, will_learn
 from lmlong.model.learning.state import BLOCK, NOT_LEARNED, Delta, Rates, init_learned
 from lmlong.model.loss import IGNORED
 from lmlong.model.state import concat_states, state_row
@@ -121,7 +122,7 @@ def test_a_large_vocabulary_has_fewer_keys(
 def test_native_decode_steps_learn_the_same(model: LanguageModel, tokens: Tensor) -> None:
     by_torch = copy.deepcopy(model).float()
     native = copy.copy(by_torch)
-    native.fast_step = make_fast_step(native)
+    native.engine = fast_engine(native)
     state = expected_state = first_state(by_torch, 2, True)
     for token in tokens.mT:
         expected, expected_state = step(by_torch, token, expected_state)

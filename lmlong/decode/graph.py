@@ -1,4 +1,4 @@
-"""The decode step as a graph: its operations are recorded once, and replayed for each token in the same memory.
+"""The engine of CUDA graphs: the operations of a step are recorded once, and replayed for each token.
 
 On a GPU, launching the operations of a step takes longer than computing them. A CUDA graph launches all of them at
 once, but always on the same addresses, so the engine has tensors of its own for the token and the state.
@@ -6,13 +6,14 @@ once, but always on the same addresses, so the engine has tensors of its own for
 B rows, V vocabulary.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from threading import Lock
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from lmlong.decode.engine import EagerEngine, EagerRow, Pass, joined, place
 from lmlong.model.language_model import LanguageModel, ModelState
 from lmlong.model.state import rebuild_state
 from lmlong.model.stretch import BlockPhase, any_phase
@@ -57,25 +58,6 @@ Recorder = Callable[[Run], Run]
 """Returns a function that repeats the operations of a call, on the same tensors."""
 
 
-class GraphStep:
-    """`LanguageModel.decode_step` of a model whose weights are final and whose state has a constant size.
-
-    The engine writes only to its own tensors. It copies in a state that it is given, unless it is the state that it
-    returned last, and returns a copy: whoever keeps a state keeps it unchanged.
-    """
-
-    def __init__(self, model: LanguageModel, record: Recorder = cuda_graph):
-        self._batches, self._lock = GraphBatches(model, record), Lock()
-
-    def __call__(self, token: Tensor, state: ModelState, phase: BlockPhase | None) -> tuple[Tensor, Tensor, ModelState]:
-        with self._lock:
-            batch = self._batches.of(state)
-            if batch.returned is not state:
-                batch.load(state)
-            (logits, hidden), batch.returned = batch.step(token, phase), batch.copy()
-            return logits, hidden, batch.returned
-
-
 class GraphBatches:
     """The batches of an engine, one of each size."""
 
@@ -95,9 +77,6 @@ class GraphBatches:
 
 class GraphBatch:
     """The tensors of a state of B rows, and the graphs that step it, one for each block phase."""
-
-    returned: ModelState | None = None
-    """The copy of the state that the engine returned last, if the state is still that one."""
 
     @torch.inference_mode()
     def __init__(self, model: LanguageModel, like: ModelState, record: Recorder):
@@ -126,7 +105,6 @@ class GraphBatch:
     @torch.inference_mode()
     def step(self, token: Tensor, phase: BlockPhase | None) -> Outputs:
         """Return the outputs after one more token of each row (B,)."""
-        self.returned = None
         self._token.copy_(token)
         if phase not in self._graphs:
             before = self._memory.clone()
@@ -147,6 +125,56 @@ class GraphBatch:
             if new is not tensor:  # else it is written in place, or stays the same
                 tensor.copy_(new)
         return logits, hidden
+
+
+class GraphEngine(EagerEngine):
+    """Runs rows by CUDA graphs. The rows of the last pass are in tensors of its own, which the next pass overwrites."""
+
+    def __init__(self, model: LanguageModel, record: Recorder = cuda_graph):
+        super().__init__(model)
+        self._batches = GraphBatches(model, record)
+        self._batch: GraphBatch | None = None
+        self._rows: Sequence[EagerRow] = ()
+
+    def step(self, rows: Sequence[Any], tokens: Sequence[int], learn_next: bool = False) -> Tensor:
+        if any(row.learned is not None for row in rows):
+            return super().step(rows, tokens, learn_next)
+        logits, _ = self._run(self._load(rows), tokens)
+        for row in rows:
+            row.position += 1
+        return logits
+
+    def read(self, rows: Sequence[Any], tokens: Sequence[Sequence[int]]) -> Pass:
+        batch = self._load(rows)
+        before = batch.copy()
+        logits, hidden = self._run(batch, [token for (token,) in tokens])
+        place(rows, before, batch.state)
+        return Pass([[*row] for row in tokens], logits[:, None], hidden[:, None])
+
+    def save(self, row: EagerRow, tokens: int = 0) -> ModelState:
+        return map_state(torch.clone, super().save(row, tokens))
+
+    def _load(self, rows: Sequence[EagerRow]) -> "GraphBatch":
+        """Return the batch that holds the states of rows. Other rows in its tensors get a copy."""
+        state = joined(rows)
+        if self._batch is None or state is not self._batch.state:
+            if self._batch is not None:
+                self._release(self._batch)
+            self._batch, self._rows = self._batches.of(state), rows
+            self._batch.load(state)
+            place(rows, self._batch.state)
+        return self._batch
+
+    def _release(self, batch: "GraphBatch") -> None:
+        copied = batch.copy()
+        for row in self._rows:
+            if row.batch is batch.state:
+                row.batch = copied
+            if row.after is batch.state:
+                row.after = copied
+
+    def _run(self, batch: "GraphBatch", tokens: Sequence[int]) -> Outputs:
+        return batch.step(torch.tensor(tokens), self.model.block_phase(batch.state, None, 1))
 
 
 def _parts(memory: Tensor, form: Iterable[Tensor]) -> Iterator[Tensor]:

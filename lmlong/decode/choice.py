@@ -1,20 +1,22 @@
-"""The decode step of a whole model as a single operation: native code on a CPU, a CUDA graph on a GPU."""
+"""Which engine continues texts with a model: native code on a CPU, a CUDA graph on a GPU. It is first compared with
+torch."""
 
 import copy
-from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from lmlong.attention.registry import native_kinds
+from lmlong.decode import native
+from lmlong.decode.engine import Engine, rows_of
+from lmlong.decode.graph import GraphEngine
+from lmlong.decode.native import NativeEngine
+from lmlong.decode.packed_model import PackedModel, packed_for_decoding
 from lmlong.errors import LmlongError
-from lmlong.model import native_step
 from lmlong.model.base import LMHead
-from lmlong.model.graph_step import GraphStep
-from lmlong.model.language_model import DecodeStep, LanguageModel, ModelState
+from lmlong.model.language_model import LanguageModel, ModelState
 from lmlong.model.layers import GroupedLinear
-from lmlong.model.native_step import NativeStep
-from lmlong.model.packed_model import PackedModel, packed_for_decoding
+from lmlong.model.state import concat_states
 from lmlong.native.build import find_compiler, missing_code
 from lmlong.native.decode.packer import NoNativeForm
 from lmlong.native.state import map_state, state_tensors
@@ -34,31 +36,29 @@ NARROW_TRIAL_ERROR = 2.0**-6
 rounding."""
 
 
-class StepMismatch(LmlongError):
-    """The fast decode step and torch compute different results."""
+class EngineMismatch(LmlongError):
+    """A fast engine and torch compute different results."""
 
 
-def make_fast_step(model: LanguageModel, tried: bool = True) -> DecodeStep:
-    """Return the fastest decode step for a model whose weights are final. With `tried`, it is first compared with
-    torch."""
-    assert why_no_fast_step(model) is None
-    functions = native_step.library() if _on_cpu(model) else None
+def fast_engine(model: LanguageModel, tried: bool = True) -> Engine:
+    """Return the fastest engine for a model whose weights are final. With `tried`, it is first compared with torch."""
+    assert why_no_fast_engine(model) is None
+    functions = native.library() if _on_cpu(model) else None
     trials = _trial_caches(model) if tried else ()
     if functions is None:
         for wide in trials:
-            compare_steps(model, GraphStep(model), wide)  # one that is then discarded, with its state of two rows
-        return GraphStep(model)
+            compare_with_torch(GraphEngine(model), wide)  # one that is then discarded, with its state of two rows
+        return GraphEngine(model)
     kinds = native_kinds().values()
-    make = partial(NativeStep, functions, downsampled_layers=model.downsampled_layers)
     for trial in (model, _small_trial(model)) if tried else ():
-        step = make(PackedModel(trial, kinds))
+        engine = NativeEngine(trial, functions, PackedModel(trial, kinds))
         for wide in trials:
-            compare_steps(trial, step, wide)
-    return make(packed_for_decoding(model, kinds))
+            compare_with_torch(engine, wide)
+    return NativeEngine(model, functions, packed_for_decoding(model, kinds))
 
 
-def why_no_fast_step(model: LanguageModel) -> str | None:
-    """Return why a model has no fast decode step, or None if it has one."""
+def why_no_fast_engine(model: LanguageModel) -> str | None:
+    """Return why a model has no fast engine, or None if it has one."""
     if not _on_cpu(model):
         device = model.embedding.weight.device.type
         if not model.constant_state:
@@ -69,14 +69,14 @@ def why_no_fast_step(model: LanguageModel) -> str | None:
     except NoNativeForm as unknown:
         name = next((name for name, module in model.named_modules() if module is unknown.module), "")
         return f"{name or 'the model'}: {unknown.why}."
-    if native_step.library() is not None:
+    if native.library() is not None:
         return None
     return "its native code could not be compiled on this machine." if find_compiler() else missing_code()
 
 
-def describe_fast_step(model: LanguageModel) -> str:
-    """Return what the fast decode step of a model is, in words."""
-    library = native_step.library() if _on_cpu(model) else None
+def describe_fast_engine(model: LanguageModel) -> str:
+    """Return what the fast engine of a model is, in words."""
+    library = native.library() if _on_cpu(model) else None
     return f"native code, {library.origin}" if library is not None else "a CUDA graph"
 
 
@@ -90,9 +90,10 @@ def _narrow(state: ModelState) -> bool:
     return any(x.dtype == torch.bfloat16 for x in state_tensors(state))
 
 
-def compare_steps(model: LanguageModel, step: DecodeStep, wide: bool = True) -> None:
-    """Raise StepMismatch if a step differs from the model's own beyond rounding, on random rows of two tokens. With
-    `wide`, keys and values are cached in float32."""
+def compare_with_torch(engine: Engine, wide: bool = True) -> None:
+    """Raise EngineMismatch if an engine differs from torch beyond rounding, on random rows of two tokens. With `wide`,
+    keys and values are cached in float32."""
+    model = engine.model
     steps = model.hourglass.factor if model.hourglass else TRIAL_STEPS  # so that each row completes a block
     draw = torch.Generator().manual_seed(0)
     alphabet = torch.randint(model.embedding.num_embeddings, (2, 1), generator=draw)  # small, so that n-grams repeat
@@ -102,16 +103,19 @@ def compare_steps(model: LanguageModel, step: DecodeStep, wide: bool = True) -> 
         _, state = model(tokens[:, :TRIAL_PROMPT])
         if wide:
             state = map_state(lambda x: x.float() if x.dtype == torch.bfloat16 else x, state)
-        allowed = _allowed_error(model, state)
+        allowed, rows = _allowed_error(model, state), rows_of(engine, state)
         for token in tokens.mT[TRIAL_PROMPT:]:
-            phase = model.block_phase(state, None, 1)
-            *expected, after = model.decode_step(token, state, phase)
-            *outputs, state = step(token, state, phase)
-            pairs = zip((*outputs, *state_tensors(state)), (*expected, *state_tensors(after)), strict=True)
+            *expected, after = model.decode_step(token, state, model.block_phase(state, None, 1))
+            read = engine.read(rows, token[:, None].tolist())
+            for row in rows:
+                engine.advance(row, 1)
+            state = concat_states([engine.save(row) for row in rows])
+            outputs = (read.logits[:, 0], read.hidden[:, 0], *state_tensors(state))
+            pairs = zip(outputs, (*expected, *state_tensors(after)), strict=True)
             worst = max(_difference(*pair) for pair in pairs)
             if worst > allowed:
                 how = "native code" if _on_cpu(model) else "a CUDA graph"
-                raise StepMismatch(
+                raise EngineMismatch(
                     f"{how} differs from torch by {worst:.1e}, which is a bug in lmlong. Decode with torch "
                     "(--no-fast-decode), and report this model's recipe."
                 )

@@ -59,6 +59,9 @@ class PackedModel(Packer):
         if model.hourglass is not None:
             whole.hourglass = self._hourglass(self.known(model.hourglass, Hourglass), model.downsampled_layers)
         layers = [layer for block in model.blocks for layer in self._block(self.known(block, Block), whole)]
+        if model.hourglass is not None:
+            whole.hourglass.state = whole.state_size
+            whole.state_size += ctypes.sizeof(structures.HourglassState)
         self._layers = (structures.Layer * len(layers))(*layers)
         whole.layer, whole.layers = self._layers, len(layers)
         head = self.known(model.lm_head, LMHead, QuantizedLMHead)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from decode.test_native import shaped
 from machine import needs_compiler
-from model.test_native_step import shaped
 from models import LIKE_LLAMA
 from plugins.two_gates import TwoGates
 from torch import Tensor, nn
@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from lmlong.attention.feature_maps import Elu
 from lmlong.attention.inputs import Gate, GateProjection
 from lmlong.attention.registry import CAUSAL, native_kinds
-from lmlong.model import block, native_step
-from lmlong.model.fast_step import StepMismatch, make_fast_step, why_no_fast_step
+from lmlong.decode import native
+from lmlong.decode.choice import EngineMismatch, fast_engine, why_no_fast_engine
+from lmlong.decode.native import NativeEngine
+from lmlong.model import block
 from lmlong.model.language_model import LanguageModel
-from lmlong.model.native_step import NativeStep
 from lmlong.model.rope import apply_rope
 from lmlong.native.build import MORE_FLAGS
 from lmlong.native.decode import step
@@ -89,16 +90,16 @@ def replace(part: str, name: str, value: Any) -> Callable[[LanguageModel], None]
 )
 def test_a_part_without_a_native_form_is_left_to_torch(change: Any, reason: str) -> None:
     model = shaped(MODELS["mixed"])
-    assert why_no_fast_step(model) is None
+    assert why_no_fast_engine(model) is None
     change(model)
     with pytest.raises(AssertionError):
-        make_fast_step(model)
-    assert re.search(reason, str(why_no_fast_step(model)))
+        fast_engine(model)
+    assert re.search(reason, str(why_no_fast_engine(model)))
 
 
 def test_an_attention_of_another_kind_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(CAUSAL, "window", lambda *sizes_and_options: TwoGates(*sizes_and_options[:3]))
-    assert "TwoGates has no native decode step" in str(why_no_fast_step(shaped(MODELS["mixed"])))
+    assert "TwoGates has no native decode step" in str(why_no_fast_engine(shaped(MODELS["mixed"])))
 
 
 FAULTS: dict[str, tuple[str, str, str, str]] = {
@@ -139,16 +140,16 @@ FAULTS: dict[str, tuple[str, str, str, str]] = {
         "= FAULT ? -INFINITY : sink.logits[head];",
     ),
     "the window of another head": (
-        *("sink", "window/decode.h", "input.row * kv_heads + kv_head,"),
-        "input.row * kv_heads + (FAULT ? 0 : kv_head),",
+        *("sink", "window/decode.h", "cached{before, kv_head,"),
+        "cached{before, FAULT ? 0 : kv_head,",
     ),
     "a key that is not kept": (
         *("growing", "key_values.h", "copy(past.cached.k, new_k,"),
         "if (!FAULT) copy(past.cached.k, new_k,",
     ),
     "the values of another head": (
-        *("growing", "softmax/decode.h", "kv_heads + input.kv_head;"),
-        "kv_heads + (FAULT ? 0 : input.kv_head);",
+        *("growing", "softmax/decode.h", "recent{before.recent, input.kv_head,"),
+        "recent{before.recent, FAULT ? 0 : input.kv_head,",
     ),
     "logits that are not scaled": (
         *("growing", "key_values.h", "scale = 1 / std::sqrt(float(head_dim))"),
@@ -187,7 +188,7 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
         patch.setenv(MORE_FLAGS, f"{os.environ.get(MORE_FLAGS, '')} -O0")  # compiles sooner
         patch.setattr(step, "CODE", folder)
         patch.setattr(step, "kind_headers", lambda of: {**headers_of(of), **{name: texts[name] for name in kinds}})
-        library = native_step.library.__wrapped__()
+        library = native.library.__wrapped__()
     assert library is not None
     return library
 
@@ -195,7 +196,7 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 @pytest.fixture
 def fault(faulty: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Iterator[ctypes.c_int]:
     """The switch of the faults, with which steps are made by the faulty library."""
-    monkeypatch.setattr(native_step, "library", lambda: faulty)
+    monkeypatch.setattr(native, "library", lambda: faulty)
     switch = ctypes.c_int.in_dll(faulty, "fault")
     yield switch
     switch.value = -1
@@ -205,10 +206,10 @@ def fault(faulty: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Iterator[ctyp
 def test_a_fault_in_native_code_is_found_when_a_step_is_made(fault: ctypes.c_int, name: str) -> None:
     model = shaped(MODELS[FAULTS[name][0]])
     model.set_cache_dtype(torch.bfloat16 if FAULTS[name][0] == "cached in bfloat16" else None)
-    assert isinstance(make_fast_step(model), NativeStep)
+    assert isinstance(fast_engine(model), NativeEngine)
     fault.value = list(FAULTS).index(name)
-    with pytest.raises(StepMismatch, match=r"native code differs from torch by .*--no-fast-decode"):
-        make_fast_step(model)
+    with pytest.raises(EngineMismatch, match=r"native code differs from torch by .*--no-fast-decode"):
+        fast_engine(model)
 
 
 def test_a_model_that_differs_from_native_code_is_found_when_a_step_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,5 +218,5 @@ def test_a_model_that_differs_from_native_code_is_found_when_a_step_is_made(monk
         return torch.cat([apply_rope(rotated, positions, options), rest], dim=-1)
 
     monkeypatch.setattr(block, "apply_rope", rotate_half_of_the_head)
-    with pytest.raises(StepMismatch):
-        make_fast_step(shaped(MODELS["mixed"]))
+    with pytest.raises(EngineMismatch):
+        fast_engine(shaped(MODELS["mixed"]))

@@ -1,8 +1,6 @@
 """The step by native code against the same model by torch, in float32 and float64."""
 
 import copy
-import pickle
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +18,10 @@ from lmlong.attention.base import state_tensors
 from lmlong.attention.registry import CAUSAL
 from lmlong.attention.softmax import state as softmax
 from lmlong.attention.window.layer import WindowState
-from lmlong.model import native_step as step
-from lmlong.model.fast_step import make_fast_step, why_no_fast_step
-from lmlong.model.language_model import LanguageModel, ModelState
+from lmlong.decode import native
+from lmlong.decode.choice import fast_engine, why_no_fast_engine
+from lmlong.decode.engine import step
+from lmlong.model.language_model import LanguageModel
 from lmlong.model.quantized_model import quantize
 from lmlong.model.state import concat_states, rebuild_state, state_row
 from lmlong.native import build as build_of_library
@@ -97,10 +96,10 @@ def shaped(shape: dict[str, Any], kept: str = "32") -> LanguageModel:
 
 
 def compiled(model: LanguageModel) -> LanguageModel:
-    why = why_no_fast_step(model)
+    why = why_no_fast_engine(model)
     assert why is None, why
     other = copy.deepcopy(model)
-    other.fast_step = make_fast_step(other, tried=False)  # test_fail_closed.py has the trials
+    other.engine = fast_engine(other, tried=False)  # test_fail_closed.py has the trials
     return other
 
 
@@ -110,7 +109,7 @@ def written(model: LanguageModel, tokens: Tensor, state: Any = None) -> Tensor:
     state = model.init_state(len(tokens)) if state is None else state
     logits = []
     for token in tokens.mT:
-        found, state = model.step(token, state)
+        found, state = step(model, token, state)
         logits.append(found)
     return torch.cat([x.double().flatten() for x in (*logits, *state_tensors(state))])
 
@@ -130,13 +129,10 @@ def assert_near_torch(model: LanguageModel, tokens: Tensor) -> None:
 def assert_steps_like_torch(model: LanguageModel, state: Any, tokens: Tensor) -> None:
     """Compare each step, from a state on, with that of torch from the same state."""
     native = compiled(model)
-    assert native.fast_step is not None
     for token in tokens.mT:
-        phase = model.block_phase(state, None, 1)
-        *expected, after = model.decode_step(token, state, phase)
-        *outputs, state = native.fast_step(token, state, phase)
-        pairs = zip((*outputs, *state_tensors(state)), (*expected, *state_tensors(after)), strict=True)
-        for x, expected_x in pairs:
+        expected, after = model.step(token, state)
+        logits, state = step(native, token, state)
+        for x, expected_x in zip((logits, *state_tensors(state)), (expected, *state_tensors(after)), strict=True):
             assert_close(x, expected_x, rtol=1e-4, atol=1e-4)
 
 
@@ -166,29 +162,12 @@ def test_a_state_may_be_laid_out_in_any_way(shape: dict[str, Any]) -> None:
             assert torch.equal(written(model, more, other), expected)
 
 
-@pytest.mark.parametrize(
-    "copied", [copy.deepcopy, lambda state: pickle.loads(pickle.dumps(state))], ids=["deep", "pickled"]
-)
-@torch.inference_mode()
-def test_a_copied_state_is_read_at_its_own_address(copied: Callable[[ModelState], ModelState]) -> None:
-    """A state that a step returns knows its addresses."""
-    model = shaped({})
-    model.fast_step = make_fast_step(model)
-    token = torch.tensor([1])
-    state = model.step(token, model.init_state(1))[1]
-    expected, other = model.step(token, state)[0], copied(state)
-    assert type(other.blocks) is tuple
-    for x in state_tensors(state.blocks):
-        x.fill_(torch.nan)
-    assert torch.equal(model.step(token, other)[0], expected)
-
-
 def test_these_have_native_code() -> None:
     """So that none of them is skipped below."""
     maps = ("elu", "relu", "cosine", "softmax", "hedgehog", "taylor", "favor")
     known = [Attention(kind="linear", feature_map=feature_map) for feature_map in maps]  # type: ignore[arg-type]
     known += [Attention(kind=kind) for kind in CAUSAL if kind != "linear"]
-    assert [why_no_fast_step(shaped({"attention": attention})) for attention in known] == [None] * len(known)
+    assert [why_no_fast_engine(shaped({"attention": attention})) for attention in known] == [None] * len(known)
 
 
 @every_nth(4, every_form)
@@ -210,7 +189,7 @@ def test_native_steps_in_every_weight_format_are_as_exact_as_torch(kept: str, su
     check = assert_near_torch if kept in ("int8", "int4") else assert_as_exact_as_torch
     check(model, tokens)
     with torch.inference_mode():
-        _, state = compiled(model).step(tokens[:, 0], model.init_state(2))
+        _, state = step(compiled(model), tokens[:, 0], model.init_state(2))
     assert state.blocks[0].attention.S.dtype == sums
 
 
@@ -236,7 +215,7 @@ def test_float64_sums_keep_their_digits_through_a_gate(decay: Any) -> None:
     for x in state.blocks[0].attention:
         x.normal_().mul_(2**25)
     found, expected = (
-        which.step(torch.tensor([1]), state)[1].blocks[0].attention.S for which in (compiled(model), model)
+        step(which, torch.tensor([1]), state)[1].blocks[0].attention.S for which in (compiled(model), model)
     )
     assert_close(found, expected, rtol=1e-10, atol=1e-6)
 
@@ -279,9 +258,9 @@ def assert_same_to_the_bit(model: LanguageModel) -> None:
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            logits, state = model.step(tokens[:, 0], together)
+            logits, state = step(model, tokens[:, 0], together)
             for row, before in enumerate(rows):
-                alone, after = model.step(tokens[row, :1], before)
+                alone, after = step(model, tokens[row, :1], before)
                 assert torch.equal(alone[0], logits[row])
                 pair = model.settle(after), model.settle(state_row(state, row))
                 assert all(map(torch.equal, *map(state_tensors, pair)))
@@ -299,8 +278,8 @@ def test_native_steps_read_states_of_every_dtype() -> None:
         kept = [x if x.dtype in (torch.bool, torch.long) else x.to(dtype) for x in state_tensors(state)]
         cached = {id(x) for block in rebuild_state(state, iter(kept)).blocks for x in keys_and_values(block.attention)}
         whole = [x.float() if x.is_floating_point() and id(x) not in cached else x for x in kept]
-        found, _ = compiled(model).step(token.int(), rebuild_state(state, iter(kept)))
-        expected, _ = compiled(model).step(token, rebuild_state(state, iter(whole)))
+        found, _ = step(compiled(model), token.int(), rebuild_state(state, iter(kept)))
+        expected, _ = step(compiled(model), token, rebuild_state(state, iter(whole)))
         assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -315,15 +294,14 @@ def test_a_cache_in_bfloat16_is_read_as_exactly_as_by_torch(shape: dict[str, Any
     """Rarely, a key that both compute is rounded up by one and down by the other: most steps have none."""
     model, tokens = shaped(shape), text(batch=2, time=300)[0]
     model.set_cache_dtype(torch.bfloat16)
-    step = compiled(model).fast_step
-    assert step is not None
+    native = compiled(model)
     _, state = model(tokens[:, :270])
     errors = []
     for token in tokens.mT[270:]:
-        *expected, after = model.decode_step(token, state, None)
-        *outputs, state = step(token, state, None)
+        expected, after = model.step(token, state)
+        logits, state = step(native, token, state)
         assert [x.dtype for x in state_tensors(state)] == [x.dtype for x in state_tensors(after)]
-        pairs = zip((*outputs, *state_tensors(state)), (*expected, *state_tensors(after)), strict=True)
+        pairs = zip((logits, *state_tensors(state)), (expected, *state_tensors(after)), strict=True)
         errors.append(max(float((x.float() - y.float()).abs().max() / y.float().abs().max()) for x, y in pairs))
     assert torch.bfloat16 in {x.dtype for x in state_tensors(state)}
     assert sorted(errors)[len(errors) // 2] < 1e-5 and max(errors) < 2**-6
@@ -335,8 +313,8 @@ def test_nan_stays_nan() -> None:
         model = shaped({"attention": Attention(kind="linear", feature_map=feature_map)})  # type: ignore[arg-type]
         model.embedding.weight[3] = torch.nan
         model = compiled(model)
-        state = model.step(torch.tensor([3]), model.init_state(1))[1]
-        logits, _ = model.step(torch.tensor([4]), state)
+        state = step(model, torch.tensor([3]), model.init_state(1))[1]
+        logits, _ = step(model, torch.tensor([4]), state)
         assert logits.isnan().all(), feature_map
 
 
@@ -345,8 +323,8 @@ def test_processors_with_other_instructions(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setenv("LMLONG_CACHE", str(tmp_path))
     others = [flag.replace("-O3", "-O1") for flag in build_of_library.FLAGS if flag != "-march=native"]  # sooner
     monkeypatch.setattr(build_of_library, "FLAGS", (*others, *flags))
-    library = step.library.__wrapped__()
-    monkeypatch.setattr(step, "library", lambda: library)
+    library = native.library.__wrapped__()
+    monkeypatch.setattr(native, "library", lambda: library)
     for kept in ("32", "bf16", "int8", "int4"):
         check = assert_near_torch if kept in ("int8", "int4") else assert_as_exact_as_torch
         check(shaped({"attention": MIXED, "width": 40, "heads": 2}, kept), text(time=20)[0])

@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from decode.test_native import shaped
 from machine import needs_compiler
-from model.test_native_step import shaped
 from torch import nn
 
 from lmlong.attention.registry import CAUSAL
 from lmlong.attention.softmax.layer import KEY_VALUES
 from lmlong.attention.window.layer import WEIGHTS, WindowAttention, WindowDecode
-from lmlong.model import native_step
-from lmlong.model.fast_step import make_fast_step, why_no_fast_step
-from lmlong.model.native_step import NativeStep
+from lmlong.decode import native
+from lmlong.decode.choice import fast_engine, why_no_fast_engine
+from lmlong.decode.native import NativeEngine
 from lmlong.native.build import MORE_FLAGS
 from lmlong.native.decode.packer import Packer
 from lmlong.native.decode.structures import structure
@@ -51,20 +51,21 @@ def header(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     monkeypatch.setitem(CAUSAL, "window", lambda heads, key, value, options: OwnWindow(heads, key, value, 5))
     monkeypatch.setenv("LMLONG_CACHE", str(tmp_path))
     monkeypatch.setenv(MORE_FLAGS, "-O0")  # compiles sooner
-    native_step.library.cache_clear()
+    native.library.cache_clear()
     yield path
-    native_step.library.cache_clear()
+    native.library.cache_clear()
 
 
 MIXED = {"layers": 4, "attention": Attention(kind=["window", "linear", "ngram", "softmax"])}
 
 
 def test_a_kind_with_a_header_of_its_own_is_decoded_by_native_code() -> None:
-    """`make_fast_step` compares its steps, among layers of other kinds, with those of torch."""
-    step = make_fast_step(shaped(MIXED))
-    assert isinstance(step, NativeStep) and step.kinds[0] is OwnWindow.native_decode
+    """`fast_engine` compares its steps, among layers of other kinds, with those of torch."""
+    engine = fast_engine(shaped(MIXED))
+    assert isinstance(engine, NativeEngine)
+    assert engine.packed.kinds[0] is OwnWindow.native_decode
 
 
 def test_a_kind_without_one_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OwnWindow, "native_decode", None)
-    assert "OwnWindow has no native decode step" in str(why_no_fast_step(shaped(MIXED)))
+    assert "OwnWindow has no native decode step" in str(why_no_fast_engine(shaped(MIXED)))

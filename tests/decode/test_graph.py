@@ -11,8 +11,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from lmlong.attention import laws
 from lmlong.attention.base import state_tensors
-from lmlong.model import graph_step
-from lmlong.model.graph_step import GraphStep, Outputs, Recorder, Run, cuda_graph
+from lmlong.decode import graph
+from lmlong.decode.engine import rows_of
+from lmlong.decode.graph import GraphEngine, Outputs, Recorder, Run, cuda_graph
 from lmlong.model.language_model import LanguageModel, ModelState
 from lmlong.model.state import concat_states, state_row
 from lmlong.recipe import Attention, Downsample, Model
@@ -69,14 +70,21 @@ def text(rows: int, time: int) -> Tensor:
 class Checked:
     """Steps by an engine, each compared with the model's own, and all states that went in or came out."""
 
-    def __init__(self, model: LanguageModel, step: GraphStep):
-        self.model, self.by_engine = model, step
+    def __init__(self, model: LanguageModel, engine: GraphEngine):
+        self.model, self.engine = model, engine
         self.kept: list[tuple[ModelState, list[Tensor]]] = []
 
     def step(self, token: Tensor, state: ModelState) -> ModelState:
         phase = self.model.block_phase(state, None, 1)
         *expected, expected_state = self.model.decode_step(token, state, phase)
-        *outputs, after = self.by_engine(token, state, phase)
+        rows = rows_of(self.engine, state)
+        read = self.engine.read(rows, token[:, None].tolist())
+        before = concat_states([self.engine.save(row) for row in rows])
+        assert all(map(torch.equal, state_tensors(before), state_tensors(self.model.settle(state))))
+        for row in rows:
+            self.engine.advance(row, 1)
+        after = concat_states([self.engine.save(row) for row in rows])
+        outputs = read.logits[:, 0], read.hidden[:, 0]
         assert all(laws.error(*pair) < 1e-10 for pair in zip(outputs, expected, strict=True))
         settled = (state_tensors(self.model.settle(x)) for x in (after, expected_state))
         for got, truth in zip(*settled, strict=True):
@@ -93,7 +101,7 @@ class Checked:
 @torch.inference_mode()
 def check_steps(model: LanguageModel, recorder: Recorder) -> None:
     tokens = text(2, 60).to(model.embedding.weight.device)
-    checked = Checked(model, GraphStep(model, recorder))
+    checked = Checked(model, GraphEngine(model, recorder))
     states = [model(tokens[:, :20])[1]]
     for token in tokens[:, 20:45].mT:
         states.append(checked.step(token, states[-1]))
@@ -123,7 +131,7 @@ def test_a_cuda_graph_is_the_step_and_changes_no_other_state(kind: str) -> None:
 def test_layers_that_read_blocks_have_a_graph_for_each_phase(factor: int) -> None:
     model, tokens = build({"kind": "linear"}, downsample=Downsample(factor=factor, layers=1)), text(2, 60)
     TAPES.clear()
-    checked = Checked(model, GraphStep(model, record))
+    checked = Checked(model, GraphEngine(model, record))
     for read in ([6, 6], [1, 6]):  # rows that complete blocks together, and apart
         state = concat_states([model(row[None, :count])[1] for row, count in zip(tokens, read, strict=True)])
         for token in tokens[:, 20:40].mT:
@@ -136,9 +144,11 @@ def test_layers_that_read_blocks_have_a_graph_for_each_phase(factor: int) -> Non
 def test_a_table_is_written_where_it_is() -> None:
     model, tokens = build({"kind": "ngram"}), text(1, 30)
     TAPES.clear()
-    state, step = model.init_state(1), GraphStep(model, record)
-    for token in tokens[0]:
-        *_, state = step(token[None], state, None)
+    engine = GraphEngine(model, record)
+    row = engine.load(model.init_state(1))
+    for token in tokens[0].tolist():
+        engine.step([row], [token])
+    state = engine.save(row)
     (tape,) = TAPES
     for _, args, _, done in tape.calls:
         given, made = ([x for x in tree_leaves(part) if isinstance(x, Tensor)] for part in (args, done))
@@ -149,9 +159,9 @@ def test_a_table_is_written_where_it_is() -> None:
 
 @torch.inference_mode()
 def test_few_sizes_of_a_batch_are_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graph_step, "MAX_BATCHES", 2)
+    monkeypatch.setattr(graph, "MAX_BATCHES", 2)
     model = build({"kind": "linear"})
-    checked, states = Checked(model, GraphStep(model, record)), {rows: model.init_state(rows) for rows in (1, 2, 3)}
+    checked, states = Checked(model, GraphEngine(model, record)), {rows: model.init_state(rows) for rows in (1, 2, 3)}
     TAPES.clear()
     for rows in (1, 2, 1, 3, 1, 2):  # 2 is replaced by 3, since 1 was used later
         states[rows] = checked.step(text(rows, 1)[:, 0], states[rows])
@@ -167,7 +177,7 @@ def test_a_bfloat16_state_keeps_only_its_cache_in_bfloat16() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         _, given = model(tokens[:, :9], given)
     assert any(x.dtype == torch.bfloat16 for x in state_tensors(given))
-    checked, state = Checked(model, GraphStep(model, record)), given
+    checked, state = Checked(model, GraphEngine(model, record)), given
     for token in tokens[0, 9:]:
         state = checked.step(token[None], state)
     cached = {id(x) for block in state.blocks for x in (block.attention.k, block.attention.v)}
