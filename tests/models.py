@@ -92,6 +92,14 @@ FORMS: dict[str, dict[str, Any]] = {
         "rope": recipe.Rope(base=500.0, scaling=recipe.RopeScaling(original_length=20)),
     },
     "window beside delta": {"attention": Attention(kind="delta", parallel_window=100), "positions": "none"},
+    "own heads": {
+        "attention": Attention(kind=["delta", "window"], window=7),
+        "kv_heads": 2,
+        "mixers": [
+            recipe.Mixer(kind="delta", heads=2, kv_heads=1, head_dim=6, value_dim=10, convolution=2),
+            recipe.Mixer(kind="window", heads=6, head_dim=4, output_gate=False, positions="rotary"),
+        ],
+    },
     "sink beside delta": {"attention": Attention(kind="delta", parallel_window=9, window_sink=True), "kv_heads": 2},
 }
 """Models of bytes with every kind of state, and every option that changes how a step computes."""

@@ -53,6 +53,7 @@ MODELS: dict[str, Callable[[Path], object]] = {
     "ngram": lambda folder: write_run(folder, **FORMS["ngram"]),
     "tables": lambda folder: write_run(folder, **FORMS["tables"]),
     "delta": lambda folder: write_run(folder, **FORMS["delta"]),
+    "own heads": lambda folder: write_run(folder, **FORMS["own heads"]),
     "window with sink": lambda folder: write_run(folder, **FORMS["sink"]),
     "hourglass": lambda folder: write_run(folder, layers=3, downsample=Downsample(factor=4), **FORMS["elu"]),
     "imported": _imported,

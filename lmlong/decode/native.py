@@ -82,7 +82,8 @@ class NativeRow(Row):
 
     def __init__(self, state: ModelState, now: Buffers):
         super().__init__(state)
-        self.last_tokens = [] if state.last_tokens is None else state.last_tokens[0].tolist()
+        self.keeps_tokens = state.last_tokens is not None
+        self.last_tokens = state.last_tokens[0].tolist() if state.last_tokens is not None else []
         self.now = now
         self.tokens: Sequence[int] = ()
         """The tokens of the last pass."""
@@ -154,7 +155,7 @@ class NativeEngine(Engine):
         buffers = row.after[tokens - 1] if tokens else row.now
         row.given.append(buffers)
         last = [*row.last_tokens, *row.tokens[:tokens]][tokens:]
-        past = torch.tensor([last], dtype=torch.long) if last else None
+        past = torch.tensor([last], dtype=torch.long) if row.keeps_tokens else None
         position = torch.tensor([row.position + tokens])
         return ModelState(buffers.blocks, position, buffers.hourglass, past, row.learned)
 

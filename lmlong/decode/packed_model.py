@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lmlong import recipe
 from lmlong.attention.inputs import Gate
 from lmlong.model.base import LMHead, QuantizedLMHead
 from lmlong.model.block import Block, Mixer
@@ -39,6 +40,7 @@ class PackedModel(Packer):
         """The kind of each mixer's attention."""
         self._compiled = list(kinds)
         self._attentions: list[ctypes.Structure] = []
+        self._rotations: dict[tuple[int, str], tuple[int, structures.Rotation]] = {}
         self.known(model, LanguageModel)
         self._epsilon = self.known(model.norm, RMSNorm).epsilon
         self.model = self._language_model(model)
@@ -64,6 +66,9 @@ class PackedModel(Packer):
             whole.state_size += ctypes.sizeof(structures.HourglassState)
         self._layers = (structures.Layer * len(layers))(*layers)
         whole.layer, whole.layers = self._layers, len(layers)
+        rotations = [rotation for _, rotation in self._rotations.values()]
+        self._rotation_array = (structures.Rotation * len(rotations))(*rotations)
+        whole.rotation, whole.rotations = self._rotation_array, len(rotations)
         head = self.known(model.lm_head, LMHead, QuantizedLMHead)
         _refuse_rounded(head)
         whole.output = self._matrix(head.quantized[0] if isinstance(head, QuantizedLMHead) else head.output)
@@ -115,18 +120,25 @@ class PackedModel(Packer):
         if mixer.convolution is not None:
             convolution = self.known(mixer.convolution, ShortConvolution)
             layer.conv_weight = self.floats(convolution, convolution.weight, transposed=True)
-            whole.conv_width = convolution.width
-        whole.heads, whole.head_dim, whole.value_dim = mixer.heads, attention.head_dim, attention.value_dim
+            layer.conv_width = convolution.width
+        layer.heads, layer.kv_heads, layer.value_dim = mixer.heads, mixer.kv_heads, attention.value_dim
         layer.uses_rope, layer.gated = mixer.uses_rope, mixer.gate_width > 0
-        layer.kv_heads = mixer.kv_heads
         layer.head_dim = attention.head_dim if attention.has_keys else 0
         if mixer.rotates:
-            layer.rotates = whole.any_rope = True
-            whole.frequencies = self.address(rope_frequencies(attention.head_dim, mixer.rope))
+            layer.rotates, layer.cos_sin = True, self._rotation(attention.head_dim, mixer.rope, whole)
         kind = self._attention(mixer, layer)
         layer.grouped = kind.takes_groups
         layer.state = whole.state_size
         whole.state_size += ctypes.sizeof(structures.LayerState) + ctypes.sizeof(kind.state)
+
+    def _rotation(self, head_dim: int, rope: recipe.Rope, whole: structures.Model) -> int:
+        """Return the index of the first cosine of a rotation, which layers with equal heads share."""
+        key = head_dim, rope.model_dump_json()
+        if key not in self._rotations:
+            frequencies = rope_frequencies(head_dim, rope)
+            self._rotations[key] = whole.cos_sins, structures.Rotation(len(frequencies), self.address(frequencies))
+            whole.cos_sins += 2 * len(frequencies)
+        return self._rotations[key][0]
 
     def _attention(self, mixer: Mixer, layer: structures.Layer) -> DecodeKind[Any]:
         """Pack the attention of a layer and its gates; return its kind."""

@@ -175,8 +175,8 @@ class Block(ResidualBlock):
     mixer: Mixer
 
     def __init__(self, options: recipe.Model, kind: str, add_ngram: bool = False):
-        super().__init__(options, Mixer(options, kind))
-        self.ngram = Mixer(options, "ngram") if add_ngram else None
+        super().__init__(options, Mixer(options.of_kind(kind), kind))
+        self.ngram = Mixer(options.of_kind("ngram"), "ngram") if add_ngram else None
 
     @property
     def mixers(self) -> tuple[Mixer, ...]:

@@ -6,7 +6,7 @@ The reference page, the error messages and `--help` are made from these declarat
 from lmlong.recipe.attention import MAX_NGRAM, Attention, Delta, Favor, Linformer, Ngram, Taylor
 from lmlong.recipe.file import Recipe
 from lmlong.recipe.kinds import ATTENTION_KINDS
-from lmlong.recipe.model import Downsample, Model, NgramEmbedding, Rope, RopeScaling
+from lmlong.recipe.model import Downsample, Mixer, Model, NgramEmbedding, Rope, RopeScaling
 from lmlong.recipe.section import Options, mistake
 from lmlong.recipe.text import Files, Hub, Masking, PythonStdlib, Source, Text, Tokenizer, Validation
 from lmlong.recipe.training import Conversion, DeepSpeed, Stage, Training
@@ -24,6 +24,7 @@ __all__ = [
     "Hub",
     "Linformer",
     "Masking",
+    "Mixer",
     "Model",
     "Ngram",
     "NgramEmbedding",

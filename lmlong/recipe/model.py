@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from lmlong.recipe import bounds
-from lmlong.recipe.attention import MAX_NGRAM, Attention
+from lmlong.recipe.attention import MAX_NGRAM, Attention, KindName
 from lmlong.recipe.kinds import ATTENTION_KINDS, FEATURE_MAP_KINDS, why_state_grows
 from lmlong.recipe.section import Options, completed, mistake
 
@@ -80,6 +80,31 @@ class HeadDims(NamedTuple):
     value: int
 
 
+class Mixer(Options):
+    """Layers of one kind of attention whose heads differ from those of the model. What is left out is as in model."""
+
+    kind: KindName
+    """The kind of attention."""
+    heads: int | None = Field(default=None, gt=0, le=bounds.WIDTH)
+    """As model.heads."""
+    kv_heads: int | None = Field(default=None, gt=0, le=bounds.WIDTH)
+    """As model.kv_heads."""
+    head_dim: int | None = Field(default=None, gt=0, le=bounds.WIDTH)
+    """As model.head_dim."""
+    value_dim: int | None = Field(default=None, gt=0, le=bounds.WIDTH)
+    """As model.value_dim."""
+    convolution: int | None = Field(default=None, ge=0, le=64)
+    """As model.convolution."""
+    positions: Literal["auto", "none", "rotary"] | None = None
+    """As model.positions."""
+    rope: Rope | None = None
+    """As model.rope."""
+    output_gate: bool | None = None
+    """As model.output_gate."""
+    head_norm: bool | None = None
+    """As model.head_norm."""
+
+
 class Model(Options):
     """The model: embedding, blocks, output."""
 
@@ -100,6 +125,8 @@ class Model(Options):
     ngram_embedding: NgramEmbedding | None = None
     """Trained vectors of the last tokens, added to the embedding; left out, none."""
     attention: Attention = Attention()
+    mixers: list[Mixer] = Field(default=[])
+    """Kinds of attention with other heads than the rest, such as [{kind: softmax, heads: 8, kv_heads: 2}]."""
     add_ngram: list[Annotated[int, Field(gt=0, le=10_000)]] = Field(default=[])
     """Layers, counted from 1, that also get n-gram heads, after their attention of any kind and before the MLP. Their
     options are those of attention.ngram. They add nothing until they are trained, so a trained model can get them with
@@ -172,17 +199,21 @@ class Model(Options):
         """Whether the state of any layer grows with the tokens read."""
         return "per token" if why_state_grows(self.kinds) else "constant"
 
-    @property
-    def uses_rope(self) -> bool:
-        """Whether any layer of a causal model rotates queries and keys."""
-        if self.positions != "auto":
-            return self.positions == "rotary"
-        kinds = [ATTENTION_KINDS[kind] for kind in self.kinds]
-        of_map = FEATURE_MAP_KINDS[self.attention.feature_map].uses_rope
-        window = self.attention.parallel_window is not None
-        return any(
-            kind.uses_rope or (kind.uses_feature_map and of_map) or (kind.recurrent and window) for kind in kinds
-        )
+    def of_kind(self, kind: str) -> "Model":
+        """Return the options of the layers of a kind: those of `mixers` in place of the model's."""
+        own = next((mixer for mixer in self.mixers if mixer.kind == kind), None)
+        if own is None:
+            return self
+        given = {name: value for name, value in own if name != "kind" and value is not None}
+        return self.model_copy(update=given)
+
+    def uses_rope(self, kind: str) -> bool:
+        """Whether causal layers of a kind rotate queries and keys."""
+        positions, about = self.of_kind(kind).positions, ATTENTION_KINDS[kind]
+        if positions != "auto":
+            return positions == "rotary" and about.has_keys
+        of_map = about.uses_feature_map and FEATURE_MAP_KINDS[self.attention.feature_map].uses_rope
+        return about.uses_rope or of_map or (about.recurrent and self.attention.parallel_window is not None)
 
     @property
     def kinds(self) -> list[str]:
@@ -213,15 +244,19 @@ class Model(Options):
         return [-(-tokens // factor) for factor, each in zip(factors, self.kinds, strict=True) if each == kind]
 
     def disagreements(self) -> Iterator[PydanticCustomError]:
-        if self.heads % (self.kv_heads or 1):
-            why = f"{self.kv_heads} do not divide {self.heads} heads. Use a divisor of model.heads."
-            yield mistake("kv_heads", why)
-        if not self.head_norm and "delta" in self.kinds:
+        yield from self._of_heads("")
+        kinds = [mixer.kind for mixer in self.mixers]
+        for number, mixer in enumerate(self.mixers):
+            if mixer.kind in kinds[:number]:
+                yield mistake(f"mixers.{number}.kind", f"{mixer.kind} is named twice. Name each kind once.")
+            elif mixer.kind not in self.mixer_kinds:
+                why = f"no layer is of kind {mixer.kind}. Choose from {', '.join(dict.fromkeys(self.mixer_kinds))}."
+                yield mistake(f"mixers.{number}.kind", why)
+            else:
+                yield from self.of_kind(mixer.kind)._of_heads(f"mixers.{number}.")
+        if "delta" in self.kinds and not self.of_kind("delta").head_norm:
             why = "delta requires it, since its output is not an average of values. Set it to true."
             yield mistake("head_norm", why)
-        if self.head_dim is None and self.width % self.heads:
-            why = f"{self.heads} heads do not divide a width of {self.width}. Use a divisor, or give model.head_dim."
-            yield mistake("heads", why)
         yield from self._added_heads()
         if self.downsample and self.layers == 1:
             yield mistake("downsample", "a model of one layer has no middle. Leave downsample out.")
@@ -232,6 +267,15 @@ class Model(Options):
             yield mistake("downsample.layers", why)
         else:
             yield from self._downsampled_tokens()
+
+    def _of_heads(self, prefix: str) -> Iterator[PydanticCustomError]:
+        """Iterate over the mistakes of numbers of heads, given below a prefix."""
+        if self.heads % (self.kv_heads or 1):
+            why = f"{self.kv_heads} do not divide {self.heads} heads. Use a divisor of model.{prefix}heads."
+            yield mistake(f"{prefix}kv_heads", why)
+        if self.head_dim is None and self.width % self.heads:
+            why = f"{self.heads} heads do not divide a width of {self.width}."
+            yield mistake(f"{prefix}heads", f"{why} Use a divisor, or give model.{prefix}head_dim.")
 
     def _added_heads(self) -> Iterator[PydanticCustomError]:
         """Iterate over the mistakes of added n-gram heads."""

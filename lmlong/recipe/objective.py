@@ -1,6 +1,6 @@
 """Constraints between the sections of a recipe: for a causal language model, and for an encoder."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
@@ -22,6 +22,7 @@ CAUSAL_ONLY = {
     "model.head_dim": "an encoder keeps no state, and its heads always have width / heads",
     "model.value_dim": "an encoder keeps no state, and its heads always have width / heads",
     "model.kv_heads": NO_CHOICE,
+    "model.mixers": NO_CHOICE,
     "model.rope": NO_CHOICE,
     "model.output_gate": NO_CHOICE,
     "model.head_norm": NO_CHOICE,
@@ -63,12 +64,21 @@ def disagreements(objective: Literal["causal", "masked"], sections: Sections) ->
         about = ATTENTION_KINDS[kind]
         if not (about.encoder if is_encoder else about.causal):
             yield mistake(key, about.misfit)
-    uses_rope = model.positions in ("auto", "rotary") if is_encoder else model.uses_rope
-    if uses_rope and model.head_dims.key % 2:
-        key = "model.head_dim" if model.head_dim else "model.heads"
-        why = f"rotary positions need queries of an even size, not {model.head_dims.key}. Use an even size."
-        yield mistake(key, why)
+    rotating = model.kinds if is_encoder else [kind for kind in model.kinds if model.uses_rope(kind)]
+    if not is_encoder or model.positions in ("auto", "rotary"):
+        yield from _odd_heads(model, rotating)
     yield from _masked(sections) if is_encoder else _causal(*sections)
+
+
+def _odd_heads(model: Model, rotating: Sequence[str]) -> Iterator[PydanticCustomError]:
+    """Iterate over the keys of heads of an odd size, of the kinds that rotate queries and keys."""
+    own = [mixer.kind for mixer in model.mixers]
+    for prefix, kind in {f"mixers.{own.index(kind)}." if kind in own else "": kind for kind in rotating}.items():
+        options = model.of_kind(kind)
+        if options.head_dims.key % 2:
+            key = f"model.{prefix}" + ("head_dim" if options.head_dim else "heads")
+            why = f"rotary positions need queries of an even size, not {options.head_dims.key}. Use an even size."
+            yield mistake(key, why)
 
 
 def _kinds_by_key(model: Model) -> Iterator[tuple[str, str]]:

@@ -28,6 +28,7 @@ SHARED_OPTIONS = (
     "kv_heads",
     "head_dim",
     "value_dim",
+    "mixers",
     "tied_output",
     "embedding_scale",
     "ngram_embedding",

@@ -25,7 +25,7 @@ from lmlong.model.language_model import LanguageModel
 from lmlong.model.quantized_model import quantize
 from lmlong.model.state import concat_states, rebuild_state, state_row
 from lmlong.native import build as build_of_library
-from lmlong.recipe import Attention, Downsample, Favor, Model, NgramEmbedding
+from lmlong.recipe import Attention, Downsample, Favor, Mixer, Model, NgramEmbedding, Rope
 
 pytestmark = needs_native
 
@@ -36,6 +36,16 @@ SOFTMAX = Attention(kind="softmax")
 GROWING = Attention(kind=["linear", "softmax"])
 TABLES = NgramEmbedding(orders=[3, 1, 2], rows=50, width=5)
 BESIDE = Attention(kind=["linear", "delta"], parallel_window=5)
+OWN_HEADS: dict[str, Any] = {
+    "layers": 4,
+    "attention": Attention(kind=["delta", "softmax", "ngram", "window"], window=5),
+    "mixers": [
+        Mixer(kind="delta", heads=4, head_dim=6, value_dim=10, convolution=3),
+        Mixer(kind="softmax", heads=6, kv_heads=2, head_dim=12, convolution=0, output_gate=False),
+        Mixer(kind="ngram", heads=4, value_dim=7),
+        Mixer(kind="window", head_dim=4, rope=Rope(base=100.0), head_norm=False),
+    ],
+}
 SHAPES: list[dict[str, Any]] = [
     {},
     {"positions": "rotary"},
@@ -70,6 +80,7 @@ SHAPES: list[dict[str, Any]] = [
     {"layers": 3, "downsample": Downsample(factor=2), "ngram_embedding": NgramEmbedding(orders=[4], rows=9, width=70)},
     {"layers": 3, "attention": MIXED, "add_ngram": [1, 3]},
     {"heads": 4, "attention": SOFTMAX, **LIKE_LLAMA, "add_ngram": [1]},
+    OWN_HEADS,
 ]
 WIDTHS: list[dict[str, Any]] = [
     {"heads": 9, "kv_heads": 3, "head_dim": 48, "attention": SOFTMAX},

@@ -63,6 +63,7 @@ def check_rows(engine: Engine, allowed: float, learning: tuple[bool, ...] = (Fal
         logits = engine.step([rows[row] for row in together], tokens.tolist())
         for index, row in enumerate(together):
             expected, after = step(model, tokens[index : index + 1], alone[row])
+            assert (after.last_tokens is None) == (alone[row].last_tokens is None)
             alone[row] = reading.will_learn(after, False)
             assert apart(logits[index], expected[0]) <= allowed
         if time % 3 == 0:

@@ -85,6 +85,8 @@ def draw_model(draw: Random) -> dict[str, Any]:
         "kv_heads": draw.choice([None, *(count for count in range(1, heads + 1) if not heads % count)]),
         "head_norm": "delta" in pattern or draw.random() < 0.6,
     }
+    # drawn apart, as the added heads
+    model["mixers"] = draw_mixers(Random(str(draw.getstate()[1][9:18])), list(dict.fromkeys(pattern[:layers])))
     favor = model["attention"]["favor"]
     if favor["form"] == "hyperbolic" and favor["features"]:
         favor["features"] *= 2
@@ -118,6 +120,27 @@ def draw_shape(draw: Random) -> dict[str, Any]:
         "norm_epsilon": draw.choice((1e-6, 1e-6, 1e-5, 1e-2)),
         # drawn apart, so that all else is drawn as it was without it
         "ngram_embedding": draw_tables(Random(str(draw.getstate()[1][:9]))),
+    }
+
+
+def draw_mixers(draw: Random, kinds: list[str]) -> list[dict[str, Any]]:
+    """Return the heads of some kinds, for a third of the models."""
+    return [draw_mixer(draw, kind) for kind in kinds if draw.random() < 0.5] if draw.random() < 0.3 else []
+
+
+def draw_mixer(draw: Random, kind: str) -> dict[str, Any]:
+    heads, head_dim = draw.randint(1, 5), draw.choice(HEAD_DIMS)
+    return {
+        "kind": kind,
+        "heads": heads,
+        "kv_heads": draw.choice([count for count in range(1, heads + 1) if not heads % count]),
+        "head_dim": head_dim,
+        "value_dim": draw.choice((None, *HEAD_DIMS)),
+        "convolution": draw.choice((None, 0, 1, 5)),
+        "positions": "none" if head_dim % 2 else draw.choice((None, "auto")),
+        "rope": draw.choice((None, {"base": 50.0})),
+        "output_gate": draw.choice((None, True, False)),
+        "head_norm": True if kind == "delta" else draw.choice((None, True, False)),
     }
 
 
@@ -260,4 +283,5 @@ def _chosen(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
         if isinstance(value, dict):
             yield from _chosen(value, f"{prefix}{name}.")
         else:
-            yield from ((prefix + name, each) for each in (value if isinstance(value, list) else [value]))
+            for each in value if isinstance(value, list) else [value]:
+                yield prefix + name, str(each) if isinstance(each, dict) else each

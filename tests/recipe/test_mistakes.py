@@ -160,6 +160,23 @@ def test_mistakes_across_keys_stand_at_the_key_they_name(file: Path) -> None:
     ]
 
 
+def test_mistakes_in_the_heads_of_a_kind_stand_at_its_entry(file: Path) -> None:
+    mixers = ["{kind: linear, heads: 3}", "{kind: window}", "{kind: softmax, kv_heads: 3}", "{kind: softmax, heads: 8}"]
+    listed = "".join(f"    - {mixer}\n" for mixer in mixers)
+    pattern = "  attention: {kind: linear+softmax}\n"
+    assert complaints(file, f"{ENOUGH}model:\n  width: 256\n{pattern}  mixers:\n{listed}") == [
+        "file:6: model.mixers.0.heads: 3 heads do not divide a width of 256. "
+        "Use a divisor, or give model.mixers.0.head_dim.",
+        "file:7: model.mixers.1.kind: no layer is of kind window. Choose from linear, softmax.",
+        "file:8: model.mixers.2.kv_heads: 3 do not divide 4 heads. Use a divisor of model.mixers.2.heads.",
+        "file:9: model.mixers.3.kind: softmax is named twice. Name each kind once.",
+    ]
+    odd = "  mixers: [{kind: softmax, heads: 6, head_dim: 5}]\n"
+    assert complaints(file, f"{ENOUGH}model:\n{pattern}{odd}") == [
+        "file:4: model.mixers.0.head_dim: rotary positions need queries of an even size, not 5. Use an even size."
+    ]
+
+
 def test_an_unknown_key_of_a_long_section_names_the_three_nearest(file: Path) -> None:
     assert complaints(file, "training: {steps: 1, weigh: 2}\n") == [
         "file:1: training.weigh: unknown key. Nearest here: weight_decay, epochs, teacher; "

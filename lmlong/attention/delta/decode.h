@@ -26,7 +26,7 @@ struct DeltaAttention {
 
     DeltaAttention(const DecodeJob& job, const Layer& layer, const Weights& weights, Scratch& scratch)
         : weights(weights), width(job.model->width), head_dim(layer.head_dim),
-          V(job.model->value_dim) {
+          V(layer.value_dim) {
         for (float** x : {&fq, &fk, &inner}) *x = scratch.take(features.size);
         changes = scratch.take(2 * V);
     }

@@ -27,7 +27,7 @@ struct LinearAttention {
 
     LinearAttention(const DecodeJob& job, const Layer& layer, const Weights& weights, Scratch& scratch)
         : weights(weights), width(job.model->width), head_dim(layer.head_dim),
-          V(job.model->value_dim) {
+          V(layer.value_dim) {
         for (float** x : {&fq, &fk, &inner, &forgotten}) *x = scratch.take(features.size);
         lowered = scratch.take(weights.forgetting.rank);
         numerators = scratch.take(2 * V);

@@ -37,12 +37,12 @@ struct NgramAttention {
 
     const DecodeJob& job;
     const Weights& weights;
-    const Int heads = job.model->heads, width = job.model->width, value_dim = job.model->value_dim;
+    const Int heads, width, value_dim;
     Match* matches;  // one for each head of a row of the batch
     Int matched_row = -1;
 
-    NgramAttention(const DecodeJob& job, const Layer&, const Weights& weights, Scratch& scratch)
-        : job(job), weights(weights),
+    NgramAttention(const DecodeJob& job, const Layer& layer, const Weights& weights, Scratch& scratch)
+        : job(job), weights(weights), heads(layer.heads), width(job.model->width), value_dim(layer.value_dim),
           matches(reinterpret_cast<Match*>(scratch.take(heads * sizeof(Match) / sizeof(float)))) {}
 
     void step(const HeadInput& input, const State& before, const State& after, float* y) {

@@ -28,7 +28,7 @@ struct ParallelWindow {
 
     ParallelWindow(const DecodeJob& job, const Layer& layer, const Weights& weights, Scratch& scratch)
         : layer(layer), weights(weights), width(job.model->width), head_dim(layer.head_dim),
-          value_dim(job.model->value_dim), recurrence(job, layer, weights.recurrence, scratch),
+          value_dim(layer.value_dim), recurrence(job, layer, weights.recurrence, scratch),
           window(job, layer, weights.window, scratch), q(scratch.take(head_dim)), k(scratch.take(head_dim)),
           near(scratch.take(value_dim)) {}
 

@@ -18,7 +18,7 @@ struct SoftmaxAttention {
     const SoftmaxMean mean;
 
     SoftmaxAttention(const DecodeJob& job, const Layer& layer, const Weights&, Scratch& scratch)
-        : sharing(job.model->heads / layer.kv_heads),
+        : sharing(layer.heads / layer.kv_heads),
           mean(job, layer, most_tokens(job, layer), sharing, scratch) {}
 
     static Int most_tokens(const DecodeJob& job, const Layer& layer) {

@@ -21,8 +21,8 @@ struct WindowAttention {
     float* logits;  // of the sink, for each head
 
     WindowAttention(const DecodeJob& job, const Layer& layer, const Weights& weights, Scratch& scratch)
-        : weights(weights), width(job.model->width), value_dim(job.model->value_dim),
-          sharing(layer.grouped ? job.model->heads / layer.kv_heads : 1), past(weights.window - 1), mean(job, layer, weights.window + 1, sharing, scratch),
+        : weights(weights), width(job.model->width), value_dim(layer.value_dim),
+          sharing(layer.grouped ? layer.heads / layer.kv_heads : 1), past(weights.window - 1), mean(job, layer, weights.window + 1, sharing, scratch),
           logits(scratch.take(sharing)) {}
 
     void step(const HeadInput& input, const State& before, const State& after, float* y) const {

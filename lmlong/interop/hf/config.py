@@ -16,7 +16,7 @@ MODULE, CONFIG, MODEL = "modeling_lmlong", "LmlongConfig", "LmlongForCausalLM"
 
 def is_llama(model: recipe.Model) -> bool:
     """Return whether transformers' own Llama can load the model."""
-    added = model.downsample or model.ngram_embedding or model.add_ngram
+    added = model.downsample or model.ngram_embedding or model.add_ngram or model.mixers
     plain = not (model.convolution or model.output_gate or model.head_norm or added)
     keys, values = model.head_dims
     return (

@@ -34,7 +34,10 @@ struct Layer {               // a mixer, and the MLP if it is the last mixer of 
     Int kind;                // of its attention, a case in kinds.h
     const void* attention;   // its weights, a structure of its kind
     Int state;               // offset of the layer's state in the state of a row, in bytes
-    Int kv_heads, head_dim;  // heads of keys and values; the size of queries and keys, 0 without them
+    Int heads, kv_heads;     // heads of queries, and of keys and values
+    Int head_dim, value_dim;  // the size of a head's queries and keys, 0 without them, and of its values
+    Int conv_width;          // tokens seen by the convolution
+    Int cos_sin;             // index of its first cosine among those of a token
     Int uses_rope, rotates;  // whether rope rotates all queries and keys; whether any part of the attention rotates them
     Int gated;               // whether a gate multiplies the output
     Int grouped;             // whether its attention takes the heads of queries that share keys and values together
@@ -56,15 +59,19 @@ struct NgramTables {
     Matrix projection;       // of a row of each table
 };
 
+struct Rotation {  // of the queries and keys of some layers
+    Int pairs;
+    const double* frequencies;  // (pairs) angles by which rope rotates each pair at a token
+};
+
 struct Model {
-    Int layers, width, mlp_width, conv_width;
-    Int heads, head_dim, value_dim;  // heads of queries; the size of a head's queries and keys, and of its values
-    Int any_rope;           // whether any layer uses rope
+    Int layers, width, mlp_width;
+    Int rotations, cos_sins;  // numbers of rotations, and of their cosines and sines for a token
     Int past_tokens;        // how many tokens before the current one its attentions and tables read
     Int state_size;         // of a row: the states of all layers and of the hourglass, in bytes
     float embedding_scale;  // multiplies the embeddings
     float norm_epsilon;
-    const double* frequencies;  // (head_dim / 2) angles by which rope rotates each pair at a token
+    const Rotation* rotation;
     const float *embedding, *norm;
     const Layer* layer;
     Matrix output;

@@ -31,7 +31,7 @@ struct SoftmaxMean {
 
     // For queries that attend to at most `max_tokens` tokens, of which up to `heads` share keys and values
     SoftmaxMean(const DecodeJob& job, const Layer& layer, Int max_tokens, Int heads, Scratch& scratch)
-        : head_dim(layer.head_dim), value_dim(job.model->value_dim), q_stride(padded(head_dim)),
+        : head_dim(layer.head_dim), value_dim(layer.value_dim), q_stride(padded(head_dim)),
           y_stride(padded(value_dim)), weight_stride(padded(max_tokens)), queries(scratch.take(heads * q_stride)),
           weights(scratch.take(heads * weight_stride)), numerators(scratch.take(heads * y_stride)),
           totals(scratch.take(heads * y_stride)), new_k(scratch.take(head_dim)), new_v(scratch.take(value_dim)) {}

@@ -47,10 +47,10 @@ struct Mixer {
     const DecodeJob& job;
     const Model& model = *job.model;
     const Layer& layer;
-    const Int head_dim = layer.head_dim, value_dim = model.value_dim;
-    const Int gates = layer.gated ? model.heads * value_dim : 0;
+    const Int head_dim = layer.head_dim, value_dim = layer.value_dim;
+    const Int gates = layer.gated ? layer.heads * value_dim : 0;
     const Int channels = layer.in_proj.outputs - gates;   // of queries, keys and values, or only of values
-    const Int sharing = model.heads / layer.kv_heads;     // heads of queries that share a head of keys and values
+    const Int sharing = layer.heads / layer.kv_heads;     // heads of queries that share a head of keys and values
     const Int together = layer.grouped ? sharing : 1;     // most heads in an input of the attention
     float *q, *k, *v, *y;
     Attention attention;
@@ -66,7 +66,7 @@ struct Mixer {
         const Token& token, Int first, Int heads, const float* qkv_gate, const float* normed, const float* cos_sin,
         float* mixed) {
         const Int kv_head = first / sharing, q_stride = padded(head_dim), y_stride = padded(value_dim);
-        const Int keys = model.heads * head_dim;  // offset of the keys, after all queries
+        const Int keys = layer.heads * head_dim;  // offset of the keys, after all queries
         const Int values = keys + layer.kv_heads * head_dim;
         const auto& before = state_at<LayerState>(job, job.states_before, token.row, layer.state);
         const auto& after = state_at<LayerState>(job, job.states_after, token.row, layer.state);
@@ -108,7 +108,7 @@ struct Mixer {
         std::copy_n(x, size, into);
         std::fill_n(into + size, padded(size) - size, 0.0f);
         if (!layer.conv_weight) return;
-        const Int past = model.conv_width - 1;
+        const Int past = layer.conv_width - 1;
         tail += channel, tail_after += channel;
         const float* weight = layer.conv_weight + channel;
         for (Int i = 0; i < size; i++) into[i] *= weight[past * channels + i];

@@ -14,14 +14,14 @@ struct Batch {  // the input tokens of a range of layers
     Int count;
     float* x;  // (tokens, width)
     Token* tokens;
-    float* cos_sin;  // (tokens, head_dim), cosines and sines of the angles of rope
+    float* cos_sin;  // (tokens, cos_sins), cosines and sines of the angles of each rotation
 };
 
 struct Step {
     const DecodeJob& job;
     const ThreadTeam team;
     const Model& model = *job.model;
-    const Int width = model.width, mlp_width = model.mlp_width, values = model.heads * model.value_dim;
+    const Int width = model.width, mlp_width = model.mlp_width;
     Batch all, downsampled;
     float *qkv_gate, *mixed, *mlp_hidden, *pool_blocks;  // shared by all threads
     float *normed, *reordered;                           // of this thread
@@ -30,11 +30,11 @@ struct Step {
     Step(const DecodeJob& job, ThreadTeam team, float* memory) : job(job), team(team), scratch{memory} {
         for (Batch* batch : {&all, &downsampled}) {
             batch->x = scratch.take(job.rows * width);
-            batch->cos_sin = scratch.take(job.rows * model.head_dim);
+            batch->cos_sin = scratch.take(job.rows * model.cos_sins);
             batch->tokens = reinterpret_cast<Token*>(scratch.take(job.rows * sizeof(Token) / sizeof(float)));
         }
         qkv_gate = scratch.take(job.rows * most_projected());
-        mixed = scratch.take(job.rows * std::max({values, width, model.tables.projection.inputs}));
+        mixed = scratch.take(job.rows * std::max({most_mixed(), width, model.tables.projection.inputs}));
         mlp_hidden = scratch.take(job.rows * 2 * mlp_width);
         pool_blocks = scratch.take(job.rows * model.hourglass.factor * width);
         scratch.used += team.thread_num * thread_scratch_size();
@@ -47,8 +47,14 @@ struct Step {
         return most;
     }
 
+    Int most_mixed() const {
+        Int most = 0;
+        for (Int i = 0; i < model.layers; i++) most = std::max(most, model.layer[i].out_proj.inputs);
+        return most;
+    }
+
     Int max_inputs() const {
-        return std::max({mlp_width, width, values, model.hourglass.factor * width, model.tables.projection.inputs});
+        return std::max({mlp_width, width, most_mixed(), model.hourglass.factor * width, model.tables.projection.inputs});
     }
 
     Int thread_scratch_size() const {
@@ -100,7 +106,7 @@ struct Step {
                 if (model.hourglass.pooling && completes_block(row))
                     *block++ = {row, job.positions[row] / factor, job.positions[row] < factor};
             }
-            if (model.any_rope) compute_cos_sin(all), compute_cos_sin(downsampled);
+            compute_cos_sin(all), compute_cos_sin(downsampled);
         }
         team.wait();
     }
@@ -117,12 +123,15 @@ struct Step {
     }
 
     void compute_cos_sin(const Batch& batch) {
-        const Int half = model.head_dim / 2;
+        float* cos_sin = batch.cos_sin;
         for (Int t = 0; t < batch.count; t++)
-            for (Int i = 0; i < half; i++) {  // as in rope.py
-                const double angle = batch.tokens[t].position * model.frequencies[i];
-                batch.cos_sin[2 * half * t + i] = std::cos(angle);
-                batch.cos_sin[2 * half * t + half + i] = std::sin(angle);
+            for (Int rotation = 0; rotation < model.rotations; rotation++) {
+                const auto& [pairs, frequencies] = model.rotation[rotation];
+                for (Int i = 0; i < pairs; i++) {  // as in rope.py
+                    const double angle = batch.tokens[t].position * frequencies[i];
+                    cos_sin[i] = std::cos(angle), cos_sin[pairs + i] = std::sin(angle);
+                }
+                cos_sin += 2 * pairs;
             }
     }
 
@@ -134,7 +143,7 @@ struct Step {
             team.wait();
             mix(layer, batch);
             team.wait();
-            add_linear(layer.out_proj, mixed, values, batch);
+            add_linear(layer.out_proj, mixed, layer.out_proj.inputs, batch);
             team.wait();
             if (!layer.mlp_in_proj.outputs) continue;
             rms_norm(layer.mlp_norm, batch);
@@ -180,15 +189,15 @@ struct Step {
     void mix_heads(const Layer& layer, const Batch& batch) {
         Scratch of_heads = scratch;  // a copy: the next layer reuses the memory
         Mixer<Attention> mixer(job, layer, of_heads);
-        const Int outputs = layer.in_proj.outputs;
+        const Int outputs = layer.in_proj.outputs, values = layer.out_proj.inputs;
         const Int together = job.consecutive ? 1 : batch.count;  // tokens that do not read each other's states
         for (Int first = 0; first < batch.count; first += together) {
             if (first) team.wait();
-            const Range heads = team.share(together * model.heads);  // of these tokens
+            const Range heads = team.share(together * layer.heads);  // of these tokens
             for (Int i = heads.begin, count; i < heads.end; i += count) {
-                const Int t = first + i / model.heads, head = i % model.heads;
+                const Int t = first + i / layer.heads, head = i % layer.heads;
                 count = std::min(mixer.together - head % mixer.together, heads.end - i);
-                const float* cos_sin = batch.cos_sin + t * model.head_dim;
+                const float* cos_sin = batch.cos_sin + t * model.cos_sins + layer.cos_sin;
                 const float *qkv_gate_t = qkv_gate + t * outputs, *normed_t = normed + t * width;
                 mixer.forward(batch.tokens[t], head, count, qkv_gate_t, normed_t, cos_sin, mixed + t * values);
             }

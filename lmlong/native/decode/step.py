@@ -24,8 +24,8 @@ def step_code(kinds: Iterable[DecodeKind[Any]], constants: Mapping[str, float]) 
     """Return the code of the step with these kinds of attention."""
     kinds = list(kinds)
     layouts = [structures.Matrix, structures.FeatureMapWeights, structures.Gate, structures.Forgetting]
-    layouts += [structures.Layer, structures.Hourglass, structures.NgramTables, structures.Model]
-    layouts += [structures.LayerState, structures.HourglassState, DecodeJob]
+    layouts += [structures.Layer, structures.Hourglass, structures.NgramTables]
+    layouts += [structures.Rotation, structures.Model, structures.LayerState, structures.HourglassState, DecodeJob]
     for kind in kinds:
         layouts += [each for each in (kind.weights, kind.state) if each._fields_]  # C++ gives an empty one a size
     constants = merged_constants(constants, kinds)

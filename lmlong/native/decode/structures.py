@@ -52,7 +52,8 @@ class Layer(ctypes.Structure):
     _fields_ = (
         *ints("kind"),
         *pointers("attention"),
-        *ints("state", "kv_heads", "head_dim", "uses_rope", "rotates", "gated", "grouped"),
+        *ints("state", "heads", "kv_heads", "head_dim", "value_dim", "conv_width", "cos_sin"),
+        *ints("uses_rope", "rotates", "gated", "grouped"),
         *pointers("norm", "conv_weight", "head_norm", "mlp_norm"),
         *((name, Matrix) for name in ("in_proj", "out_proj", "mlp_in_proj", "mlp_out_proj")),
     )
@@ -70,13 +71,17 @@ class NgramTables(ctypes.Structure):
     _fields_ = (*ints("count", "rows", "width"), *pointers("orders", "table"), ("projection", Matrix))
 
 
+class Rotation(ctypes.Structure):
+    _fields_ = (*ints("pairs"), *pointers("frequencies"))
+
+
 class Model(ctypes.Structure):
     _fields_ = (
-        *ints("layers", "width", "mlp_width", "conv_width"),
-        *ints("heads", "head_dim", "value_dim", "any_rope", "past_tokens", "state_size"),
+        *ints("layers", "width", "mlp_width", "rotations", "cos_sins", "past_tokens", "state_size"),
         ("embedding_scale", ctypes.c_float),
         ("norm_epsilon", ctypes.c_float),
-        *pointers("frequencies", "embedding", "norm"),
+        ("rotation", ctypes.POINTER(Rotation)),
+        *pointers("embedding", "norm"),
         ("layer", ctypes.POINTER(Layer)),
         ("output", Matrix),
         ("hourglass", Hourglass),
