@@ -228,7 +228,7 @@ class Engine:
 
         def sample(group: list[Writer]) -> Tensor:
             rows = logits if group is writers else torch.stack([of_writer[writer] for writer in group])
-            allowed = only_beginning_with(self.trained.tokenizer, [writer.head for writer in group], rows)
+            allowed = only_beginning_with(self.trained.tokenizer, [writer.text.head for writer in group], rows)
             return sample_each([writer.sampler for writer in group], allowed, [writer.recent for writer in group])
 
         drawn = self._apart(writers, sample) if writers else []

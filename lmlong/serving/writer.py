@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lmlong.decode.engine import Engine
-from lmlong.inference.generation import End, StreamedText
+from lmlong.inference.continuation import Continuation
 from lmlong.inference.healing import heal
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.rewind import long_ending
@@ -31,16 +31,14 @@ class Writer:
     def __init__(self, trained: TrainedLanguageModel, request: Request, deliver: Deliver, states: StateTable):
         self.request, self.cancelled, self.ended = request, False, False
         self.sampler = Sampler(request.sampling, [request.draws], trained.tokenizer.eos)
-        self.head = b""
-        """The bytes with which the next token must begin: the rest of the prompt, for the first one."""
+        self.text = Continuation(trained.tokenizer, request.max_tokens, request.stop)
         self.last = 0
         """The last token, which the next step reads."""
         self.row: Any
         self.cached_tokens = 0
         """Tokens of the prompt whose state was known."""
         self._trained, self._deliver, self._states = trained, deliver, states
-        self._text = StreamedText(trained.tokenizer, request.stop)
-        self._written = self.prompt_tokens = 0
+        self.prompt_tokens = 0
         self._recent: deque[int] = deque(maxlen=RECENT)
         self._place = request.start or Place(states.empty)
         self._prompt: list[Piece] = []  # what the request has read
@@ -101,13 +99,13 @@ class Writer:
         session, tokenizer = self._place.session, self._trained.tokenizer
         assert session is not None
         session = with_unread(begin_learning(self._trained.model, session, self.request.learn), self._unread)
-        if self.request.max_tokens == 0:
+        if self.text.end:
             self._count_prompt(session)
-            self._end("max_tokens", "")
+            self._end("")
             return
         if self._unread.pending:
             healed = heal(self._trained.model, tokenizer, session, self.sampler, 0)
-            session, self.head = healed.session, healed.cover.head
+            session, self.text.head = healed.session, healed.cover.head
             self._healed = healed.cover.tokens
         self._count_prompt(session)
         self._recent.extend(token for token in session.recent[0].tolist() if token != NO_TOKEN)
@@ -130,45 +128,33 @@ class Writer:
     def take(self, token: int, log_probabilities: Tensor | None) -> None:
         """Append a sampled token, and deliver the text that is final."""
         likelihoods = None if log_probabilities is None else self._likelihoods(token, log_probabilities)
-        if token == self._trained.tokenizer.eos:
-            self._note(token)  # a conversation may continue after it
-            self._end("eos", self._text.finish(), likelihoods)
-            return
-        piece = self._text.feed(token, len(self.head))
-        self._note(token)
-        self._written += 1
-        if self._text.stopped:
-            self._end("stop", piece, likelihoods)
-        elif self._written == self.request.max_tokens:
-            self._end("max_tokens", piece + self._text.finish(), likelihoods)
+        piece, self.last = self.text.take(token), token
+        self._noted.append(token)  # also eos: a conversation may continue after it
+        self._recent.append(token)
+        if self.text.end:
+            self._end(piece, likelihoods)
         elif piece or likelihoods:
             self._deliver(Event(piece, likelihoods))
-
-    def _note(self, token: int) -> None:
-        """Note a token as the last one, which the row has not read."""
-        self.head, self.last = b"", token
-        self._noted.append(token)
-        self._recent.append(token)
 
     def fail(self, error: BaseException) -> None:
         """End by an error."""
         self.ended = True
         self._deliver(Event(error=error))
 
-    def _end(self, how: End, piece: str, likelihoods: WrittenToken | None = None) -> None:
+    def _end(self, piece: str, likelihoods: WrittenToken | None = None) -> None:
         self.ended = True
         turn = self._turn() if self.request.keep_session else None
-        counts = self.prompt_tokens, self.cached_tokens, self._written
-        self._deliver(Event(piece, likelihoods, how, None, turn, *counts))
+        counts = self.prompt_tokens, self.cached_tokens, self.text.written
+        self._deliver(Event(piece, likelihoods, self.text.end, None, turn, *counts))
 
     def _turn(self) -> Turn:
         """Return what the request adds to its session."""
         read, unread, options = 0, self._unread, dict[str, Any]()
-        if self._written:
+        if self.text.written:
             tokens = [*self._healed, *self._noted]
             if tokens[-1] == self._trained.tokenizer.eos:
                 tokens.pop()
-            read, unread = long_ending(self._trained.tokenizer, tokens, self._text.dropped, unread)
+            read, unread = long_ending(self._trained.tokenizer, tokens, self.text.dropped, unread)
         if self.request.max_tokens:
             given, default = asdict(self.request.sampling), asdict(Sampling())
             options = {name: value for name, value in given.items() if value != default[name]}

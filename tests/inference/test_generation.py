@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.inference import session as sessions
-from lmlong.inference.generation import Generation, StreamedText
+from lmlong.inference.continuation import StreamedText
+from lmlong.inference.generation import Generation
 from lmlong.inference.sampling import Sampler, Sampling
 from lmlong.inference.session import next_logits, prefill
 from lmlong.model.language_model import LanguageModel
