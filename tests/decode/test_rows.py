@@ -5,16 +5,16 @@ from typing import Any, get_args
 
 import pytest
 import torch
+from decode.rows import apart, check_rows
 from decode.test_graph import record
 from decode.test_native import SHAPES, compiled, shaped
 from grids import thinned
 from machine import needs_native
 from models import FORMS, model_of, stirred, text
-from torch import Tensor
 
 from lmlong.attention.base import state_tensors
 from lmlong.decode.choice import fast_engine
-from lmlong.decode.engine import EagerEngine, Engine, engine_of, step
+from lmlong.decode.engine import EagerEngine, engine_of, step
 from lmlong.decode.graph import GraphEngine
 from lmlong.decode.native import NativeEngine
 from lmlong.model.language_model import LanguageModel, ModelState
@@ -22,8 +22,6 @@ from lmlong.model.learning import read as reading
 from lmlong.model.quantization import WeightFormat
 from lmlong.native.state import map_state
 from lmlong.recipe import Downsample, Model
-
-ROWS, STEPS = 5, 60
 
 
 def native(form: str) -> LanguageModel:
@@ -35,46 +33,6 @@ def native(form: str) -> LanguageModel:
 def hourglass() -> LanguageModel:
     options = Model(width=16, layers=3, heads=2, downsample=Downsample(factor=2))
     return stirred(LanguageModel(options, 258), 0.3).eval()
-
-
-def apart(found: Tensor, expected: Tensor) -> float:
-    """Return the largest difference, relative to the largest number."""
-    assert found.shape == expected.shape
-    scale = float(expected.double().abs().max()) if expected.numel() else 0.0
-    return float((found.double() - expected.double()).abs().max()) / max(scale, 1e-30) if found.numel() else 0.0
-
-
-def copies(states: Any) -> list[tuple[Tensor, Tensor]]:
-    return [(x, x.clone()) for x in state_tensors(states)]
-
-
-def check_rows(engine: Engine, allowed: float, learning: tuple[bool, ...] = (False,) * ROWS) -> None:
-    """Step some of the rows at a time, in changing order. Compare logits and states with those of each row alone, and
-    states that went in and came out with what they were."""
-    model, ids = engine.model, text(ROWS, STEPS + ROWS)
-    begun = [reading.first_state(model, 1, learns) for learns in learning]
-    alone = [reading.read(model, ids[n : n + 1, : 5 + n], state)[1] for n, state in enumerate(begun)]
-    rows, kept = [engine.load(state) for state in alone], copies(alone)
-    for time in range(STEPS):
-        together = [row for row in range(ROWS) if (7 * time + 3 * row) % 4 and time >= 4 * row][:: 1 - 2 * (time % 2)]
-        if not together:
-            continue
-        tokens = torch.stack([ids[row, time + row] for row in together])
-        logits = engine.step([rows[row] for row in together], tokens.tolist())
-        for index, row in enumerate(together):
-            expected, after = step(model, tokens[index : index + 1], alone[row])
-            assert (after.last_tokens is None) == (alone[row].last_tokens is None)
-            alone[row] = reading.will_learn(after, False)
-            assert apart(logits[index], expected[0]) <= allowed
-        if time % 3 == 0:
-            kept += copies([engine.save(rows[time % ROWS])])
-    assert all(torch.equal(*pair) for pair in kept)
-    for row, state, learns in zip(rows, alone, learning, strict=True):
-        assert (row.learned is not None) == learns
-        if model.constant_state:  # else a batch pads what is shorter, to no effect
-            pairs = zip(state_tensors(model.settle(engine.save(row))), state_tensors(model.settle(state)), strict=True)
-            assert max(apart(*pair) for pair in pairs) <= (1e-5 if learns else allowed)
-        assert state.learned is None or state.learned.delta.bias.abs().max() > 1e-3
 
 
 @needs_native
