@@ -22,6 +22,7 @@ from torch.nn.functional import cross_entropy
 
 import lmlong as library
 from lmlong.attention.plugins import load_plugin, unload_plugin
+from lmlong.inference import loading
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.interop.importing import import_model
 from lmlong.model.learning.naive import naive_read
@@ -101,12 +102,18 @@ def nats_by_definition(trained: TrainedLanguageModel, *end: int) -> float:
     pytest.mark.parametrize("learn", [False, True], ids=["plain", "learning"]),
 )
 def test_all_commands_agree_with_the_definition(
-    run_of: Callable[[str], Path], tmp_path: Path, name: str, weights: Weights, learn: bool
+    run_of: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    weights: Weights,
+    learn: bool,
 ) -> None:
     run, file, state = run_of(name), tmp_path / "text.txt", tmp_path / "text.state"
     file.write_text(TEXT)
     model = library.load(run, weights=weights, state_dtype="32", learn=learn)
-    exact = ("--weights", weights, "--state-dtype", "32")
+    exact = ("--weights", weights)
+    monkeypatch.setattr(loading, "CACHE_DTYPE", torch.float32)
 
     def command(command: str, *words: object, learns: bool = learn) -> str:
         options = [*(["--learn"] if learns else []), "--plugin", TWO_GATES]

@@ -117,7 +117,7 @@ def run_once(folder: Path, cache: Path) -> Iterator[Callable[[str], Finished]]:
 
     def once(command: str) -> Finished:
         program, *words = shlex.split(shortened(command))
-        if "devices=" not in command and "--plugin" not in command:
+        if "devices=" not in command and "plugin" not in command:
             return call_lmlong(*words, cwd=folder)
         done = run(["-m", program, *words], folder, cache)
         return Finished(done.returncode, done.stdout, done.stderr)

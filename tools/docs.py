@@ -126,10 +126,7 @@ def commands() -> str:
         "`KEY.PATH=VALUE` changes an option of the [recipe](recipe-options.md). Every command has `--help`, with more "
         "explanation than this page.",
         "## Options of several commands",
-        "\n".join(
-            item(name, text, "all commands" if len(names) == len(found) else ", ".join(names))
-            for (name, text), names in shared.items()
-        ),
+        "\n".join(item(name, text, ", ".join(names)) for (name, text), names in shared.items()),
     ]
     for name, command, context in found:
         arguments = " ".join(piece for piece in command.collect_usage_pieces(context) if piece != "[OPTIONS]")

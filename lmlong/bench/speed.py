@@ -18,6 +18,9 @@ from lmlong.report.table import Column, format_table, pivot_rows, three_digits
 
 AGAINST = "softmax"
 
+LIMIT = 300.0
+"""Seconds that a pass may take."""
+
 SIDE_BY_SIDE = 5
 """Candidates side by side in a terminal of 80 columns."""
 
@@ -60,7 +63,7 @@ def run_benchmark(
     precisions: Sequence[str],
     lengths: Sequence[int],
     device: torch.device,
-    limit: float,
+    limit: float = LIMIT,
 ) -> list[Result]:
     """Measure every candidate at every length, except where one pass would take longer than the limit in seconds."""
     results: list[Result] = []
@@ -135,7 +138,7 @@ def table(title: Title, results: Sequence[Result]) -> str:
     rounds = sorted({len(result.seconds) for result in results})
     lines += ["", f"medians of {rounds[0]} to {rounds[-1]} rounds, in each of which all have their turn"]
     if len({(result.name, result.length) for result in results}) < len(_names(results)) * len(_lengths(results)):
-        lines.append("- left out: a pass would take longer than --limit")
+        lines.append(f"- left out: a pass would take longer than {LIMIT:.0f} s")
     return "\n".join(lines)
 
 

@@ -55,14 +55,13 @@ def find(run: str | Path, which: str = LATEST) -> Path:
     raise CheckpointError(f"{path}: {_why_not(path)}")
 
 
-def choice(run: str | Path, which: str) -> str:
-    """Return a line that names the checkpoint loaded from a run; an empty string if its newest one is the best."""
+def choice(run: str | Path) -> str:
+    """Return a line that names the checkpoint loaded from a run; an empty string if its newest one is loaded."""
     best, newest = find(run, BEST), find(run)
     if best == newest:
         return ""
-    if which == BEST:
-        return f"{run}: loads {best.name}, the best by validation, not the newest, {newest.name} (--checkpoint latest)"
-    return f"{run}: loads {newest.name}, the newest, not the best by validation, {best.name} (--checkpoint best)"
+    path = f"{run}/checkpoints/{LATEST}"
+    return f"{run}: loads {best.name}, the best by validation, not the newest, {newest.name} ({path})"
 
 
 def _runs_near(missing: Path) -> str:

@@ -61,7 +61,7 @@ def _got_worse(result: TrainingResult) -> list[str]:
         return []
     return [
         f"got worse    from {best.validation:.3f} after step {best.step:,} to {last.validation:.3f} in validation",
-        f"             commands load step {best.step:,}, whose figures these are; --checkpoint latest loads the last;",
+        f"             commands load step {best.step:,}, whose figures these are; the last is in checkpoints/latest;",
         "             train for fewer steps, on more text, or with a lower training.learning_rate",
     ]
 

@@ -3,28 +3,25 @@
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 
 from lmlong.cli.reading import pieces
 from lmlong.inference.chat import Conversation
 from lmlong.model.sampling_options import Sampling
 
 
-def talk(
-    conversation: Conversation, prompt: str | None, file: Path | None, sampling: Sampling, max_tokens: int | None
-) -> None:
+def talk(conversation: Conversation, prompt: str | None, sampling: Sampling, max_tokens: int | None) -> None:
     """Answer the given message, or each line of a terminal until end of file."""
-    for message in _messages(prompt, file):
+    for message in _messages(prompt):
         for piece in conversation.say(message, sampling, max_tokens):
             print(piece, end="", flush=True)
         print()
 
 
-def _messages(prompt: str | None, file: Path | None) -> Iterator[str]:
+def _messages(prompt: str | None) -> Iterator[str]:
     if prompt is not None:
         yield prompt
-    elif file is not None or sys.stdin is None or not sys.stdin.isatty():
-        yield "".join(pieces(file))
+    elif sys.stdin is None or not sys.stdin.isatty():
+        yield "".join(pieces(None))
     else:
         yield from _lines()
 

@@ -10,15 +10,17 @@ from lmlong.cli.output import show
 from lmlong.errors import UsageError
 from lmlong.report.progress import waiting
 
+TOKENS = 512
+"""Length of the text that is checked."""
+
 
 @click.command()
 @options.any_run
-@click.option("--tokens", default=512, metavar="N", type=options.TokenCount(8), help="Length of the text.")
 @options.json_file
 @options.weights
-@options.threads
 @options.device
-def check(run: str | None, tokens: int, json_file: Path | None, weights: Any, device: str) -> None:
+@options.plugin
+def check(run: str | None, json_file: Path | None, weights: Any, device: str) -> None:
     """Check the causal-attention invariants on the model of RUN, in the number format that it was trained in.
 
     On a text that the model generates: decoding token by token, a single forward pass and reading in parts must give
@@ -45,7 +47,7 @@ def check(run: str | None, tokens: int, json_file: Path | None, weights: Any, de
     from lmlong.model.device import float64_device, pick_device
 
     loaded = load(run, float64_device(pick_device(device)).type, weights, state_dtype="32", learn=False)
-    text = sampled_text(loaded, rows=3, tokens=tokens)
+    text = sampled_text(loaded, rows=3, tokens=TOKENS)
     with waiting("checking the invariants"):
         report = check_laws(loaded, *text)
     show(table(report), report, json_file)

@@ -23,8 +23,8 @@ from lmlong.cli.plugins import load_recipe
 @click.option("--resume", is_flag=True, help="Resume a stopped conversion.")
 @click.option("--overwrite", is_flag=True, help="Replace run folders that exist.")
 @click.option("--dry-run", is_flag=True, help="Take a few steps of each stage, and report its time and memory.")
-@options.threads
 @options.json_file
+@options.plugin
 def convert(
     run: str,
     overrides: tuple[str, ...],

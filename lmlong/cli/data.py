@@ -1,4 +1,4 @@
-"""`lmlong data`: tokenize the text of a recipe, and inspect it."""
+"""`lmlong data`: tokenize the text of a recipe, inspect it, and train tokenizers."""
 
 import json
 import sys
@@ -20,11 +20,13 @@ if TYPE_CHECKING:
     from lmlong.recipe import Text
 
 SPLITS = ("train", "validation")
+DOCUMENTS, CHARACTERS = 10, 1000
+"""Documents of each source, and characters of each, that are shown without --all."""
 
 
 @click.group()
 def data() -> None:
-    """Tokenize text before training, and inspect it.
+    """Tokenize and inspect text; train tokenizers.
 
     \b
     Example: the training text of quickstart.
@@ -77,30 +79,67 @@ def info(recipe: str, overrides: tuple[str, ...], json_file: Path | None) -> Non
 
 @data.command()
 @click.argument("inputs", nargs=-1, required=True, metavar="RECIPE|PATH...")
-@click.option("--documents", default=10, type=click.IntRange(1), help="Maximum number of documents per source.")
-@click.option("--characters", default=1000, type=click.IntRange(0), help="Maximum number of characters per document.")
-@click.option("--all", "everything", is_flag=True, help="Print all documents completely.")
-@click.option("--column", default="text", help="With PATH: the column of records that holds the text.")
+@click.option("--all", "everything", is_flag=True, help="Print all documents completely, not only their beginnings.")
 @click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each document.")
-def show(
-    inputs: tuple[str, ...], documents: int, characters: int, everything: bool, column: str, as_json: bool
-) -> None:
+def show(inputs: tuple[str, ...], everything: bool, as_json: bool) -> None:
     """Print the text of documents as training reads it: of the sources of RECIPE, of files, folders and globs, also
-    on the Hugging Face Hub (hf://datasets/...), or of - for standard input.
+    on the Hugging Face Hub (hf://datasets/...), or of - for standard input. Without --all, the first 1,000 characters
+    of the first ten documents of each source.
 
     Only text goes to standard output; names, sizes and skipped files go to standard error.
 
     \b
     Example: a book as text, and the first documents of a folder.
       lmlong data show book.epub --all > book.txt
-      lmlong data show papers --documents 3
+      lmlong data show papers
       curl -s https://example.org | lmlong data show -- -.html
     """
-    text = _text_of(inputs, column)
-    _show_documents(text, None if everything else documents, None if everything else characters, as_json)
+    _show_documents(_text_of(inputs), everything, as_json)
 
 
-def _text_of(inputs: tuple[str, ...], column: str) -> "Text":
+@data.command()
+@options.recipe(default="quickstart")
+@options.overrides
+@click.option("--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help="The file to write.")
+def train_tokenizer(recipe: str, overrides: tuple[str, ...], out: Path) -> None:
+    """Train the tokenizer of RECIPE (a file or a shipped name) on its training text, and write it to a file.
+
+    \b
+    Example: a tokenizer for your own books.
+      lmlong data train-tokenizer books.yaml --out books.model
+    """
+    from lmlong.data.sources import check_quickly, open_inputs
+    from lmlong.data.tokenizers.training import tokenizer_of
+
+    text = load_recipe(recipe, overrides).text
+    check_quickly(text)
+    tokenizer_of(open_inputs(text), text.tokenizer, text.duplicates).save(out)
+    click.echo(out)
+
+
+@data.command()
+@click.argument("path", metavar="FILE_OR_RUN", type=click.Path(exists=True, path_type=Path))
+@click.option("--text", help="A text to tokenize.")
+@options.json_file
+def tokenizer_info(path: Path, text: str | None, json_file: Path | None) -> None:
+    """Describe the tokenizer in a file or in a run's folder, and print the tokens of a text.
+
+    \b
+    Example: the tokens of a line.
+      lmlong data tokenizer-info runs/quickstart --text "for line in lines:"
+    """
+    from lmlong.data.tokenizers.factory import load_tokenizer
+
+    loaded = load_tokenizer(path / "tokenizer.model" if path.is_dir() else path)
+    facts = {"vocabulary": loaded.vocabulary, "bos": loaded.bos, "eos": loaded.eos, "hash": loaded.hash}
+    if text is not None:
+        tokens = loaded.encode(text)
+        size = int(loaded.token_bytes[tokens].sum())
+        facts |= {"tokens": tokens, "pieces": [loaded.decode([token]) for token in tokens], "bytes": size}
+    show_result("\n".join(f"{name:<10}  {value}" for name, value in facts.items()), facts, json_file)
+
+
+def _text_of(inputs: tuple[str, ...]) -> "Text":
     """Return the text section of a recipe, or of one made of files or standard input."""
     from lmlong.io.standard_input import path_of
     from lmlong.recipe import Files, Text
@@ -108,11 +147,11 @@ def _text_of(inputs: tuple[str, ...], column: str) -> "Text":
 
     if len(inputs) == 1 and (inputs[0] in shipped_recipes() or inputs[0].endswith((".yaml", ".yml"))):
         return load_recipe(inputs[0], ()).text
-    return Text(sources=[Files(kind="files", paths=list(map(path_of, inputs)), column=column)])
+    return Text(sources=[Files(kind="files", paths=list(map(path_of, inputs)))])
 
 
-def _show_documents(text: "Text", most: int | None, characters: int | None, as_json: bool) -> None:
-    """Print the first documents of each source."""
+def _show_documents(text: "Text", everything: bool, as_json: bool) -> None:
+    """Print all documents of each source, or the beginnings of the first ones."""
     from lmlong.data.document import Skipped
     from lmlong.data.sources import open_inputs
 
@@ -124,11 +163,11 @@ def _show_documents(text: "Text", most: int | None, characters: int | None, as_j
             if isinstance(document, Skipped):
                 click.echo(f"skipped {document.name}: {document.reason}", err=True)
                 continue
-            if shown == most:
-                click.echo("more documents follow: use --documents or --all", err=True)
+            if shown == DOCUMENTS and not everything:
+                click.echo("more documents follow: use --all", err=True)
                 break
             shown += 1
-            _show_document(document, entry, characters, as_json)
+            _show_document(document, entry, None if everything else CHARACTERS, as_json)
 
 
 def _show_document(document: "Document", entry: "Input", characters: int | None, as_json: bool) -> None:

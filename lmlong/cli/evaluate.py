@@ -1,35 +1,62 @@
-"""lmlong eval: bits per byte against length."""
+"""`lmlong eval`: measure how well a model predicts text, recalls it, and solves tasks."""
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from lmlong.cli import options
 from lmlong.cli.lists import lengths, parse_names
+from lmlong.cli.options import Loading
 from lmlong.cli.output import show
 from lmlong.cli.runs import report_left_out, run_name
 from lmlong.errors import UsageError
 
 if TYPE_CHECKING:
-    from lmlong.model.precision import Precision
-    from lmlong.recipe import Recipe
+    from lmlong.data.token_file import TokenFile
+    from lmlong.inference.loading import TrainedModel
+    from lmlong.report.figure import Figure
 
-DEFAULT_VIEWS = "context,position"
+Model = TypeVar("Model", bound="TrainedModel")
+
+TEXT = ("data", "tokens")
+PREDICTION = (*TEXT, "lengths", "min_documents", "precision", "learn", "weights")
+
+OPTIONS = {
+    "--by context": (*PREDICTION, "targets", "plot"),
+    "--by position": (*PREDICTION, "plot"),
+    "--by state": PREDICTION,
+    "--by recall": (*TEXT, "lengths", "texts", "probes", "weights", "plot"),
+    "--by spectrum": (*TEXT, "lengths", "texts", "plot"),
+    "--tasks": ("lengths", "num_fewshot", "limit", "apply_chat_template", "weights"),
+    "encoders": (*TEXT, "precision"),
+}
+"""The options of each measurement; options that are missing here apply to all."""
+
+BY = tuple(name.removeprefix("--by ") for name in OPTIONS if name.startswith("--by "))
+ALONE = ("recall", "spectrum")
+"""What is not measured together with something else."""
+
+Measured = tuple[str, Any, "Callable[[], Figure] | None"]
+"""A table, the values of --json, and what draws the plot."""
 
 
 @click.command("eval")
 @options.runs
-@options.data
-@lengths("Contexts to compare; k is 1,024.  [default: 256,512,1k ... 16k and the trained length]")
 @click.option(
     "--by",
-    "views",
-    metavar="VIEW,...",
-    default=DEFAULT_VIEWS,
-    help="Views to measure: context, position, state.",
+    metavar="NAME,...",
+    help=f"What to measure: {', '.join(BY)}.  [default: context,position]",
 )
+@click.option(
+    "--tasks", metavar="NAME,...", help="Tasks of lm-evaluation-harness: names, groups, patterns, or .yaml files."
+)
+@options.data
+@options.tokens
+@lengths("Contexts, distances or lengths of texts, in tokens; k is 1,024.  [default: depends on --by]")
 @click.option(
     "--targets",
     default=8192,
@@ -38,33 +65,35 @@ DEFAULT_VIEWS = "context,position"
     help="About how many tokens are scored at each context, at least one in each of --min-documents documents.",
 )
 @click.option(
-    "--after",
-    metavar="N",
-    type=options.TokenCount(1),
-    help="Score tokens with at least N tokens before them.  [default: the longest of --lengths]",
-)
-@click.option(
     "--min-documents",
     default=10,
     type=click.IntRange(1),
     help="Leave out lengths that fewer documents reach; fewer documents are cut into this many parts.",
 )
-@options.tokens
+@click.option(
+    "--probes",
+    metavar="NAME,...",
+    default="copy,induction,mqar",
+    help="What to recall: copy, induction, mqar, passkey, needle, or all.",
+)
+@click.option("--texts", type=click.IntRange(1), help="Texts at each length.  [default: 64 by recall, 8 by spectrum]")
+@click.option("--num-fewshot", metavar="N", type=click.IntRange(0), help="Examples before each question of a task.")
+@click.option("--limit", metavar="N", type=click.IntRange(1), help="Use the first N documents of each task.")
+@click.option("--apply-chat-template", is_flag=True, help="Ask as a user, with the chat template of the model.")
 @options.json_file
-@options.plot("bits per byte and perplexity")
+@options.plot("the results")
 @options.precision
 @options.learn
+@options.weights
+@options.threads
 @options.loading
 def eval_(
     runs: tuple[str, ...],
-    data: tuple[str, ...],
-    lengths: list[int] | None,
-    views: str,
-    tokens: int | None,
+    by: str | None,
+    tasks: str | None,
     json_file: Path | None,
     plot: Path | None,
-    precision: "Precision | None",
-    loading: options.Loading,
+    loading: Loading,
     **given: Any,
 ) -> None:
     """Measure how well each RUN predicts text, and the gain from text further back.
@@ -73,8 +102,8 @@ def eval_(
     context   the same target tokens at each length, with N tokens before them
     position  each document read once, by the number of tokens before
     state     norm of S, features in use, smallest denominator while it reads
-
-    The first line of the output is the bits per byte at the longest context, and the gain from the shortest.
+    recall    how often the model recalls something from N tokens before
+    spectrum  the singular values of the attention matrices, by layer and head
 
     The text is the held-out text of the run, unless --data names another. Numbers after ± are standard errors over
     documents, or over parts of them if there are few, as for one book. The error of a change between lengths is that of
@@ -84,78 +113,164 @@ def eval_(
     frequency of each token in the training text achieves (unigram).
 
     \b
+    What --by recall asks for, with --probes:
+    copy       a sequence of symbols is repeated
+    induction  one symbol is repeated: what followed it the first time?
+    mqar       keys and their values, then the keys again
+    passkey    a number in a sentence, then held-out text
+    needle     several names and their words, then held-out text
+
+    By spectrum: if a few singular values hold most of the sum, keys and values can be shortened to a few slots, as
+    Linformer does.
+
+    --tasks runs tasks of EleutherAI's lm-evaluation-harness, which fetches their data from the Hugging Face Hub. A
+    context is read once for all its answers, and a document of any length in one pass, along the state.
+
+    \b
     Example: one run on its own held-out text, then two on the same books.
       lmlong eval runs/quickstart --lengths 256,512,1k
       lmlong eval linear softmax --data 'books/*.txt' --plot length.png
+      lmlong eval linear softmax --by recall --lengths 64,256,1k
+      lmlong eval runs/quickstart --tasks arc_easy --num-fewshot 5
     """
-    from lmlong.checkpoint.read import read_recipe, reading
-    from lmlong.evaluation.perplexity import VIEWS, evaluate
-    from lmlong.evaluation.perplexity_figure import figure
-    from lmlong.evaluation.perplexity_report import table, to_json
+    measurements = _measurements(runs, by, tasks)
+    chosen = _options_of(measurements, click.get_current_context(), given)
+    report_left_out(chosen.get("data", ()))
+    if tasks is not None:
+        table, result, draw = _tasks(runs, loading, tasks, **chosen)
+    elif measurements == ["encoders"]:
+        table, result, draw = _encoders(runs, loading, **chosen)
+    elif measurements == ["--by recall"]:
+        table, result, draw = _recall(runs, loading, **chosen)
+    elif measurements == ["--by spectrum"]:
+        table, result, draw = _spectrum(runs, loading, **chosen)
+    else:
+        views = [name.removeprefix("--by ") for name in measurements]
+        table, result, draw = _prediction(runs, loading, views, **chosen)
+    show(table, result, json_file, plot, draw)
 
-    chosen = parse_names("--by", views, VIEWS)
-    if plot and chosen == ("state",):
-        raise UsageError("--plot: the state view has no plot. Name another view in --by.")
-    causal_only = {
-        "--lengths": lengths is not None,
-        "--plot": plot is not None,
-        "--by": views != DEFAULT_VIEWS,
-        "--weights": loading.weights != "32",
-        "--state-dtype": loading.state_dtype != "auto",
-        "--learn": loading.learn is not None,
-        "--after": given["after"] is not None,
-    }
-    recipes = [reading(run, read_recipe) for run in runs]
-    if _are_encoders(runs, recipes, [option for option, is_given in causal_only.items() if is_given]):
-        _eval_encoders(runs, data, tokens, json_file, loading.device, precision)
-        return
-    report_left_out(data)
-    reports = []
-    for run in runs:
-        loaded = loading.load_as_trained(run)
-        for learn in [False, True] if loaded.learn else [False]:
-            report = evaluate(
-                replace(loaded, learn=learn),
-                data or None,
-                lengths=lengths,
-                views=chosen,
-                tokens=tokens,
-                name=run_name(run) + (", learning" if learn else ""),
-                trained_lengths=[recipe.text.sequence_length for recipe in recipes],
-                precision=precision,
-                **given,
+
+def _measurements(runs: Sequence[str], by: str | None, tasks: str | None) -> list[str]:
+    """Return the names in OPTIONS of what to measure."""
+    if tasks is not None:
+        if by is not None:
+            raise UsageError("--by, --tasks: mutually exclusive. Give one of them.")
+        return ["--tasks"]
+    names = parse_names("--by", by or "context,position", BY)
+    alone = [name for name in names if name in ALONE]
+    if alone and len(names) > 1:
+        raise UsageError(f"--by: {alone[0]} is measured alone. Measure the rest by another command.")
+    if not alone and _are_encoders(runs):
+        if by is not None:
+            raise UsageError(
+                f"--by: {runs[0]} is an encoder (objective: masked), which reads both sides of each token at once and "
+                "has no state. Leave it out, give --by spectrum, or name a language model."
             )
-            reports.append(report)
-    show(table(reports), to_json(reports), json_file, plot, figure(reports) if plot else None)
+        return ["encoders"]
+    return [f"--by {name}" for name in names]
 
 
-def _eval_encoders(
-    runs: tuple[str, ...],
-    data: tuple[str, ...],
-    tokens: int | None,
-    json_file: Path | None,
-    device: str,
-    precision: "Precision | None",
-) -> None:
-    from lmlong.evaluation.masked import measure_masked, table, to_json
-    from lmlong.inference.loading import open_run
+def _are_encoders(runs: Sequence[str]) -> bool:
+    from lmlong.checkpoint.read import read_recipe, reading
 
-    report_left_out(data)
-    reports = [measure_masked(run_name(run), open_run(run, device), data, tokens, precision) for run in runs]
-    show(table(reports), to_json(reports), json_file, None)
-
-
-def _are_encoders(runs: tuple[str, ...], recipes: list["Recipe"], causal_options: list[str]) -> bool:
-    """Return whether the runs are encoders; options that need a language model are refused with them."""
-    encoders = [run for run, recipe in zip(runs, recipes, strict=True) if recipe.objective == "masked"]
+    encoders = [run for run in runs if reading(run, read_recipe).objective == "masked"]
     if encoders and len(encoders) < len(runs):
         raise UsageError(
             f"{encoders[0]}: an encoder (objective: masked) is measured on hidden tokens only. Name runs of one "
             "objective."
         )
-    if encoders and causal_options:
-        raise UsageError(
-            f"{causal_options[0]}: {encoders[0]} is an encoder (objective: masked), which reads both sides of each "
-            "token at once and has no state. Leave the option out, or name a language model."
-        )
     return bool(encoders)
+
+
+def _options_of(measurements: Sequence[str], context: click.Context, given: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of the measurements; raise a UsageError for one that was given and belongs to others."""
+    for option in context.command.params:
+        owners = [name for name, names in OPTIONS.items() if option.name in names]
+        is_given = context.get_parameter_source(option.name or "") == ParameterSource.COMMANDLINE
+        if is_given and owners and not any(name in owners for name in measurements):
+            raise UsageError(
+                f"{option.opts[0]}: belongs to {', '.join(owners)}, not to {', '.join(measurements)}. Leave it out."
+            )
+    names = {name for measurement in measurements for name in OPTIONS[measurement]}
+    return {name: value for name, value in given.items() if name in names and value is not None}
+
+
+def _prediction(
+    runs: Sequence[str], loading: Loading, views: Sequence[str], data: Sequence[str], **chosen: Any
+) -> Measured:
+    from lmlong.checkpoint.read import read_recipe, reading
+    from lmlong.evaluation.perplexity import evaluate
+    from lmlong.evaluation.perplexity_figure import figure
+    from lmlong.evaluation.perplexity_report import table, to_json
+
+    trained_lengths = [reading(run, read_recipe).text.sequence_length for run in runs]
+    chosen |= {"views": views, "trained_lengths": trained_lengths}
+    reports = []
+    for run in runs:
+        loaded = loading.load_as_trained(run)
+        for learn in [False, True] if loaded.learn else [False]:
+            name = run_name(run) + (", learning" if learn else "")
+            reports.append(evaluate(replace(loaded, learn=learn), data or None, name=name, **chosen))
+    return table(reports), to_json(reports), lambda: figure(reports)
+
+
+def _recall(
+    runs: Sequence[str],
+    loading: Loading,
+    data: Sequence[str],
+    probes: str,
+    tokens: int | None = None,
+    **chosen: Any,
+) -> Measured:
+    from lmlong.evaluation.probe_accuracy import figure, measure_probes, table
+    from lmlong.evaluation.probes import PROBES
+
+    asked = PROBES if probes == "all" else parse_names("--probes", probes, PROBES)
+    names = [name for name in PROBES if name in asked]
+    loaded = _with_text(runs, loading._replace(learn=False).load_as_trained, data, tokens)
+    results = [measure_probes(*each, names, **chosen) for each in loaded]
+    return table(results), {"runs": results}, lambda: figure(results)
+
+
+def _spectrum(
+    runs: Sequence[str], loading: Loading, data: Sequence[str], tokens: int | None = None, **chosen: Any
+) -> Measured:
+    from lmlong.evaluation.spectrum import measure_spectra
+    from lmlong.evaluation.spectrum_report import figure, table, to_json
+    from lmlong.inference.loading import open_run
+
+    loaded = _with_text(runs, lambda run: open_run(run, loading.device), data, tokens)
+    spectra = [spectrum for each in loaded for spectrum in measure_spectra(*each, **chosen)]
+    return table(spectra), to_json(spectra), lambda: figure(spectra)
+
+
+def _with_text(
+    runs: Sequence[str], load: Callable[[str], Model], data: Sequence[str], tokens: int | None
+) -> Iterator[tuple[str, Model, "TokenFile"]]:
+    """Yield the name, the model and the text of each run; the text is its held-out one, unless `data` names files."""
+    from lmlong.evaluation.perplexity import validation_text
+
+    for run in runs:
+        model = load(run)
+        yield run_name(run), model, validation_text(model, data, tokens)
+
+
+def _encoders(runs: Sequence[str], loading: Loading, data: Sequence[str], **chosen: Any) -> Measured:
+    from lmlong.evaluation.masked import measure_masked, table, to_json
+    from lmlong.inference.loading import open_run
+
+    reports = [measure_masked(run_name(run), open_run(run, loading.device), data, **chosen) for run in runs]
+    return table(reports), to_json(reports), None
+
+
+def _tasks(runs: Sequence[str], loading: Loading, tasks: str, **chosen: Any) -> Measured:
+    from lmlong.evaluation.harness import evaluate_tasks, library, table
+
+    library()
+    names = [name.strip() for name in tasks.split(",") if name.strip()]
+    if not names:
+        raise UsageError("--tasks: names no task. Name one or more, such as arc_easy,hellaswag.")
+    if len(runs) > 1:
+        raise UsageError("--tasks: runs with one model. Name one RUN.")
+    results = evaluate_tasks(loading._replace(learn=False).load_as_trained(runs[0]), names, **chosen)
+    return table(results), results, None

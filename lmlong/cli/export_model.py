@@ -30,6 +30,7 @@ from lmlong.cli import options
     type=click.Choice(["32", "bf16", "int8", "int4"]),
     help="--to gguf: format of the matrices, as in decoding by lmlong. [default: 32]",
 )
+@options.plugin
 def export(
     run: str, to: str, out: Path, evaluation: Path | None, weights: Literal["32", "bf16", "int8", "int4"] | None
 ) -> None:

@@ -20,8 +20,8 @@ PACKAGES = ("lmlong", "torch", "lightning", "deepspeed", "sentencepiece")
 
 @click.command()
 @options.any_run
-@options.threads
 @options.json_file
+@options.plugin
 def info(run: str | None, json_file: Path | None) -> None:
     """Describe this installation or, with RUN, a trained model.
 

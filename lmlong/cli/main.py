@@ -10,32 +10,48 @@ from click.shell_completion import shell_complete
 
 from lmlong import __version__
 from lmlong.cli import streams
-from lmlong.cli.plugins import with_option
-from lmlong.errors import LmlongError, RecipeError, nearest
+from lmlong.errors import LmlongError, RecipeError, UsageError, nearest
 from lmlong.io.home import lend_home
 from lmlong.io.system_errors import explain, lack_of_memory
 
-COMMANDS = {
-    "recipe": ("lmlong.cli.recipe:recipe", "List, show, check and copy recipes; explain their options."),
-    "data": ("lmlong.cli.data:data", "Tokenize text before training, and inspect it."),
-    "tokenizer": ("lmlong.cli.tokenizer:tokenizer", "Train and inspect tokenizers."),
-    "import": ("lmlong.cli.import_model:import_", "Import a pretrained model (Llama)."),
-    "export": ("lmlong.cli.export_model:export", "Export a run for transformers or llama.cpp."),
-    "train": ("lmlong.cli.train:train", "Train a language model from a recipe."),
-    "convert": ("lmlong.cli.convert:convert", "Convert a trained model to another attention."),
-    "info": ("lmlong.cli.info:info", "Describe this installation, or a run."),
-    "generate": ("lmlong.cli.generate:generate", "Continue a text with a trained model."),
-    "score": ("lmlong.cli.score:score", "Measure how surprising each part of a text is, as it arrives."),
-    "serve": ("lmlong.cli.serve:serve", "Serve a trained model over HTTP."),
-    "state": ("lmlong.cli.state:state", "Save the state after a text, and inspect state files."),
-    "check": ("lmlong.cli.check:check", "Check the causal-attention invariants of a model or plug-in."),
-    "eval": ("lmlong.cli.evaluate:eval_", "Measure a trained model: bits per byte by context length."),
-    "lm-eval": ("lmlong.cli.lm_eval:lm_eval", "Run tasks of EleutherAI's lm-evaluation-harness."),
-    "report": ("lmlong.cli.report:report", "Write an HTML page about runs, to send to others."),
-    "probe": ("lmlong.cli.probe:probe", "Measure how far back a model recalls what it read."),
-    "spectrum": ("lmlong.cli.spectrum:spectrum", "Measure the singular values of a model's attention."),
-    "bench": ("lmlong.cli.bench:bench", "Measure the speed of each attention."),
+GROUPS = {
+    "Make a model": {
+        "recipe": ("lmlong.cli.recipe:recipe", "List, show, check and copy recipes; explain their options."),
+        "data": ("lmlong.cli.data:data", "Tokenize and inspect text; train tokenizers."),
+        "train": ("lmlong.cli.train:train", "Train a language model from a recipe."),
+    },
+    "Use a model": {
+        "generate": ("lmlong.cli.generate:generate", "Continue a text with a trained model."),
+        "score": ("lmlong.cli.score:score", "Measure how surprising each part of a text is, as it arrives."),
+        "serve": ("lmlong.cli.serve:serve", "Serve a trained model over HTTP."),
+        "state": ("lmlong.cli.state:state", "Save the state after a text, and inspect state files."),
+    },
+    "Measure a model": {
+        "eval": ("lmlong.cli.evaluate:eval_", "Measure prediction by context length, recall, and tasks."),
+        "check": ("lmlong.cli.check:check", "Check the causal-attention invariants of a model or plug-in."),
+        "report": ("lmlong.cli.report:report", "Write an HTML page about runs, to send to others."),
+        "bench": ("lmlong.cli.bench:bench", "Measure the speed of each attention."),
+    },
+    "Import, convert and export": {
+        "import": ("lmlong.cli.import_model:import_", "Import a pretrained model (Llama)."),
+        "convert": ("lmlong.cli.convert:convert", "Convert a trained model to another attention."),
+        "export": ("lmlong.cli.export_model:export", "Export a run for transformers or llama.cpp."),
+    },
+    "Other": {
+        "info": ("lmlong.cli.info:info", "Describe this installation, or a run."),
+    },
 }
+"""The commands in the groups of --help, each with its function and a summary."""
+
+COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
+
+RENAMED = {
+    "tokenizer": "lmlong data train-tokenizer, or lmlong data tokenizer-info",
+    "probe": "lmlong eval --by recall",
+    "spectrum": "lmlong eval --by spectrum",
+    "lm-eval": "lmlong eval --tasks",
+}
+"""What replaces a command of an earlier version."""
 
 INTERRUPTED = 130
 READER_LEFT = 141
@@ -45,7 +61,7 @@ COMPLETION = "_LMLONG_COMPLETE"
 
 
 class Pipeline(click.Group):
-    """The commands in the order of a typical project. A command is imported when it is called, and takes --plugin."""
+    """The commands in their groups. A command is imported when it is called."""
 
     def list_commands(self, context: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -54,18 +70,23 @@ class Pipeline(click.Group):
         if name not in COMMANDS:
             return None
         module, _, attribute = COMMANDS[name][0].partition(":")
-        return with_option(getattr(import_module(module), attribute))
+        command: click.Command = getattr(import_module(module), attribute)
+        return command
 
     def resolve_command(
         self, context: click.Context, words: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if words and words[0] not in COMMANDS and not context.resilient_parsing:
+            if new := RENAMED.get(words[0]):
+                raise UsageError(f"{words[0]}: has another name now. Use {new}.")
             context.fail(f"No such command '{words[0]}'.{nearest(words[0], COMMANDS)}")
         return super().resolve_command(context, words)
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
+        longest = max(map(len, COMMANDS))
+        for title, group in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(longest), summary) for name, (_, summary) in group.items()])
 
 
 @click.group(

@@ -10,6 +10,7 @@ import click
 
 from lmlong.cli import completion
 from lmlong.cli.output import STDOUT, check_writable
+from lmlong.cli.plugins import load_plugin
 from lmlong.errors import UsageError
 
 if TYPE_CHECKING:
@@ -114,38 +115,16 @@ class Run(click.ParamType):
     name = "run"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the run, or the path of its newest checkpoint with --checkpoint latest."""
-        from lmlong.checkpoint.location import BEST, choice, run_path
+        from lmlong.checkpoint.location import choice
 
-        which = ctx.meta[CHECKPOINT] if ctx and CHECKPOINT in ctx.meta else BEST
-        if line := choice(value, which):
+        if line := choice(value):
             click.echo(line, err=True)
-        checkpoints = run_path(value) / "checkpoints"
-        return str(checkpoints / which) if which != BEST and checkpoints.is_dir() else value
-
-
-CHECKPOINT = f"{__name__}.checkpoint"
-"""The key of a context's `meta` that holds the value of --checkpoint."""
-
-
-def _choose_checkpoint(context: click.Context, option: click.Parameter, which: str) -> None:
-    context.meta[CHECKPOINT] = which
-
-
-checkpoint = click.option(
-    "--checkpoint",
-    type=click.Choice(["best", "latest"]),
-    default="best",
-    is_eager=True,  # before RUN
-    callback=_choose_checkpoint,
-    expose_value=False,
-    help="Checkpoint of RUN to load: the best by validation, or the latest. RUN may also name a checkpoint itself.",
-)
+        return str(value)
 
 
 def _run(*names: str, **settings: Any) -> Decorator:
-    """Return the argument for one or several runs, with --checkpoint."""
-    return together(click.argument(*names, type=Run(), shell_complete=completion.runs, **settings), checkpoint)
+    """Return the argument for one or several runs."""
+    return click.argument(*names, type=Run(), shell_complete=completion.runs, **settings)
 
 
 run = _run("run", metavar="RUN")
@@ -163,16 +142,16 @@ def recipe(name: str = "recipe", **settings: Any) -> Decorator:
 
 
 def _set_threads(context: click.Context, option: click.Parameter, threads: int | None) -> None:
-    from lmlong.native.threads import set_threads, spare_busy_cores
+    from lmlong.native.threads import set_threads
 
     if threads is not None and not context.resilient_parsing:
         set_threads(threads)
-    spare_busy_cores()
 
 
 threads = click.option(
     "--threads",
     type=click.IntRange(1, 1024),
+    is_eager=True,  # before --plugin, which may import torch
     callback=_set_threads,
     expose_value=False,
     help="Number of CPU threads.  [default: one per core]",
@@ -184,6 +163,24 @@ def _with_standard_input(context: click.Context, option: click.Parameter, value:
     from lmlong.io.standard_input import path_of
 
     return value if context.resilient_parsing else tuple(map(path_of, value))
+
+
+def _load_plugins(context: click.Context, option: click.Parameter, names: tuple[str, ...]) -> None:
+    from lmlong.native.threads import spare_busy_cores
+
+    spare_busy_cores()  # in each command that builds or loads a model, before torch is imported
+    for name in () if context.resilient_parsing else names:  # a shell that completes a command runs nothing
+        load_plugin(name)
+
+
+plugin = click.option(
+    "--plugin",
+    multiple=True,
+    metavar="FILE|NAME",
+    expose_value=False,
+    callback=_load_plugins,
+    help="Attentions and feature maps of your own: a Python file, or an installed plug-in; repeatable.",
+)
 
 
 data = click.option(
@@ -257,9 +254,7 @@ json_file = click.option(
 )
 
 
-DEVICES = click.Choice(["auto", "cpu", "cuda", "mps"])
-
-device = click.option("--device", type=DEVICES, default="auto")
+device = click.option("--device", type=click.Choice(["auto", "cpu", "cuda", "mps"]), default="auto")
 
 weights = click.option(
     "--weights",
@@ -281,9 +276,8 @@ state_dtype = click.option(
     "--state-dtype",
     type=click.Choice(["auto", "32", "64"]),
     default="auto",
-    help="Format of states. auto: keys and values of softmax and window layers in bf16, recurrent sums in float32; in "
-    "eval, probe and lm-eval, 32. 32: all in float32. 64: recurrent sums in float64, for texts of more than about ten "
-    "million tokens.",
+    help="Format of states. auto: keys and values of softmax and window layers in bf16, recurrent sums in float32. 32: "
+    "all in float32. 64: recurrent sums in float64, for texts of more than about ten million tokens.",
 )
 
 
@@ -309,9 +303,9 @@ learn = click.option(
 class Loading(NamedTuple):
     """How a command loads a language model."""
 
-    weights: Literal["32", "bf16", "int8", "int4"]
-    state_dtype: Literal["auto", "32", "64"]
     device: str
+    weights: Literal["32", "bf16", "int8", "int4"] = "32"
+    state_dtype: Literal["auto", "32", "64"] = "auto"
     learn: bool | None = False  # None: as the recipe of the run says
 
     def load(self, run: str) -> "TrainedLanguageModel":
@@ -320,17 +314,17 @@ class Loading(NamedTuple):
         return load(run, **self._asdict())
 
     def load_as_trained(self, run: str) -> "TrainedLanguageModel":
-        """Load a model to measure it: the format of its states is that of training, unless the user chooses another."""
-        return self._replace(state_dtype="32").load(run) if self.state_dtype == "auto" else self.load(run)
+        """Load a model to measure it, with states in the format of training."""
+        return self._replace(state_dtype="32").load(run)
 
 
 def loading(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --threads and the options of `Loading`, which the command takes as its argument `loading`. `learn` is
-    added before it, by commands that have it."""
+    """Add --device and --plugin, and pass the options of `Loading`, which the command takes as its argument `loading`.
+    The others are added before it, by commands that have them."""
 
     @wraps(command)
     def call(**given: Any) -> Any:
         how = Loading(**{name: given.pop(name) for name in Loading._fields if name in given})
         return command(loading=how, **given)
 
-    return together(weights, state_dtype, threads, device)(call)
+    return together(device, plugin)(call)

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,14 +31,19 @@ def check_writable(file: Path) -> None:
 
 
 def show(
-    table: str, result: Any, json_file: Path | None, plot: Path | None = None, figure: "Figure | None" = None
+    table: str,
+    result: Any,
+    json_file: Path | None,
+    plot: Path | None = None,
+    draw: "Callable[[], Figure] | None" = None,
 ) -> None:
-    """Print the table, or JSON instead if `json_file` is standard output; write the JSON and plot files."""
-    if plot and figure:
+    """Print the table, or JSON instead if `json_file` is standard output; write the JSON file, and to `plot` the figure
+    that `draw` returns."""
+    if plot and draw:
         from lmlong.report.plot import save
 
         with explain_errors(plot):
-            save(figure, plot)
+            save(draw(), plot)
     if json_file != STDOUT:
         click.echo(table)
     if json_file:

@@ -1,9 +1,7 @@
-"""Plug-ins on the command line: the option --plugin, and recipes that name some."""
+"""Plug-ins of the command line and of recipes that it names."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
-
-import click
 
 if TYPE_CHECKING:
     from lmlong.recipe import Recipe
@@ -21,28 +19,3 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> "Recipe":
     from lmlong.recipe import file
 
     return file.load(name, overrides, load_plugin)
-
-
-def _load(context: click.Context, option: click.Parameter, names: tuple[str, ...]) -> None:
-    for name in () if context.resilient_parsing else names:  # a shell that completes a command runs nothing
-        load_plugin(name)
-
-
-OPTION = click.Option(
-    ["--plugin"],
-    multiple=True,
-    metavar="FILE|NAME",
-    expose_value=False,
-    callback=_load,
-    help="Attentions and feature maps of your own: a Python file, or an installed plug-in; repeatable.",
-)
-
-
-def with_option(command: click.Command) -> click.Command:
-    """Return a command, which and whose subcommands take --plugin."""
-    if isinstance(command, click.Group):
-        for inner in command.commands.values():
-            with_option(inner)
-    elif OPTION not in command.params:
-        command.params.append(OPTION)
-    return command

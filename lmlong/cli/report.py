@@ -40,14 +40,14 @@ class HtmlFile(options.NewFile):
 @click.option(
     "--measure/--no-measure", default=True, help="Measure prediction, recall and speed, or only report the training."
 )
-@options.threads
 @options.device
+@options.plugin
 def report(runs: tuple[str, ...], out: Path, data: tuple[str, ...], tokens: int, measure: bool, device: str) -> None:
     """Write one HTML page about each RUN, or several side by side, to send to others.
 
     It contains the text and the tokenizer, curves of training, samples, bits per byte by context and position, recall,
     the health of the state, speed, the recipe, the environment, and commands to reproduce them. The page needs no
-    network and no script, and can be printed. The measurements are those of `lmlong eval` and `lmlong probe`, on the
+    network and no script, and can be printed. The measurements are those of `lmlong eval`, on the
     held-out text of the run unless --data names another.
 
     \b

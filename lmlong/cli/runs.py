@@ -1,28 +1,9 @@
-"""The runs that a command measures, one after the other, each with its text."""
+"""The names of runs, and the files of --data that are not read."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
 
 import click
-
-if TYPE_CHECKING:
-    from lmlong.data.token_file import TokenFile
-    from lmlong.inference.loading import TrainedModel
-
-Model = TypeVar("Model", bound="TrainedModel")
-
-
-def load_runs(
-    runs: Sequence[str], load: Callable[[str], Model], data: Sequence[str], tokens: int | None
-) -> Iterator[tuple[str, Model, "TokenFile"]]:
-    """Yield the name, the model and the text of each run; the text is its held-out one, unless `data` names files."""
-    from lmlong.evaluation.perplexity import validation_text
-
-    report_left_out(data)
-    for run in runs:
-        model = load(run)
-        yield run_name(run), model, validation_text(model, data, tokens)
 
 
 def report_left_out(data: Sequence[str]) -> None:

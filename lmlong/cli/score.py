@@ -1,15 +1,12 @@
 """lmlong score: the surprisal of each line of a text, as it arrives."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import click
 
 from lmlong.cli import options
 from lmlong.errors import UsageError
-
-if TYPE_CHECKING:
-    from lmlong.model.precision import Precision
 
 STDIN = Path("-")
 
@@ -61,8 +58,10 @@ class InputFile(options.TextFile):
 @click.option("--load-state", type=options.SeekableFile(), help="Resume from a file that --save-state wrote.")
 @click.option("--save-state", type=options.NewFile(), help="Save the state after all that was read to this file.")
 @options.plot("surprisal along the text")
-@options.precision
 @options.learn
+@options.weights
+@options.state_dtype
+@options.threads
 @options.loading
 def score(
     run: str,
@@ -71,7 +70,6 @@ def score(
     above: float | None,
     top: int | None,
     plot: Path | None,
-    precision: "Precision | None",
     loading: options.Loading,
     **given: Any,
 ) -> None:
@@ -102,7 +100,7 @@ def score(
         given["quiet"] = 1.0
 
     trained = loading.load(run)
-    chosen = trained.set_up_evaluation(precision)
+    chosen = trained.set_up_evaluation(None)
     show = Show(form, above, top, plot is not None)
     code = run_job(Job(trained, file, chosen, **{**given, "quiet": given["quiet"] or None}), show)
     show.finish(plot, run, given["unit"])

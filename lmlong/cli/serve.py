@@ -46,9 +46,6 @@ def named(number: int) -> str:
 @options.run
 @click.option("--host", default="127.0.0.1", help="Address to listen on; 0.0.0.0 for all.")
 @click.option("--port", default=8000, type=click.IntRange(0, 65535), help="Port to listen on; 0 for any free port.")
-@click.option(
-    "--api-key", metavar="KEY", help=f"API key that requests must send. Prefer {KEY}, which ps does not show."
-)
 @click.option("--allowed-host", multiple=True, metavar="NAME", help="Additional host name that requests may use.")
 @click.option(
     "--sessions",
@@ -59,12 +56,13 @@ def named(number: int) -> str:
 )
 @settings
 @options.learn
+@options.weights
+@options.threads
 @options.loading
 def serve(
     run: str,
     host: str,
     port: int,
-    api_key: str | None,
     allowed_host: tuple[str, ...],
     sessions: Path | None,
     loading: options.Loading,
@@ -73,16 +71,16 @@ def serve(
     """Serve the model of RUN over HTTP with an OpenAI-compatible API: /v1/completions, /v1/chat/completions and
     /v1/models; /v1/score returns the log-probability of a text, /metrics serves Prometheus.
 
-    Requests are batched continuously, and may stream. Without a key, anybody who can reach the server may use it; by
-    default it listens on this machine only. After SIGTERM or Ctrl-C, running requests have --grace seconds to finish; a
-    second signal stops the server immediately.
+    Requests are batched continuously, and may stream. If LMLONG_API_KEY is set, they must send this key; without it,
+    anybody who can reach the server may use it. By default it listens on this machine only. After SIGTERM or Ctrl-C,
+    running requests have --grace seconds to finish; a second signal stops the server immediately.
 
     \b
     Example: serve a run, and send a request from another terminal.
       lmlong serve runs/quickstart --port 8000
       curl localhost:8000/v1/completions --json '{"prompt": "def "}'
     """
-    key = read_key(api_key)
+    key = read_key()
     try:
         from lmlong.serving.server import Server, bind, prepare_process
     except ImportError as error:
@@ -93,7 +91,8 @@ def serve(
     from lmlong.serving.sessions import SessionStore, locked
 
     listening = bind(host, port)
-    chosen = Settings(**given, held=max(Settings.held, 2 * given["max_body"]))
+    body = 4 * given["max_prompt"]
+    chosen = Settings(**given, max_body=body, held=max(Settings.held, 2 * body))
     trained = loading.load(run)
     if trained.fast_step_at_once:
         trained.use_fast_step()
@@ -119,31 +118,9 @@ def serve(
         sys.exit(128 + ended_by)
 
 
-def read_key(given: str | None) -> str | None:
-    """Return the API key of an option or the environment; None if no key is needed."""
-    if given is not None:
-        hide_argument(given)
-        return _checked(given, "--api-key")
-    return _checked(os.environ[KEY], KEY) if KEY in os.environ else None
-
-
-def _checked(key: str, source: str) -> str:
-    if not key or not key.isascii() or not key.isprintable() or " " in key:
-        raise UsageError(f"{source}: a key consists of printable ASCII characters without spaces. Use another.")
+def read_key() -> str | None:
+    """Return the API key in the environment; None if no key is needed."""
+    key = os.environ.get(KEY)
+    if key is not None and (not key or not key.isascii() or not key.isprintable() or " " in key):
+        raise UsageError(f"{KEY}: a key consists of printable ASCII characters without spaces. Use another.")
     return key
-
-
-def hide_argument(word: str) -> None:
-    """Overwrite a word in the command line of this process, which all users of a Linux machine can read."""
-    import ctypes
-
-    try:
-        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return
-    begin, end = (int(field) for field in fields[45:47])  # arg_start and arg_end of proc(5)
-    line, secret = ctypes.string_at(begin, end - begin), os.fsencode(word)
-    position = line.find(secret)
-    while secret and position >= 0:
-        ctypes.memset(begin + position, ord("x"), len(secret))
-        position = line.find(secret, position + len(secret))

@@ -1,15 +1,11 @@
 """`lmlong state`: save and describe the state of a model after a text."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from lmlong.cli import options
 from lmlong.cli.output import show
-
-if TYPE_CHECKING:
-    from lmlong.model.precision import Precision
 
 
 @click.group()
@@ -25,16 +21,10 @@ def state() -> None:
     "--load-state", type=options.SeekableFile(), help="Continue from this state instead of starting a document."
 )
 @options.learn
-@options.precision
+@options.weights
+@options.state_dtype
 @options.loading
-def build(
-    run: str,
-    text: Path,
-    out: Path,
-    load_state: Path | None,
-    precision: "Precision | None",
-    loading: options.Loading,
-) -> None:
+def build(run: str, text: Path, out: Path, load_state: Path | None, loading: options.Loading) -> None:
     """Read TEXT with the model of RUN and save the state after it.
 
     TEXT may end anywhere, even within a word: its last tokens, which depend on the following text, are saved as text
@@ -51,7 +41,7 @@ def build(
 
     loaded = loading.load(run)
     before = loaded.load_state(load_state) if load_state else None
-    session = loaded.read(pieces(text), before, precision=loaded.set_up_evaluation(precision))
+    session = loaded.read(pieces(text), before, precision=loaded.set_up_evaluation(None))
     loaded.save_state(session, out)
     click.echo(f"{out}: {int(session.total):,} tokens saved in {out.stat().st_size:,} bytes")
 

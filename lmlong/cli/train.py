@@ -19,16 +19,15 @@ if TYPE_CHECKING:
 @options.out("runs/NAME", "Run folder.")
 @click.option("--resume", metavar="auto|PATH", help="Resume from the newest checkpoint of the run, or from this one.")
 @click.option("--overwrite", is_flag=True, help="Replace a run folder that exists.")
-@click.option("--device", type=options.DEVICES, help="Device to train on; short for device=...")
-@options.threads
 @click.option("--dry-run", is_flag=True, help="Take a few steps, and report the time and memory of the run.")
+@options.threads
+@options.plugin
 def train(
     recipe: str,
     overrides: tuple[str, ...],
     out: Path | None,
     resume: str | None,
     overwrite: bool,
-    device: str | None,
     dry_run: bool,
 ) -> None:
     """Train a model from RECIPE, a file or the name of a shipped recipe.
@@ -39,7 +38,7 @@ def train(
     lmlong train quickstart --resume auto
     lmlong train medium --dry-run
     """
-    chosen = load_recipe(recipe, [*overrides, *([f"device={device}"] if device else [])])
+    chosen = load_recipe(recipe, overrides)
     from lmlong.training import run_folder
 
     folder = out or run_folder.default_folder(chosen)

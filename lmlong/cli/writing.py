@@ -21,6 +21,9 @@ from lmlong.model.state import concat_states, state_bytes
 Row = tuple[int, Prompt]
 """The index of a prompt among all, and the prompt."""
 
+BATCH = 16
+"""Texts of --prompts that are continued at the same time, each by all its samples."""
+
 SHOWN = 1000
 """Characters of the end of a prompt that a terminal shows."""
 
@@ -28,8 +31,8 @@ SHOWN = 1000
 class TextOutput:
     """The output of the command: texts to standard output, everything else to standard error."""
 
-    def __init__(self, as_json: bool, stats: bool, one_text: bool, drafts: bool = True):
-        self.as_json, self.stats, self.one_text, self.drafts = as_json, stats, one_text, drafts
+    def __init__(self, as_json: bool, stats: bool, one_text: bool):
+        self.as_json, self.stats, self.one_text = as_json, stats, one_text
         self.counts = DraftCounts(0, 0, 0)
         self.read_tokens = self.written_tokens = self.state_bytes = 0
         self.read_seconds = self.written_seconds = 0.0
@@ -47,9 +50,7 @@ class TextOutput:
         """Generate `samples` continuations of each row, print them, and return the generation."""
         numbers = [(number, sample) for number, _ in rows for sample in range(samples)]
         begun = time.perf_counter()
-        writing = loaded.generate(
-            repeat_rows(session, samples), sampling, numbers, max_tokens, stop, self.as_json, self.drafts
-        )
+        writing = loaded.generate(repeat_rows(session, samples), sampling, numbers, max_tokens, stop, self.as_json)
         texts = self._pieces(writing, rows[0][1])
         self.written_seconds += time.perf_counter() - begun
         self.written_tokens += sum(row.written for row in writing.rows)
@@ -98,45 +99,38 @@ class TextOutput:
                 _speed("written", self.written_tokens, self.written_seconds),
                 f"state {self.state_bytes:,} bytes a text",
                 f"decoded by {decoder}",
-                *([str(self.counts) if self.counts.passes else "no drafts tried"] if self.drafts else []),
+                str(self.counts) if self.counts.passes else "no drafts tried",
                 f"seed {seed}",
             ]
             print("; ".join(parts), file=sys.stderr)
 
 
 def read_one(
-    loaded: TrainedLanguageModel,
-    prompt: str | None,
-    file: Path | None,
-    start: Session | None,
-    heal: bool,
-    output: TextOutput,
+    loaded: TrainedLanguageModel, prompt: str | None, start: Session | None, output: TextOutput
 ) -> tuple[Row, Session]:
-    """Prefill one prompt from its option, a file or standard input; return its end and the session."""
+    """Prefill one prompt from its option or standard input; return its end and the session."""
     begun = time.perf_counter()
     before = int(start.total) if start else 0
-    if prompt is not None or (file is None and (sys.stdin is None or sys.stdin.isatty())):
-        text: Iterable[str] = [prompt or ""]
-    else:
-        text = pieces(file)
+    typed = prompt is not None or sys.stdin is None or sys.stdin.isatty()
+    text: Iterable[str] = [prompt or ""] if typed else pieces(None)
     end = PromptEnd()
-    session = loaded.read(end.while_read(text), start, heal=heal)
+    session = loaded.read(end.while_read(text), start)
     output.read_seconds += time.perf_counter() - begun
     output.read_tokens += int(session.total) - before
     return (0, Prompt(end.text, {})), session
 
 
 def read_many(
-    loaded: TrainedLanguageModel, path: Path, batch: int, start: Session | None, heal: bool, output: TextOutput
+    loaded: TrainedLanguageModel, path: Path, start: Session | None, output: TextOutput
 ) -> Iterator[tuple[list[Row], Session]]:
     """Iterate over the prompts of a file in batches, each prefilled by itself and then concatenated."""
     prompts = list(enumerate(many(path)))
     if not prompts:
         raise UsageError(f"{path}: contains no prompt.")
-    for begin in range(0, len(prompts), batch):
+    for begin in range(0, len(prompts), BATCH):
         begun = time.perf_counter()
-        rows = prompts[begin : begin + batch]
-        sessions = [loaded.read(prompt.text, start, heal=heal) for _, prompt in rows]
+        rows = prompts[begin : begin + BATCH]
+        sessions = [loaded.read(prompt.text, start) for _, prompt in rows]
         output.read_seconds += time.perf_counter() - begun
         output.read_tokens += sum(int(session.total) - (int(start.total) if start else 0) for session in sessions)
         yield rows, concat_states(sessions)

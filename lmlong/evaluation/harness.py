@@ -43,7 +43,8 @@ def evaluate_tasks(
 
     `include_path` is a folder with tasks of your own. Tasks that generate texts, such as RULER's, generate them at
     `lengths`, in tokens of this model. `limit` is the number of documents of each task, and `seed` replaces the
-    harness's own seeds. The other options are those of `lmlong lm-eval`.
+    harness's own seeds. With `apply_chat_template` a question is asked as a user, and with `score_eos` the end of a
+    document is part of its likelihood, as in `lmlong eval`. `batch_size` rows are read at once.
     """
     if limit is not None and limit < 1:
         raise UsageError(f"--limit: {limit} is not a number of documents. Give a whole number from 1, or leave it out.")
@@ -77,7 +78,7 @@ def load_tasks(names: Sequence[str], include_path: str | Path | None, metadata: 
     from lm_eval.tasks import TaskManager
 
     if include_path is not None and not Path(include_path).is_dir():
-        raise UsageError(f"--include-path: {include_path} is not a folder. Name one with tasks (.yaml).")
+        raise UsageError(f"include_path: {include_path} is not a folder. Name one with tasks (.yaml).")
     manager = TaskManager(include_path=include_path, metadata=metadata)
     loaded: dict[str, Any] = {}
     for name in names:

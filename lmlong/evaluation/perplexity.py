@@ -218,7 +218,7 @@ def _too_short(documents: Documents, need: int, least: int) -> str:
 
 def _too_far(documents: Documents, after: int, size: int, least: int) -> str:
     return (
-        f"--after: {cut.reached(documents, after, size)} documents have targets after {after:,} tokens, and "
+        f"after: {cut.reached(documents, after, size)} documents have targets after {after:,} tokens, and "
         f"--min-documents asks for {least}. The longest has {int(documents.sizes.max()):,} tokens. Give a shorter "
         "length, more text (--data), or fewer --min-documents."
     )

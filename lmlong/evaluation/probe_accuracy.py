@@ -22,6 +22,11 @@ from lmlong.report.json_values import json_keys
 from lmlong.report.progress import Progress
 from lmlong.report.table import Column, format_number, format_table, pivot_rows
 
+LENGTHS = (64, 256, 1024, 4096)
+"""The default distances."""
+
+TEXTS = 64
+
 TEXT = 100_000
 """Tokens of the held-out text used as filler; longer distances repeat them."""
 
@@ -78,23 +83,23 @@ def measure_probes(
     loaded: TrainedLanguageModel,
     text: TokenFile,
     probes: Sequence[str],
-    distances: Sequence[int],
-    trials: int,
-    seed: int,
+    lengths: Sequence[int] = LENGTHS,
+    texts: int = TEXTS,
+    seed: int = 0,
 ) -> ProbeResult:
-    """Return the number of right answers of a model, by probe and distance."""
-    if distances[0] < SHORTEST:
-        raise UsageError(f"--lengths: {distances[0]} is too short for a probe. Give lengths from {SHORTEST} up.")
+    """Return the number of right answers of a model in `texts` texts each, by probe and by distance in `lengths`."""
+    if lengths[0] < SHORTEST:
+        raise UsageError(f"--lengths: {lengths[0]} is too short for a probe. Give lengths from {SHORTEST} up.")
     source = _probe_text(loaded, text)
     all_scores = []
-    total = len(probes) * trials * sum(distances)
+    total = len(probes) * texts * sum(lengths)
     with Progress(name, total, "tokens") as progress:
-        for probe, distance in product(probes, distances):
+        for probe, distance in product(probes, lengths):
             progress.begin(f"{name}: {probe} at {name_length(distance)}")
             key = (seed, list(PROBES).index(probe), distance)
-            texts = (PROBES[probe](source, distance, np.random.default_rng([*key, row])) for row in range(trials))
+            trials = (PROBES[probe](source, distance, np.random.default_rng([*key, row])) for row in range(texts))
             right, asked, answers = [], [], []
-            for few in _batches(texts):
+            for few in _batches(trials):
                 for trial, correct in zip(few, answered(loaded.model, few, loaded.tokenizer.bos), strict=True):
                     right.append(correct.sum())
                     asked.append(len(correct))

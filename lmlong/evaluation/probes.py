@@ -68,7 +68,7 @@ def passkey(source: ProbeText, distance: int, random: np.random.Generator) -> Tr
 def needle(source: ProbeText, distance: int, random: np.random.Generator) -> Trial:
     """Return sentences that each give a name a word, other text, and one sentence again; the answer is its word."""
     if len(source.words) < 2 * NEEDLES:
-        raise UsageError("--probe: the text has too few words for needle. Name another text with --data.")
+        raise UsageError("--probes: the text has too few words for needle. Name another text with --data.")
     chosen = random.choice(source.words, 2 * NEEDLES, replace=False)
     statements = [f"The secret word of {name} is" for name in chosen[:NEEDLES]]
     answers = [f" {word}" for word in chosen[NEEDLES:]]
@@ -90,7 +90,7 @@ def symbols(tokenizer: Tokenizer) -> np.ndarray:
     tokens = np.flatnonzero(tokenizer.token_bytes)
     if len(tokens) < 4 * PAIRS:
         raise UsageError(
-            f"--probe: the vocabulary has {len(tokens)} tokens of text, and probes take {4 * PAIRS}. Name another run."
+            f"--probes: the vocabulary has {len(tokens)} tokens of text, and probes take {4 * PAIRS}. Name another run."
         )
     return tokens
 

@@ -300,20 +300,10 @@ def _commands(runs: Sequence[ReportedRun]) -> Parts:
         text = [*data, "--tokens", str(measured.tokens)]
         views, targets = ",".join(VIEWS), str(run_report.TARGETS)
         probes, lengths = ",".join(run_report.PROBES), ",".join(map(name_length, run_report.DISTANCES))
+        texts = ["--texts", str(run_report.TRIALS)]
         commands = [
             ["lmlong", "eval", *names, "--by", views, "--targets", targets, *text],
-            [
-                "lmlong",
-                "probe",
-                *names,
-                "--probe",
-                probes,
-                "--lengths",
-                lengths,
-                "--trials",
-                str(run_report.TRIALS),
-                *text,
-            ],
+            ["lmlong", "eval", *names, "--by", "recall", "--probes", probes, "--lengths", lengths, *texts, *text],
         ]
         parts += [_p("These commands measure the same:")]
         parts += [element("pre", "\n".join(map(shlex.join, commands)))]

@@ -84,7 +84,7 @@ def report_runs(
 ) -> list[ReportedRun]:
     """Return what there is to report on each run.
 
-    It is measured as by `lmlong eval` and `lmlong probe`, on up to `tokens` tokens of the held-out text or of `files`.
+    It is measured as by `lmlong eval`, on up to `tokens` tokens of the held-out text or of `files`.
     Without `measure`, there is only what training has recorded.
     """
     lengths = [reading(run, read_recipe).text.sequence_length for run in runs]
@@ -128,7 +128,7 @@ def _measure(
         masked = _attempt(name, lambda: measure_masked(name, loaded, files, tokens))
         return Measured(*given, masked=masked)
     speed = _written_per_second(loaded)
-    exact = load(run, loaded.device.type, state_dtype="32")  # as `eval` and `probe` measure
+    exact = load(run, loaded.device.type, state_dtype="32")  # as `eval` measures
 
     def perplexity() -> PerplexityReport:
         return evaluate(exact, files or None, name=name, targets=TARGETS, tokens=tokens, trained_lengths=lengths)

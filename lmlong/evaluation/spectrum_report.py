@@ -8,7 +8,7 @@ import numpy as np
 
 from lmlong.evaluation.spectrum import MOST, Spectrum, quarter_of
 from lmlong.recipe.lengths import name_length
-from lmlong.report.figure import Figure, HeatMap, Line, Mark, Panel, Style
+from lmlong.report.figure import Figure, Line, Mark, Panel, Style
 from lmlong.report.json_values import json_values
 from lmlong.report.table import Column, format_table, plural
 
@@ -56,20 +56,14 @@ def to_json(spectra: Sequence[Spectrum]) -> dict[str, Any]:
 
 
 def figure(spectra: Sequence[Spectrum]) -> Figure:
-    """Return a row for each run and length: curves by layer, and the share of the largest by layer and head."""
+    """Return a panel for each run and length, with a curve for each layer."""
     depths = [len(spectrum.layers) for spectrum in spectra]
     return Figure(
-        [[_curves(spectrum), _heat_map(spectrum)] for spectrum in spectra],
-        size=(10.0, 3.6 * len(spectra) + 0.6),
-        column_widths=(3, 2),
-        legend_columns=7,
+        [[_curves(spectrum)] for spectrum in spectra],
+        size=(8.0, 3.6 * len(spectra) + 0.6),
+        legend_columns=6,
         legend_row=depths.index(max(depths)),  # the deepest run has all layers of the legend
     )
-
-
-def _sizes(spectrum: Spectrum) -> list[int]:
-    """Return the numbers of singular values of the layers, the largest first."""
-    return sorted({layer.values for layer in spectrum.layers}, reverse=True)
 
 
 def _curves(spectrum: Spectrum) -> Panel:
@@ -80,7 +74,7 @@ def _curves(spectrum: Spectrum) -> Panel:
         curves = layer.cumulative
         mean, low, high = curves.mean(axis=0), curves.min(axis=0), curves.max(axis=0)
         lines.append(Line(f"layer {layer.number}", np.arange(1, layer.values + 1), mean, looks, low, high))
-    sizes = _sizes(spectrum)
+    sizes = sorted({layer.values for layer in spectrum.layers}, reverse=True)
     for size in sizes:
         numbers = np.arange(1, size + 1)
         lines.append(Line("all alike" if size == sizes[0] else None, numbers, numbers / size, Style("0.6", ":")))
@@ -91,16 +85,4 @@ def _curves(spectrum: Spectrum) -> Panel:
         y_label="share of their sum",
         marks=[Mark(quarter_of(size), f"{quarter_of(size):,}") for size in sizes],
         y_range=(0, 1.02),
-    )
-
-
-def _heat_map(spectrum: Spectrum) -> HeatMap:
-    """Return the share held by the largest quarter, layers downwards and heads to the right."""
-    largest = " or ".join(f"{quarter_of(size):,}" for size in _sizes(spectrum))
-    return HeatMap(
-        np.stack([layer.quarter for layer in spectrum.layers]),
-        title=f"share of the largest {largest}",
-        x_label="head",
-        y_label="layer",
-        color_range=(0.25, 1),
     )

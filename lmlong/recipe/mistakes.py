@@ -154,7 +154,7 @@ def paths_of(name: str, recipe: type[BaseModel]) -> list[str]:
     """
     own_name = name.replace("-", "_")
     keys = dict.fromkeys(option.key.replace(".N.", ".0.") for option in reference(recipe))
-    paths = [key for key in keys if "." in key and key.rpartition(".")[2] == own_name]
+    paths = [key for key in keys if key.rpartition(".")[2] == own_name]
     least = min((path.count(".") for path in paths), default=0)
     outer = [path for path in paths if path.count(".") == least]
     return outer if len(outer) <= MAX_NEAREST else []

@@ -1,4 +1,4 @@
-"""Figures as data: panels of lines with bands and error bars, marks, heat maps.
+"""Figures as data: panels of lines with bands, error bars and marks.
 
 A report describes its figure by these; `lmlong.report.plot` draws them.
 """
@@ -141,27 +141,16 @@ class Panel(NamedTuple):
     """Lines of text below the panel."""
 
 
-class HeatMap(NamedTuple):
-    """A matrix in colours, the rows and columns counted from 1."""
-
-    values: np.ndarray
-    title: str = ""
-    x_label: str = ""
-    y_label: str = ""
-    color_range: tuple[float, float] = (0, 1)
-
-
 class Figure(NamedTuple):
     """Panels in rows."""
 
-    rows: Sequence[Sequence[Panel | HeatMap]]
+    rows: Sequence[Sequence[Panel]]
     size: tuple[float, float]
     """Inches."""
     share_x: bool = False
     """Whether all panels have one x axis, which is labelled in the last row."""
     share_y: bool = False
     """Whether all panels have one y axis, which is labelled in the first column."""
-    column_widths: tuple[float, ...] | None = None
     legend_columns: int = 0
     """Columns of the legend above all panels; 0 for no such legend."""
     legend_row: int | None = None
@@ -169,5 +158,5 @@ class Figure(NamedTuple):
 
     @property
     def panels(self) -> list[Panel]:
-        """The panels of all rows, without heat maps."""
-        return [panel for row in self.rows for panel in row if isinstance(panel, Panel)]
+        """The panels of all rows."""
+        return [panel for row in self.rows for panel in row]

@@ -13,7 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.ticker import LogLocator, NullLocator
 
 from lmlong.errors import UsageError
-from lmlong.report.figure import Figure, HeatMap, Level, Line, Numbers, Panel, Style
+from lmlong.report.figure import Figure, Level, Line, Numbers, Panel, Style
 from lmlong.report.html import UNSAFE
 
 FORMATS = (".png", ".pdf", ".svg")
@@ -30,8 +30,6 @@ TITLE_PAD, MARK_HEIGHT = 6, 12
 """Points between a panel and its title, and of each row of marks between them."""
 BRIEF = 3
 """Characters up to which the text of a mark needs no row of its own."""
-MOST_NUMBERED = 64
-"""The largest number of fields of a heat map that show their numbers, which are illegible in smaller fields."""
 
 
 def check_format(path: Path) -> None:
@@ -77,14 +75,10 @@ def draw(figure: Figure) -> matplotlib.figure.Figure:
         sharex=figure.share_x,
         sharey=figure.share_y,
         squeeze=False,
-        width_ratios=figure.column_widths,
     )
     placed = [pair for row, panels in zip(grid, figure.rows, strict=True) for pair in zip(row, panels, strict=False)]
     for axes, panel in placed:
-        if isinstance(panel, Panel):
-            _draw_panel(axes, panel)
-        else:
-            _draw_heat_map(axes, panel)
+        _draw_panel(axes, panel)
     for row, panels in zip(grid, figure.rows, strict=True):
         lines_above = max((1 + row for panel in panels for row in _mark_rows(panel)), default=0)
         for axes, panel in zip(row, panels, strict=False):
@@ -92,9 +86,8 @@ def draw(figure: Figure) -> matplotlib.figure.Figure:
         for axes in row[len(panels) :]:
             axes.remove()
     for axes, panel in placed:
-        if isinstance(panel, Panel):
-            _set_ranges(axes, panel)  # last, as an open end of a shared axis takes all panels into account
-            _label_outer(axes, figure)
+        _set_ranges(axes, panel)  # last, as an open end of a shared axis takes all panels into account
+        _label_outer(axes, figure)
     if figure.legend_columns:
         named = [axes for axes, _ in placed] if figure.legend_row is None else [grid[figure.legend_row, 0]]
         pairs = [axes.get_legend_handles_labels() for axes in named]
@@ -173,10 +166,9 @@ def _draw_level(axes: Axes, level: Level) -> None:
         _annotate(axes, level.text, (0, level.y), ("axes fraction", "data"), (2, 2), color)
 
 
-def _mark_rows(panel: Panel | HeatMap) -> list[int]:
+def _mark_rows(panel: Panel) -> list[int]:
     """Return the rows of text above a panel in which its marks are named: each in one of its own unless it is brief."""
-    marks = panel.marks if isinstance(panel, Panel) else ()
-    return [row if len(mark.text) > BRIEF else 0 for row, mark in enumerate(marks)]
+    return [row if len(mark.text) > BRIEF else 0 for row, mark in enumerate(panel.marks)]
 
 
 def _draw_marks(axes: Axes, panel: Panel) -> None:
@@ -239,25 +231,3 @@ def _label_outer(axes: Axes, figure: Figure) -> None:
         axes.set_xlabel("")
     if figure.share_y and not spec.is_first_col():
         axes.set_ylabel("")
-
-
-def _draw_heat_map(axes: Axes, heat: HeatMap) -> None:
-    values = np.asarray(heat.values)
-    low, high = heat.color_range
-    image = axes.imshow(values, vmin=low, vmax=high, cmap="cividis", aspect="auto")
-    axes.set_xticks(*_counted(values.shape[1]))
-    axes.set_yticks(*_counted(values.shape[0]))
-    axes.set_xlabel(heat.x_label)
-    axes.set_ylabel(heat.y_label)
-    if values.size <= MOST_NUMBERED:
-        for (row, column), value in np.ndenumerate(values):
-            color = "black" if value > low + 0.6 * (high - low) else "white"
-            axes.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize="small", color=color)
-    assert axes.figure is not None
-    axes.figure.colorbar(image, ax=axes)
-
-
-def _counted(count: int) -> tuple[list[int], list[str]]:
-    """Return up to 12 ticks from 0 and their labels, which count from 1."""
-    ticks = list(range(0, count, -(-count // 12)))
-    return ticks, [str(tick + 1) for tick in ticks]

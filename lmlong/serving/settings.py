@@ -14,17 +14,21 @@ class Settings:
     """Limits that protect a server from requests that would take all of its memory or time."""
 
     rows: int = option(64, "", "Maximum number of texts generated at the same time.")
-    waiting: int = option(1024, "", "Maximum number of queued texts.")
     memory: int = option(1 << 30, "bytes", "Memory for states of texts, which are then not read again.", 0)
     disk: int = option(4 << 30, "bytes", "Disk space for states of sessions.", 0)
-    max_sessions: int = option(20_000, "", "Maximum number of sessions.")
-    max_session_bytes: int = option(10 << 30, "bytes", "Maximum bytes of session files and uploaded states.")
     max_tokens: int = option(4096, "tokens", "Maximum number of tokens generated per text.")
-    max_prompt: int = option(4 << 20, "bytes", "Maximum bytes of a prompt.")
-    max_body: int = option(16 << 20, "bytes", "Maximum bytes of a request body.")
-    max_choices: int = option(16, "", "Maximum number of texts per request.")
+    max_prompt: int = option(4 << 20, "bytes", "Maximum bytes of a prompt, and a quarter of those of a request body.")
     timeout: float = option(600.0, "seconds", "Maximum seconds per request.", 0.001)
     grace: float = option(10.0, "seconds", "Seconds to finish requests after a signal.", 0)
+    waiting: int = 1024
+    """Texts that may wait for a place."""
+    max_sessions: int = 20_000
+    max_session_bytes: int = 10 << 30
+    """Bytes of the files of sessions and of uploaded states."""
+    max_choices: int = 16
+    """Texts per request."""
+    max_body: int = 16 << 20
+    """Bytes of the body of a request."""
     held: int = 256 << 20
     """Bytes of the bodies of all requests that are not answered yet."""
     lag: int = 1 << 20

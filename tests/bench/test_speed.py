@@ -98,12 +98,10 @@ SMALL = ["quickstart", "model.width=16", "model.heads=2", "model.layers=1"]
 @pytest.mark.parametrize(
     ("command", "options"),
     [
-        ("attention", ["--heads", "2", "--width", "8", "--precisions", "32,bf16"]),
-        pytest.param(
-            *("attention", ["--heads", "2", "--width", "8", "--precisions", "64", "--forward"]), marks=pytest.mark.slow
-        ),
+        ("attention", [*SMALL, "--precisions", "32,bf16"]),
+        pytest.param("attention", [*SMALL, "--precisions", "64"], marks=pytest.mark.slow),
         ("train", SMALL),
-        ("generate", [*SMALL, "--no-fast-decode", "--precisions", "int8"]),
+        ("generate", [*SMALL, "--precisions", "int8"]),
     ],
 )
 def test_each_benchmark_ends_in_a_table_json_and_a_chart(command: str, options: list[str], tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ A process of its own is started where its imports, its streams or `python -m lml
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -28,10 +29,11 @@ def imported(*words: str) -> set[str]:
     return HEAVY & set(done.stderr.split())
 
 
-def test_help_lists_the_commands_in_the_order_of_the_work() -> None:
+def test_help_lists_the_commands_in_their_groups() -> None:
     done = lmlong("--help")
-    listed = done.stdout.split("Commands:\n")[1].splitlines()
-    assert [line.split()[0] for line in listed] == list(cli.COMMANDS)
+    for title, group in cli.GROUPS.items():
+        listed = done.stdout.split(f"{title}:\n")[1].split("\n\n")[0].splitlines()
+        assert [line.split()[0] for line in listed] == list(group)
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert (done.returncode, done.stderr) == (0, "")
     assert lmlong() == done
@@ -58,6 +60,37 @@ def test_a_mistyped_command_or_option_is_a_usage_error(words: tuple[str, ...], m
     done = lmlong(*words)
     assert (done.returncode, done.stdout) == (2, "")
     assert f"Error: {message}" in done.stderr
+
+
+def commands_below(group: click.Group, context: click.Context) -> Iterator[click.Command]:
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        yield from commands_below(command, context) if isinstance(command, click.Group) else [command]
+
+
+def test_commands_have_few_options() -> None:
+    group = cli.lmlong
+    counts = [
+        sum(isinstance(parameter, click.Option) for parameter in command.params)
+        for command in commands_below(group, click.Context(group))
+    ]
+    assert max(counts) <= 20 and sum(counts) <= 130
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("tokenizer", "lmlong data train-tokenizer, or lmlong data tokenizer-info"),
+        ("probe", "lmlong eval --by recall"),
+        ("spectrum", "lmlong eval --by spectrum"),
+        ("lm-eval", "lmlong eval --tasks"),
+    ],
+)
+def test_an_old_name_is_answered_with_the_new_one(old: str, new: str) -> None:
+    done = lmlong(old, "runs/quickstart", "--help")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"error: {old}: has another name now. Use {new}.\n"
 
 
 def leave(monkeypatch: pytest.MonkeyPatch, action: object) -> object:
@@ -148,6 +181,7 @@ def test_output_is_utf8_wherever_it_goes(tmp_path: Path) -> None:
         (("train", "quickstart", "--steps", "100"), "Options of a recipe have no dashes: training.steps=100"),
         (("train", "quickstart", "--learning-rate=3"), "Options of a recipe have no dashes: training.learning_rate=3"),
         (("recipe", "check", "quickstart", "--width"), "Options of a recipe have no dashes: model.width=VALUE"),
+        (("train", "quickstart", "--device", "cpu"), "Options of a recipe have no dashes: device=cpu"),
         (("train", "quickstart", "--overwrit"), "Did you mean '--overwrite'?"),
         (("eval", "x", "--steps", "3"), "No such option '--steps'."),
     ],

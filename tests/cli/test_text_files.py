@@ -49,9 +49,7 @@ def test_a_file_is_scored_and_continued_as_it_is_trained_on(run: Path, tmp_path:
     lines = [json.loads(line) for line in call(score, run, file, "--text", "9999").splitlines()]
     assert "".join(line["text"] for line in lines) == text
     options = ("--temperature", 0, "--max-tokens", 5, "--json")
-    asked = [
-        json.loads(call(generate, run, *words, *options)) for words in (("--prompt", text), ("--prompt-file", file))
-    ]
+    asked = [json.loads(call(generate, run, "--prompt", text, *options))]
     call(state, "build", run, file, "-o", saved)
     asked.append(json.loads(call(generate, run, "--load-state", saved, "--prompt", "", *options)))
     assert len({str(each["tokens"]) for each in asked}) == 1
@@ -78,14 +76,10 @@ def test_a_file_without_a_text_is_refused(run: Path, tmp_path: Path, name: str, 
             )
 
 
-def test_a_state_is_built_in_half_precision(run: Path, tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text(PROSE * 9)
-    states = {}
+def test_a_text_read_in_half_precision_has_a_state_in_full(run: Path) -> None:
+    states, loaded = {}, lmlong.load(run)
     for precision in ("32", "bf16"):
-        file = tmp_path / precision
-        words = ["build", str(run), str(tmp_path / "a.txt"), "-o", str(file), "--precision", precision]
-        assert CliRunner().invoke(state, words, catch_exceptions=False).exit_code == 0
-        states[precision] = list(state_tensors(lmlong.load(run).load_state(file).state))
+        states[precision] = list(state_tensors(loaded.read(PROSE * 9, precision=precision).state))
     pairs = [pair for pair in zip(states["32"], states["bf16"], strict=True) if pair[0].is_floating_point()]
     assert all(half.dtype == full.dtype for full, half in pairs)
     errors = [float((full - half).norm() / full.norm().clamp(min=1)) for full, half in pairs]
@@ -105,6 +99,5 @@ def test_a_converted_file_is_no_file_that_grows_and_an_address_is_no_file(run: P
     for words in (["--follow"], ["--save-state", str(tmp_path / "s")]):
         with pytest.raises(UsageError, match=r"a\.html: is converted to text as a whole"):
             CliRunner().invoke(score, [str(run), str(tmp_path / "a.html"), *words], catch_exceptions=False)
-    for command, *words in ((score, "https://a.org/b.txt"), (generate, "--prompt-file", "https://a.org/b.txt")):
-        with pytest.raises(UsageError, match=r"https://a.org/b.txt: addresses are not read. Download the file"):
-            CliRunner().invoke(command, [str(run), *words], catch_exceptions=False)
+    with pytest.raises(UsageError, match=r"https://a.org/b.txt: addresses are not read. Download the file"):
+        CliRunner().invoke(score, [str(run), "https://a.org/b.txt"], catch_exceptions=False)

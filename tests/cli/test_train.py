@@ -42,7 +42,7 @@ def trained(folder: Path) -> Finished:
     [
         (["model.widht=8"], 2, "model.widht=8: unknown key. Did you mean 'width'?"),
         (["text.sources.0.paths=[latin.txt]"], 2, "latin.txt: byte 3 is not UTF-8"),
-        (["--device", "cuda"], 2, "device: cuda was asked for, but torch finds no GPU here. Use auto or cpu."),
+        (["device=cuda"], 2, "device: cuda was asked for, but torch finds no GPU here. Use auto or cpu."),
         (["--resume", "nowhere"], 4, "nowhere: no such run or checkpoint."),
         (["training.learning_rate=1e30", "training.steps=5"], 3, "step 2: the norm of the gradient is"),
     ],

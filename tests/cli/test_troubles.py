@@ -238,9 +238,9 @@ def test_a_run_folder_that_moves_while_it_trains(
         ("generate", "run", "--load-state", "pipe"),
         ("score", "run", "book.txt", "--load-state", "pipe"),
         ("export", "run", "--to", "hf", "--out", "exported", "--evaluation", "pipe"),
-        ("tokenizer", "info", "pipe"),
+        ("data", "tokenizer-info", "pipe"),
         ("import", "pipe", "--out", "imported"),
-        ("recipe", "check", "quickstart", "--plugin", "pipe.py"),
+        ("check", "--plugin", "pipe.py"),
     ],
 )
 def test_a_pipe_in_the_place_of_a_file_is_refused(lmlong: Command, place: Path, words: tuple[str, ...]) -> None:

@@ -1,4 +1,4 @@
-"""`lmlong data` and `lmlong tokenizer`, as typed."""
+"""`lmlong data`, as typed."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,6 @@ import pytest
 from click.testing import CliRunner
 
 from lmlong.cli.data import data
-from lmlong.cli.tokenizer import tokenizer
 from lmlong.data.tokenizers.factory import load_tokenizer
 
 from .conftest import sentences
@@ -65,12 +64,12 @@ def test_prepare_and_info_print_the_overlap(recipe_file: str) -> None:
 
 def test_tokenizer_train_and_info(recipe_file: str) -> None:
     options = ["text.tokenizer.kind=sentencepiece", "text.tokenizer.vocabulary=400"]
-    assert run(tokenizer, "train", recipe_file, *options, "--out", "tokenizer.model") == "tokenizer.model\n"
-    found = json.loads(run(tokenizer, "info", ".", "--text", "def  ▁é\n", "--json"))
+    assert run(data, "train-tokenizer", recipe_file, *options, "--out", "tokenizer.model") == "tokenizer.model\n"
+    found = json.loads(run(data, "tokenizer-info", ".", "--text", "def  ▁é\n", "--json"))
     assert found["vocabulary"] == 400
     assert load_tokenizer("tokenizer.model").decode(found["tokens"]) == "def  ▁é\n"
     assert found["bytes"] == len("def  ▁é\n".encode())
-    shown = run(tokenizer, "info", "tokenizer.model", "--text", "return")
+    shown = run(data, "tokenizer-info", "tokenizer.model", "--text", "return")
     assert "vocabulary  400" in shown and load_tokenizer("tokenizer.model").hash in shown
 
 
@@ -84,9 +83,11 @@ def test_show_prints_what_documents_became(tmp_path: Path, recipe_file: str) -> 
     assert shown.stdout == "A dark night.\n\nCold.\nACGT\nTT\n"
     names = [line.split(":")[0].rpartition("/")[2] for line in shown.stderr.splitlines()]
     assert names == ["c.mobi", "a.html", "b.fa", "b.fa"]
-    as_json = run(data, "show", str(folder / "b.fa"), "--json", "--characters", "2")
+    as_json = run(data, "show", str(folder / "b.fa"), "--json")
     lines = list(map(json.loads, as_json.splitlines()))
-    assert [(line["header"], line["bytes"], line["text"]) for line in lines] == [("one", 4, "AC"), ("two", 2, "TT")]
-    few = CliRunner().invoke(data, ["show", str(folder), "--documents", "1", "--characters", "6"])
-    assert few.stdout == "A dark\n" and few.stderr.endswith("more documents follow: use --documents or --all\n")
+    assert [(line["header"], line["bytes"], line["text"]) for line in lines] == [("one", 4, "ACGT"), ("two", 2, "TT")]
+    (folder / "long.txt").write_text("a" * 1200)
+    assert run(data, "show", str(folder / "long.txt")) == "a" * 1000 + "\n"
+    few = CliRunner().invoke(data, ["show", recipe_file, "--json"])
+    assert len(few.stdout.splitlines()) == 10 and few.stderr.endswith("more documents follow: use --all\n")
     assert len(run(data, "show", recipe_file, "--all", "--json").splitlines()) == 30

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import lmlong
-from lmlong.cli.evaluate import eval_
+from lmlong.cli.evaluate import OPTIONS, eval_
 from lmlong.errors import UsageError
 from lmlong.evaluation.perplexity import PerplexityOptions, measure_perplexity, validation_text
 from lmlong.evaluation.perplexity_report import table, to_json
@@ -91,7 +91,11 @@ def test_a_mistake_is_named(run: Path) -> None:
     for words, message in [
         (["--lengths", "1k,2x"], "^--lengths: '2x' is not a length"),
         (["--by", "contxt"], r"^--by: there is no 'contxt'\. Did you mean 'context'\?$"),
-        (["--by", "state", "--plot", "a.png"], "^--plot: the state view has no plot"),
+        (["--by", "state", "--plot", "a.png"], "^--plot: belongs to --by context, .* not to --by state. Leave it out"),
+        (["--probes", "copy"], "^--probes: belongs to --by recall, not to --by context, --by position"),
+        (["--by", "recall", "--learn"], "^--learn: belongs to --by context, --by position, --by state, not to --by re"),
+        (["--by", "recall,spectrum"], "^--by: recall is measured alone"),
+        (["--by", "state", "--tasks", "arc_easy"], "^--by, --tasks: mutually exclusive"),
         (["--lengths", "64"], "^--lengths: the shortest takes 10 documents of 96 tokens"),
         (["--plot", "plot.txt"], r"^plot\.txt: cannot be drawn"),
         (["--json", "nowhere/numbers.json"], r"^nowhere/numbers\.json: its folder is missing"),
@@ -99,6 +103,10 @@ def test_a_mistake_is_named(run: Path) -> None:
     ]:
         with pytest.raises(UsageError, match=message):
             evaluated(run, *words)
+
+
+def test_measurements_name_options_of_the_command() -> None:
+    assert {name for names in OPTIONS.values() for name in names} <= {option.name for option in eval_.params}
 
 
 def test_files_of_data_that_are_not_read_are_named(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

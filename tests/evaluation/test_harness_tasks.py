@@ -104,7 +104,16 @@ def test_the_commands_of_both_programs_run_tasks(
     tmp_path: Path, offline: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, tasks = loaded(tmp_path, "elu"), write_tasks(tmp_path)
-    words = ["lm-eval", "run", "--tasks", "my_*", "--include-path", tasks, "--lengths", "16,1k", "--json", "told.json"]
+    words = [
+        "eval",
+        "run",
+        "--tasks",
+        ",".join(map(str, sorted(tasks.glob("*.yaml")))),
+        "--lengths",
+        "16,1k",
+        "--json",
+        "told.json",
+    ]
     done = lmlong(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
@@ -167,13 +176,13 @@ def test_an_encoder_is_refused(tmp_path: Path) -> None:
         text=recipe.Text(),
     )
     write_encoder(tmp_path / "run", chosen, 1)
-    done = lmlong("lm-eval", tmp_path / "run", "--tasks", "arc_easy")
+    done = lmlong("eval", tmp_path / "run", "--tasks", "arc_easy")
     assert done.returncode == 2 and "encoder (objective: masked)" in done.stderr
 
 
 def test_a_missing_harness_is_a_usage_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_run(tmp_path / "run")
     monkeypatch.setitem(sys.modules, "lm_eval", None)
-    done = lmlong("lm-eval", tmp_path / "run", "--tasks", "arc_easy")
+    done = lmlong("eval", tmp_path / "run", "--tasks", "arc_easy")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: lm-eval is not installed. Run pip install -e '.[lm-eval]' in the folder")

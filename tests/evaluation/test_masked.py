@@ -106,14 +106,18 @@ def test_eval_shows_it_as_a_line_and_as_json(encoder: Path, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("encoder", ["windows"], indirect=True)
 def test_options_and_commands_that_need_a_past_are_refused(encoder: Path, run: Path, tmp_path: Path) -> None:
-    for option in ("--lengths 16", "--by state", "--plot x.png", "--state-dtype 64", "--weights bf16", "--after 9"):
+    for option in ("--lengths 16", "--by state", "--plot x.png", "--weights bf16", "--targets 9"):
         _, error = invoke("eval", encoder, *option.split())
         assert isinstance(error, UsageError) and error.exit_code == 2
-        assert str(error).startswith(f"{option.split()[0]}: ") and "reads both sides of each token at once" in str(
-            error
-        )
+        why = "reads both sides of each token at once" if "--by" in option else "not to encoders. Leave it out."
+        assert str(error).startswith(f"{option.split()[0]}: ") and why in str(error)
     state = ("state", "build", encoder, tmp_path / "train.txt", "-o", "x.state")
-    for words in (("generate", encoder, "--prompt", "x"), state, ("check", encoder), ("probe", encoder)):
+    for words in (
+        ("generate", encoder, "--prompt", "x"),
+        state,
+        ("check", encoder),
+        ("eval", encoder, "--by", "recall"),
+    ):
         _, error = invoke(*words)
         assert isinstance(error, UsageError) and error.exit_code == 2
         pattern = r"an encoder \(objective: masked\) cannot continue text .* lmlong eval, .* objective: causal"

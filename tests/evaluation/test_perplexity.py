@@ -153,7 +153,7 @@ def test_shorter_contexts_alone_have_the_targets_of_longer_ones(loaded: TrainedL
     assert shorter.context[0].sums.has_targets_of(report.context[0].sums)
     nearer = measure_perplexity("tiny", loaded, text, options._replace(lengths=(8, 24)))
     assert not nearer.context[0].sums.has_targets_of(report.context[0].sums)
-    with pytest.raises(UsageError, match="--after: 0 documents have targets after 9,999 tokens"):
+    with pytest.raises(UsageError, match="after: 0 documents have targets after 9,999 tokens"):
         measure_perplexity("tiny", loaded, text, options._replace(after=9999))
 
 

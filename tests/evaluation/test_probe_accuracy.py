@@ -10,7 +10,7 @@ import torch
 from click.testing import CliRunner
 from evaluation.conftest import VALIDATION_TEXTS
 
-from lmlong.cli.probe import probe as command
+from lmlong.cli.evaluate import eval_ as command
 from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.errors import UsageError
 from lmlong.evaluation.probe_accuracy import ProbeResult, ProbeScore, answered, chance_of, figure, table
@@ -115,8 +115,11 @@ def test_chance_is_how_often_a_guess_of_the_same_kind_is_right(probe: str) -> No
     assert chance_of(answers) == pytest.approx(expected, rel=0.15)
 
 
+RECALL = ("--by", "recall")
+
+
 def test_the_command(run: Path, tmp_path: Path) -> None:
-    words = [str(run), "--probe", "all", "--lengths", "16,32", "--trials", "3", "--device", "cpu"]
+    words = [str(run), *RECALL, "--probes", "all", "--lengths", "16,32", "--texts", "3", "--device", "cpu"]
     numbers, plot = tmp_path / "numbers.json", tmp_path / "plot.png"
     done = CliRunner().invoke(command, [*words, "--json", str(numbers), "--plot", str(plot)], catch_exceptions=False)
     assert (done.exit_code, done.stderr) == (0, "")
@@ -130,10 +133,13 @@ def test_the_command(run: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--probe", "cpy"], r"^--probe: there is no 'cpy'\. Did you mean 'copy'\?$"),
-        (["--probe", "copy", "--lengths", "4"], r"^--lengths: 4 is too short for a probe\. Give lengths from 16 up\.$"),
+        (["--probes", "cpy"], r"^--probes: there is no 'cpy'\. Did you mean 'copy'\?$"),
+        (
+            ["--probes", "copy", "--lengths", "4"],
+            r"^--lengths: 4 is too short for a probe\. Give lengths from 16 up\.$",
+        ),
     ],
 )
 def test_a_mistake_is_named(run: Path, words: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        CliRunner().invoke(command, [str(run), *words, "--device", "cpu"], catch_exceptions=False)
+        CliRunner().invoke(command, [str(run), *RECALL, *words, "--device", "cpu"], catch_exceptions=False)

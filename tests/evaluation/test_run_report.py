@@ -145,7 +145,7 @@ def test_commands_name_runs_as_they_were_given(run: Path, tmp_path: Path, monkey
         assert f"lmlong train run.yaml --out {path}Written by" in text
         assert (note in text) == (given == run)
     measured = Outline(run_page(report_runs(["runs/tiny"], tokens=600, device="cpu"))).text
-    assert "lmlong eval runs/tiny --by" in measured and "lmlong probe runs/tiny --probe" in measured
+    assert "lmlong eval runs/tiny --by" in measured and "lmlong eval runs/tiny --by recall --probes" in measured
 
 
 def test_what_cannot_be_measured_is_reported_and_left_out(recorded: Path, tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-from dataclasses import fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -17,11 +16,11 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lmlong.cli import writing
 from lmlong.cli.generate import generate
 from lmlong.errors import UsageError
 from lmlong.inference.loading import load
 from lmlong.inference.prompts import many, pieces_of
-from lmlong.model.sampling_options import Sampling
 from lmlong.model.state_size import state_size
 
 COMMAND = [sys.executable, "-m", "lmlong", "generate"]
@@ -36,24 +35,17 @@ def written(*words: object, piped: bytes = b"") -> str:
     return done.stdout_bytes.decode()
 
 
-def test_only_the_new_text_is_printed_wherever_the_prompt_comes_from(run: Path, tmp_path: Path) -> None:
+def test_only_the_new_text_is_printed_wherever_the_prompt_comes_from(run: Path) -> None:
     prompt = "naïve\r\n"
-    file = tmp_path / "prompt.txt"
-    file.write_bytes(prompt.encode())
     expected = "".join(load(run, "cpu").stream(prompt, max_tokens=30, seed=5))
     options = [run, "--max-tokens", 30, "--seed", 5]
     assert written(*options, "--prompt", prompt) == expected
-    assert written(*options, "--prompt-file", file) == expected
     assert written(*options, piped=prompt.encode()) == expected
 
 
 def test_every_option_reaches_the_stream(run: Path) -> None:
-    options = {"temperature": 1.3, "top_k": 90, "top_p": 0.9, "min_p": 0.1, "seed": 4, "max_tokens": 60}
-    options |= {"repetition_penalty": 1.2, "repetition_window": 20}
-    options |= {"loop_penalty": 3.0, "ignore_eos": True}
-    assert options.keys() == {"max_tokens", *(option.name for option in fields(Sampling))}
-    words = [f"--{name.replace('_', '-')}={value}" for name, value in options.items() if value is not True]
-    words += ["--ignore-eos"]
+    options = {"temperature": 1.3, "top_k": 90, "top_p": 0.9, "seed": 4, "max_tokens": 60}
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
     loaded = load(run, "cpu")
     whole = "".join(loaded.stream("a", **options))
     assert written(run, "--prompt", "a", *words) == whole
@@ -61,15 +53,15 @@ def test_every_option_reaches_the_stream(run: Path) -> None:
 
 
 def test_a_prompt_that_cannot_be_used_is_named(run: Path, tmp_path: Path) -> None:
-    latin = tmp_path / "latin.txt"
-    latin.write_bytes("naïve".encode("latin-1"))
-    for words, message in [
-        (["--prompt-file", str(latin)], r"latin.txt: byte 2 is not UTF-8 .*Convert the file to UTF-8"),
-        (["--prompt-file", str(tmp_path / "none")], r"none: cannot be read \(No such file or directory\)\."),
-        (["--prompt", "a", "--prompt-file", str(latin)], "mutually exclusive"),
+    latin, file = "naïve".encode("latin-1"), tmp_path / "prompts.jsonl"
+    file.write_text('"a"\n')
+    for words, piped, message in [
+        ([], latin, r"standard input: not UTF-8 at byte 2"),
+        (["--prompts", str(tmp_path / "none")], b"", r"none: cannot be read \(No such file or directory\)\."),
+        (["--prompt", "a", "--prompts", str(file)], b"", "mutually exclusive"),
     ]:
         with pytest.raises(UsageError, match=message):
-            CliRunner().invoke(generate, [str(run), *words], catch_exceptions=False)
+            CliRunner().invoke(generate, [str(run), *words], input=piped, catch_exceptions=False)
 
 
 def test_text_comes_as_it_is_written_and_an_interrupt_ends_it_in_silence(run: Path) -> None:
@@ -85,12 +77,10 @@ def test_text_comes_as_it_is_written_and_an_interrupt_ends_it_in_silence(run: Pa
         process.kill()  # or it would write for ever
 
 
-def test_a_terminal_shows_the_prompt_dimmed_before_the_text_and_a_last_newline(run: Path, tmp_path: Path) -> None:
-    file = tmp_path / "long.txt"
-    file.write_text("ab" * 2000)
+def test_a_terminal_shows_the_prompt_dimmed_before_the_text_and_a_last_newline(run: Path) -> None:
     text = "".join(load(run, "cpu").stream("ab" * 2000, max_tokens=5, temperature=0))
     ours, its = pty.openpty()
-    words = [*COMMAND, str(run), "--prompt-file", str(file), "--max-tokens", "5", "--temperature", "0"]
+    words = [*COMMAND, str(run), "--prompt", "ab" * 2000, "--max-tokens", "5", "--temperature", "0"]
     done = subprocess.run([*words, "--device", "cpu"], stdin=its, stdout=its, stderr=subprocess.PIPE, timeout=60)
     assert (done.returncode, done.stderr) == (0, b"")
     shown = os.read(ours, 1 << 16).decode()
@@ -120,11 +110,12 @@ def test_samples_of_one_prompt(run: Path) -> None:
 
 @pytest.mark.parametrize("batch", [1, 2])
 def test_many_prompts_are_answered_in_order_with_the_values_of_their_lines(
-    run: Path, tmp_path: Path, batch: int
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch: int
 ) -> None:
+    monkeypatch.setattr(writing, "BATCH", batch)
     file = tmp_path / "prompts.jsonl"
     file.write_text('"to be"\n\n{"prompt": "or not", "id": 7}\n{"prompt": ""}\n')
-    lines = written(run, "--prompts", file, "--batch", batch, "--max-tokens", 9, "--temperature", 0, "--json")
+    lines = written(run, "--prompts", file, "--max-tokens", 9, "--temperature", 0, "--json")
     told = [json.loads(line) for line in lines.splitlines()]
     assert [(line["prompt"], line.get("id")) for line in told] == [("to be", None), ("or not", 7), ("", None)]
     loaded = load(run, "cpu")
@@ -192,9 +183,8 @@ def test_statistics_go_to_standard_error(run: Path) -> None:
     pattern = rf"prompt 4 tokens in .* tokens/s\); written 7 tokens in .* tokens/s\); state {size:,} bytes a text; "
     decoder = r"decoded by (native code, \w+ .*?|torch \(.*); (drafts \d+ of \d+ tokens accepted .*|no drafts tried); "
     assert re.fullmatch(pattern + decoder + r"seed \d+\n", done.stderr)
-    options = ["--prompt", "abcabcabc", "--max-tokens", "60", "--temperature", "0", "--stats"]
-    drafted, plain = (CliRunner().invoke(generate, [str(run), *options, *more]) for more in ([], ["--no-drafts"]))
-    assert drafted.stdout == plain.stdout and "drafts" not in plain.stderr
+    plain = "".join(load(run, "cpu").stream("abcabcabc", max_tokens=60, temperature=0, drafts=False))
+    assert written(run, "--prompt", "abcabcabc", "--max-tokens", 60, "--temperature", 0) == plain
     done = CliRunner().invoke(generate, [str(run), "--prompt", "", "--max-tokens", "1", "--stats", "--no-fast-decode"])
     assert "; decoded by torch" in done.stderr
     assert "prompt 1 token in" in done.stderr and "written 1 token in" in done.stderr

@@ -7,7 +7,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from lmlong.cli.spectrum import spectrum
+from lmlong.cli.evaluate import eval_
 from lmlong.native import threads
 from lmlong.native.threads import ThreadChoice, cores_are_busy, spare_busy_cores
 
@@ -63,11 +63,11 @@ def test_threads_are_set_by_one_option(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, "1")
     usual = torch.get_num_threads()
     try:
-        CliRunner().invoke(spectrum, ["--threads", "3", "no-such-run"])
+        CliRunner().invoke(eval_, ["--threads", "3", "no-such-run"])
         assert torch.get_num_threads() == 3 and os.environ["OMP_NUM_THREADS"] == "3"
     finally:
         torch.set_num_threads(usual)
-    assert CliRunner().invoke(spectrum, ["--threads", "0", "no-such-run"]).exit_code == 2
+    assert CliRunner().invoke(eval_, ["--threads", "0", "no-such-run"]).exit_code == 2
 
 
 @pytest.mark.parametrize(("running", "own", "busy"), [(1, "", False), (2, "", True), (99, "1", False), (2, "2", False)])

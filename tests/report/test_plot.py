@@ -11,7 +11,6 @@ from matplotlib.image import imread
 from lmlong.report.figure import (
     COLORS,
     Figure,
-    HeatMap,
     Level,
     Line,
     Mark,
@@ -39,7 +38,7 @@ PANEL = Panel(
     shade_from=32,
     y_range=(0, 4),
 )
-FIGURE = Figure([[PANEL, HeatMap(np.array([[0.25, 1.0]]), title="share")]], size=(6.4, 3.2), legend_columns=3)
+FIGURE = Figure([[PANEL]], size=(6.4, 3.2), legend_columns=3)
 
 
 def test_a_panel_shows_its_lines_levels_and_marks() -> None:
@@ -59,13 +58,6 @@ def test_a_panel_shows_its_lines_levels_and_marks() -> None:
     assert [text.get_text() for text in axes.texts] == ["carried"]
     assert [label.get_text() for label in axes.child_axes[0].get_xticklabels()] == ["trained"]
     assert [text.get_text() for text in drawn.legends[0].get_texts()] == ["a", "chance", "b"]
-
-
-def test_a_heat_map_numbers_its_fields_where_they_are_few() -> None:
-    heat = draw(FIGURE).axes[1]
-    assert [text.get_text() for text in heat.texts] == ["0.25", "1.00"]
-    many = HeatMap(np.zeros((9, 9)))
-    assert list(draw(Figure([[many]], (4, 4))).axes[0].texts) == []
 
 
 def test_texts_of_near_marks_do_not_overlap() -> None:

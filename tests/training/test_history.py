@@ -70,11 +70,12 @@ def test_the_best_outlives_a_resume_that_finds_none_better(recipe_of: Recipes, t
     assert result.validation.bits_per_byte == pytest.approx(known[5], rel=1e-6), "of the weights that commands load"
 
     assert load(run, "cpu").step == 5
-    for words, step in (([], 5), (["--checkpoint", "latest"], 8), (["--checkpoint", "best"], 5)):
-        done = CliRunner().invoke(info, [str(run), *words, "--json"], catch_exceptions=False)
-        assert f"{run}: loads step-0000000{step}, the " in done.stderr and json.loads(done.stdout)["step"] == step
-    alone = CliRunner().invoke(info, [str(run / "checkpoints" / "step-00000008"), "--json"], catch_exceptions=False)
-    assert (alone.stderr, json.loads(alone.stdout)["step"]) == ("", 8)
+    done = CliRunner().invoke(info, [str(run), "--json"], catch_exceptions=False)
+    assert f"{run}: loads step-00000005, the best by validation" in done.stderr
+    assert f"({run}/checkpoints/latest)" in done.stderr and json.loads(done.stdout)["step"] == 5
+    for name in ("latest", "step-00000008"):
+        alone = CliRunner().invoke(info, [str(run / "checkpoints" / name), "--json"], catch_exceptions=False)
+        assert (alone.stderr, json.loads(alone.stdout)["step"]) == ("", 8)
     assert train(recipe_of(*OFTEN, "training.steps=9"), run, resume="auto").losses.keys() == set(range(1, 10))
 
 

@@ -1,6 +1,8 @@
 """Prefill, decoding and saved states of every causal kind, by torch and by native code, in each format of weights."""
 
+from contextlib import redirect_stdout
 from functools import partial
+from io import StringIO
 from typing import Any, Literal
 
 import torch
@@ -12,7 +14,10 @@ from baseline_parts.model_step import served, tensors
 from baseline_parts.training import table
 from baseline_parts.variants import KINDS
 from baseline_parts.workspace import Options, Workspace, documents
+from lmlong.cli.writing import TextOutput
 from lmlong.decode.engine import step
+from lmlong.inference.prompts import Prompt
+from lmlong.model.sampling_options import Sampling
 
 PROMPT = " ".join(documents())[:300]
 """Longer than the windows and than two chunks."""
@@ -64,9 +69,14 @@ def saved(name: str, options: Options, workspace: Workspace) -> dict[str, Any]:
 
 def generated(name: str, options: Options, workspace: Workspace) -> dict[str, Any]:
     """Return what `lmlong generate --json` writes: tokens and their log-probabilities, with options of sampling."""
-    run = str(workspace.run_of(name, options))
-    sampling = ("--seed", "7", "--top-k", "20", "--repetition-penalty", "1.2", "--samples", "2", "--max-tokens", "30")
-    return {"json": workspace.command("generate", run, "--prompt", PROMPT, "--json", "--threads", "1", *sampling)}
+    trained = lmlong.load(workspace.run_of(name, options), "cpu")
+    if trained.fast_step_at_once:
+        trained.use_fast_step()
+    sampling, rows = Sampling(seed=7, top_k=20, repetition_penalty=1.2), [(0, Prompt(PROMPT, {}))]
+    with redirect_stdout(StringIO()) as printed:
+        output = TextOutput(as_json=True, stats=False, one_text=False)
+        output.write(trained, trained.read(PROMPT), sampling, rows, 2, 30, ())
+    return {"json": printed.getvalue()}
 
 
 CASES = [

@@ -23,7 +23,7 @@ RUNS: dict[str, dict[str, Any]] = {
 def two_processes(name: str, options: Options, workspace: Workspace) -> dict[str, Any]:
     more = deepspeed(workspace.folder) if "training.deepspeed.stage" in options else {}
     words = workspace.words({**TWO, **more, **options})
-    workspace.command("train", str(RECIPE), *words, "--out", f"two {name}", "--threads", "1")
+    workspace.command("train", str(RECIPE), *words, "--out", f"two {name}")
     return of_run(workspace.folder / f"two {name}")
 
 

@@ -90,7 +90,7 @@ def converted(name: str, options: Options, workspace: Workspace) -> dict[str, An
     """Convert the teacher by `lmlong convert`: the values of each stage's run."""
     teacher = str(workspace.run_of(TEACHER, KINDS[TEACHER]))
     words = workspace.words({**options, "conversion": STAGES})
-    workspace.command("convert", teacher, "--to", str(RECIPE), *words, "--out", name, "--threads", "1")
+    workspace.command("convert", teacher, "--to", str(RECIPE), *words, "--out", name)
     return {stage: of_run(workspace.folder / f"{name}{stage}") for stage in ("-layers", "-predictions", "")}
 
 

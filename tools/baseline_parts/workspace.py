@@ -54,9 +54,10 @@ class Workspace:
         return [f"{key}={json.dumps(value)}" for key, value in self.options(options).items()]
 
     def command(self, *words: str) -> str:
-        """Run a command of lmlong in a process of its own, and return its standard output."""
-        command = [sys.executable, "-m", "lmlong", *words]
-        done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, timeout=300)
+        """Run a command of lmlong in a process of its own, by one thread, and return its standard output."""
+        command, one = [sys.executable, "-m", "lmlong", *words], {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        environment = {**os.environ, **one}
+        done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, timeout=300, env=environment)
         if done.returncode:
             raise RuntimeError(f"lmlong {' '.join(words)}: exit code {done.returncode}\n{done.stderr}")
         return done.stdout

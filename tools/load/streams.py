@@ -21,7 +21,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(options: argparse.Namespace, findings: Findings) -> None:
-    words = ["--rows", str(options.rows), "--waiting", str(options.streams), "--max-tokens", str(options.tokens)]
+    words = ["--rows", str(options.rows), "--max-tokens", str(options.tokens)]
     bodies = [{"prompt": "def ", "max_tokens": options.tokens, "seed": seed} for seed in range(options.streams)]
     with serving(options.run, options.threads, *words, "--timeout", "3600") as server:
         begun = time.perf_counter()

@@ -119,7 +119,9 @@ def load_characters(file: bytes, name: str) -> CharacterTokenizer:
     except (ValueError, TypeError, RecursionError):
         damaged = True
     if damaged:
-        raise UsageError(f"{name}: a damaged tokenizer of characters. Create it again with `lmlong tokenizer train`.")
+        raise UsageError(
+            f"{name}: a damaged tokenizer of characters. Create it again with `lmlong data train-tokenizer`."
+        )
     return tokenizer
 
 
