@@ -33,6 +33,8 @@ class Writer:
         self.sampler = Sampler(request.sampling, [request.draws], trained.tokenizer.eos)
         self.head = b""
         """The bytes with which the next token must begin: the rest of the prompt, for the first one."""
+        self.stopping = False
+        """Whether to end after the next token."""
         self.last = 0
         """The last token, which the next step reads."""
         self.row: Row
@@ -139,7 +141,7 @@ class Writer:
         self._written += 1
         if self._text.stopped:
             self._end("stop", piece, likelihoods)
-        elif self._written == self.request.max_tokens:
+        elif self.stopping or self._written == self.request.max_tokens:
             self._end("max_tokens", piece + self._text.finish(), likelihoods)
         elif piece or likelihoods:
             self._deliver(Event(piece, likelihoods))

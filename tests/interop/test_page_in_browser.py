@@ -330,7 +330,7 @@ def test_a_text_is_learned_from_where_the_switch_says_so(
     assert not switch.is_checked()
     visit.write("bad cab, " * 9)
     plain = visit.current
-    assert page_server.by_id[plain]["learns"] is None and not switch.is_checked() and marks.count() == 0
+    assert page_server.by_id[plain]["learns"] is False and not switch.is_checked() and marks.count() == 0
     page.click("#new")
     switch.check()
     page.reload()
