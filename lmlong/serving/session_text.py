@@ -7,8 +7,11 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Literal, NamedTuple
 
+import torch
+from torch import Tensor
+
 from lmlong.inference.loading import TrainedLanguageModel
-from lmlong.inference.session import Session, append_token, logits_not_finite, next_logits
+from lmlong.inference.session import Session, after_tokens, append_token, logits_not_finite, next_logits
 from lmlong.inference.state_table import Piece, Place
 from lmlong.inference.unread import UnreadText
 from lmlong.serving.engine import Closed
@@ -69,18 +72,26 @@ class OwnText(NamedTuple):
         return passages
 
 
+@torch.inference_mode()
 def _likelihoods(
     trained: TrainedLanguageModel, session: Session, tokens: Sequence[int], alternatives: int
 ) -> tuple[Session, list[WrittenToken]]:
-    """Return the session after tokens of the model, and their likelihoods, by the steps that generated them."""
+    """Return the session after tokens of the model, and their likelihoods."""
+    model, new, predicted = trained.model, session.last.new_tensor([tokens]), list[Tensor]()
+    if session.state.learned is None:
+        logits, state = model(torch.cat([session.last[:, None], new[:, :-1]], dim=1), session.state)
+        predicted, session = [*logits[0]], after_tokens(session, new, state)
+    else:  # which did not learn from these tokens
+        for last in new.unbind(1):
+            logits, state = next_logits(model, session)
+            predicted.append(logits[0])
+            session = append_token(session, state, last)
     written = []
-    for token in tokens:
-        logits, state = next_logits(trained.model, session)  # (1, V)
+    for token, logits in zip(tokens, predicted, strict=True):
         if not logits.isfinite().any():
-            raise logits_not_finite(trained.model, session.recent)
-        log_probabilities = logits[0].double().log_softmax(-1)
+            raise logits_not_finite(model, session.recent)
+        log_probabilities = logits.double().log_softmax(-1)
         values, likeliest = log_probabilities.topk(min(alternatives, len(log_probabilities)))
         others = tuple(map(TokenLikelihood, likeliest.tolist(), values.tolist()))
         written.append(WrittenToken(token, float(log_probabilities[token]), others))
-        session = append_token(session, state, session.last.new_tensor([token]))
     return session, written

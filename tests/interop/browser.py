@@ -115,7 +115,19 @@ class Visit:
         page.on("pageerror", lambda error: self._note(str(error)))
         page.on("request", lambda request: request.url.startswith((url, "blob:")) or self._note(request.url))
         page.goto(url)
+        page.on("dialog", self._answer)
+        self.agrees, self.questions = True, list[str]()
         until(lambda: " " in page.title() or page.is_visible("#key-dialog"))
+
+    def _answer(self, dialog: Any) -> None:
+        self.questions.append(dialog.message)
+        dialog.accept() if self.agrees else dialog.dismiss()
+
+    def reload(self) -> None:
+        """Load the page again, and wait until it shows the text."""
+        self.page.reload()
+        self.page.wait_for_selector("[role=treeitem]")
+        self.page.wait_for_selector(".turn")
 
     def _note(self, complaint: str) -> None:
         self.complaints.append(complaint)
@@ -170,7 +182,7 @@ class Visit:
     @property
     def text(self) -> str:
         """The text as it stands there, without hints."""
-        return "".join(self.page.locator(".turn .told, .turn .token").all_text_contents())
+        return "".join(self.page.locator(".turn .given, .turn .token").all_text_contents())
 
 
 @contextmanager
