@@ -1,6 +1,6 @@
 // Requests to the server, which are repeated while it is away or busy, or after it gets a key.
 
-import { element, say } from "./dom.js";
+import { say } from "./dom.js";
 
 const PAUSE = 2; // seconds between two checks whether the server is back
 const KEY = "lmlong.key"; // in sessionStorage, which ends with the tab
@@ -47,11 +47,12 @@ function refusal(status, error, seconds) {
 /** Repeat a request until its result is final. */
 export async function ask(path, options, signal) {
   for (let attempt = 0; ; attempt++) {
+    const key = sessionStorage.getItem(KEY);
     try {
       return await request(path, options, signal);
     } catch (error) {
       if (error instanceof Away) await whenBack(signal);
-      else if (error.status === 401) await newKey();
+      else if (error.status === 401) askForKey(key, error);
       else if (error.code === "rate_limit_exceeded") await sleep(Math.max(error.seconds, Math.min(attempt, 8)), signal);
       else throw error;
     }
@@ -79,25 +80,13 @@ export function sleep(seconds, signal) {
   });
 }
 
-let asking = null; // all requests wait for one dialog
-
-/** Ask for the server's API key until one is entered. */
-function newKey() {
-  const [dialog, field] = [element("key-dialog"), element("key")];
-  if (sessionStorage.getItem(KEY)) element("key-why").textContent = "The server rejected that key.";
-  asking ??= new Promise((resolve) => {
-    dialog.oncancel = (event) => event.preventDefault(); // nothing works without
-    dialog.querySelector("form").onsubmit = (event) => {
-      event.preventDefault();
-      sessionStorage.setItem(KEY, field.value.trim());
-      field.value = "";
-      asking = null;
-      dialog.close();
-      resolve();
-    };
-    dialog.showModal();
-  });
-  return asking;
+/** Ask for the server's API key, unless another request got one since `key` was refused. */
+function askForKey(key, error) {
+  if (sessionStorage.getItem(KEY) !== key) return;
+  const reason = key ? "The server rejected that key." : "This server needs an API key.";
+  const given = prompt(`${reason} It is stored in this tab until you close it.`)?.trim();
+  if (!given || !/^[!-~]+$/.test(given)) throw error; // a header takes no other characters
+  sessionStorage.setItem(KEY, given);
 }
 
 /** Iterate over the events of an answer as they arrive, or the one value that it is. */

@@ -16,14 +16,12 @@ const ALTERNATIVES = 5;
 
 const prompt = element("prompt");
 const mediaTypes = { ".state": "application/vnd.lmlong.state", ...JSON.parse(element("file").dataset.mediaTypes) };
-const refused = JSON.parse(element("file").dataset.refused);
 
 let model = { id: "lmlong", learns: false, writes: null }; // from /v1/models
 let current = location.hash.slice(1) || null; // the id of the selected session; null for a new text
 let most = SHOWN; // characters that are shown
 let shown = null; // names what the view shows
 let work = null; // the AbortController of the running action
-let rate = 0; // tokens per second of the turn that was generated last
 
 const tree = new TreeView(element("tree"), choose);
 const view = new TextView(element("text"));
@@ -42,12 +40,12 @@ export function show() {
   element("again").disabled = !session || !parentOf(session) || Boolean(work);
   element("delete").disabled = Boolean(work);
   element("where").textContent = session ? `Turn ${path.length}${session.learns ? " · learns" : ""}` : "";
-  prompt.placeholder = session ? "Add your own text, or leave this empty and let the model continue." : "Start of the text";
+  prompt.placeholder = session ? "Add your own text, or leave this empty to continue." : "Start of the text";
   element("new").setAttribute("aria-pressed", !session);
   history.replaceState(null, "", session ? `#${current}` : location.pathname + location.search);
   showOptions(model, Boolean(session?.learns));
   tree.show(current);
-  showSizes();
+  showSize(session);
   showButtons();
   showText(path).catch(tell);
 }
@@ -67,7 +65,8 @@ async function showText(path) {
     turns.unshift({ id, passages });
     left -= textOf(passages).length;
   }
-  view.show(turns, Boolean(sessions.get(current)?.pending), most, left < 0 || turns.length < path.length ? showAll : null);
+  const isWhole = left >= 0 && turns.length === path.length;
+  view.show(turns, Boolean(sessions.get(current)?.pending), most, isWhole ? null : showAll);
 }
 
 function showAll() {
@@ -76,21 +75,12 @@ function showAll() {
   element("text").focus();
 }
 
-function showSizes() {
-  const path = pathTo(current);
-  const last = path.at(-1);
-  element("meter").hidden = !last;
-  if (!last) return;
-  const first = path.find(({ tokens }) => tokens > 1) ?? last;
-  const factor = times(last.state_bytes / first.state_bytes);
-  const grown = factor === "1.0×" ? "the same" : `${factor} the`;
-  element("text-size").textContent = `${last.tokens.toLocaleString("en")} tokens`;
-  element("state-size").textContent = inBytes(last.state_bytes);
-  const growth = last === first ? [] : [`${times(last.tokens / first.tokens)} the first text, ${grown} state`];
-  element("verdict").textContent = [...growth, ...(rate ? [`${Math.round(rate)} tokens/s`] : [])].join(" · ");
+function showSize(session) {
+  element("meter").hidden = !session;
+  if (!session) return;
+  element("text-size").textContent = `${session.tokens.toLocaleString("en")} tokens`;
+  element("state-size").textContent = inBytes(session.state_bytes);
 }
-
-const times = (factor) => `${factor.toFixed(factor < 9.95 ? 1 : 0)}×`;
 
 function inBytes(bytes) {
   const units = ["bytes", "KiB", "MiB", "GiB"];
@@ -213,7 +203,8 @@ async function generated(body, typed, signal) {
   const turn = { id: null, aligner: new Aligner(), passages: [], tokens: 0, begun: 0 };
   try {
     const session = await streamed(turn, body, typed, signal);
-    finish(session, turn.reason === "stop" ? "The model ended the text." : `Generated ${turn.tokens.toLocaleString("en")} tokens.`);
+    const rate = Math.round((1000 * turn.tokens) / (performance.now() - turn.begun));
+    finish(session, `Generated ${turn.tokens.toLocaleString("en")} tokens, ${rate.toLocaleString("en")} a second.`);
     return true;
   } catch (error) {
     const isAway = error instanceof Away;
@@ -242,7 +233,6 @@ async function streamed(turn, body, typed, signal) {
     if (chunk.progress) showProgress(chunk.progress);
     else if (chunk.session?.tokens) return chunk.session;
     for (const choice of chunk.choices) {
-      turn.reason = choice.finish_reason;
       grow(turn, turn.aligner.add(choice), body, typed);
       turn.tokens += choice.logprobs?.tokens.length ?? 0;
     }
@@ -262,7 +252,8 @@ function grow(turn, tokens, body, typed) {
       first.head = first.head.slice(0, -covered);
     }
     turn.passages = [...(given ? [{ by: "reader", text: given }] : []), { by: "model", tokens: [] }];
-    add({ ...sessions.get(body.session), id: turn.id, parent: body.session, given: body.prompt, written: "…", pending: true }, turn.passages);
+    const about = { id: turn.id, parent: body.session, given: body.prompt, written: "…", pending: true };
+    add({ ...sessions.get(body.session), ...about }, turn.passages);
     current = turn.id;
     if (prompt.value === typed) prompt.value = "";
     prompt.readOnly = false;
@@ -273,7 +264,6 @@ function grow(turn, tokens, body, typed) {
   const passage = turn.passages.at(-1);
   const from = passage.tokens.length;
   passage.tokens.push(...tokens);
-  rate = turn.tokens > 1 ? (1000 * turn.tokens) / (performance.now() - turn.begun) : 0;
   if (current === turn.id && element("text").classList.contains("writing")) view.append(turn.id, passage, from);
 }
 
@@ -302,14 +292,14 @@ export function openFiles(files, isFolder = false) {
   if (isFolder) say("That is a folder. Open one file at a time.", true);
   else if (files.length > 1) say(`These are ${files.length} files. Open one at a time.`, true);
   else if (!file.size) say(`${file.name} is empty.`, true);
-  else if (refused[suffix]) say(`${file.name} is ${refused[suffix]}.`, true);
   else openFile(file, mediaTypes[suffix] ?? "application/octet-stream");
 }
 
 function openFile(file, type) {
   doing(`Reading ${file.name} (${inBytes(file.size)}) …`, async (signal) => {
     const learn = element("learn").checked;
-    const query = type === mediaTypes[".state"] ? (learn ? "?learn=true" : "") : `?learn=${learn}&stream=true`; // a state may learn
+    const mayLearn = type === mediaTypes[".state"] && !learn; // already
+    const query = mayLearn ? "" : `?learn=${learn}&stream=true`;
     const options = { method: "POST", body: file, headers: { "Content-Type": type } };
     const session = await create(`v1/sessions${query}`, options, signal);
     current = session.id;
@@ -330,22 +320,9 @@ async function create(path, options, signal) {
   throw new Away();
 }
 
-/** The text up to the end of the selected turn. */
-async function wholeText() {
-  const turns = await Promise.all(pathTo(current).map(({ id }) => passagesOf(id)));
-  return turns.map(textOf).join("");
-}
-
-export async function copy() {
-  const text = await wholeText();
-  await navigator.clipboard.writeText(text).then(
-    () => say(`Copied ${text.length.toLocaleString("en")} characters.`),
-    () => say("The browser does not let this page copy. Save the text instead.", true),
-  );
-}
-
 export async function saveText() {
-  save(new Blob([await wholeText()], { type: "text/plain" }), "txt");
+  const turns = await Promise.all(pathTo(current).map(({ id }) => passagesOf(id)));
+  save(new Blob(turns.map(textOf), { type: "text/plain" }), "txt");
 }
 
 export async function saveState() {

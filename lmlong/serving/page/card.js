@@ -14,7 +14,7 @@ export class Card {
     view.element.addEventListener("click", ({ target }) => this.#show(target.closest(".token")));
     view.element.addEventListener("keydown", (event) => this.#move(event));
     view.scroller.addEventListener("scroll", () => this.isOpen && this.#place());
-    element.addEventListener("toggle", ({ newState }) => newState === "closed" && this.span?.classList.remove("chosen"));
+    element.addEventListener("toggle", () => this.span?.classList.toggle("chosen", this.isOpen));
   }
 
   get isOpen() {

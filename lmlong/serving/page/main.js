@@ -11,7 +11,6 @@ function onClick(id, action) {
 }
 
 onClick("again", app.again);
-onClick("copy", app.copy);
 onClick("save", app.saveText);
 onClick("download", app.saveState);
 onClick("delete", app.deleteTurn);
@@ -36,7 +35,6 @@ element("composer").addEventListener("submit", (event) => {
 });
 prompt.addEventListener("input", app.showButtons);
 addEventListener("keydown", (event) => {
-  if (document.querySelector("dialog[open]")) return;
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey || isSent(event))) {
     event.preventDefault();
     app.write();

@@ -6,23 +6,9 @@ const KEY = "lmlong.options";
 const fields = [...document.querySelectorAll("input[name]")];
 const numbers = fields.filter(({ type }) => type === "number");
 const learn = element("learn");
-const chosen = remembered(); // {name: value}
+const chosen = JSON.parse(localStorage.getItem(KEY) ?? "{}"); // {name: value}
 
-function remembered() {
-  try {
-    return JSON.parse(localStorage.getItem(KEY)) ?? {};
-  } catch {
-    return {}; // the browser refuses to store anything
-  }
-}
-
-function remember() {
-  try {
-    localStorage.setItem(KEY, JSON.stringify(chosen));
-  } catch {
-    // for this visit only
-  }
-}
+const remember = () => localStorage.setItem(KEY, JSON.stringify(chosen));
 
 /** {name: value} of the sampling options that are set, and `learn`; null if one is invalid, which is then shown. */
 export function readOptions() {

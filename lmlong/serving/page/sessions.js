@@ -20,7 +20,8 @@ export async function load() {
     after = page.next;
   }
   const pending = [...sessions.values()].filter((session) => session.pending);
-  for (const { id, tokens } of listed) if (sessions.get(id)?.tokens !== tokens) texts.delete(id); // another client's turn
+  const isChanged = ({ id, tokens }) => sessions.get(id)?.tokens !== tokens; // by another client
+  for (const session of listed.filter(isChanged)) texts.delete(session.id);
   sessions.clear();
   for (const session of [...listed, ...pending]) sessions.set(session.id, session);
 }
@@ -28,14 +29,17 @@ export async function load() {
 /** The passages that a session adds to its parent's text. */
 export function passagesOf(id) {
   if (!texts.has(id)) {
-    const asked = askJson(`v1/sessions/${id}/text?logprobs=${ALTERNATIVES}`).then((answer) => answer.passages.map(aligned));
+    const asked = askJson(`v1/sessions/${id}/text?logprobs=${ALTERNATIVES}`).then(aligned);
     asked.catch(() => texts.delete(id));
     texts.set(id, asked);
   }
   return texts.get(id);
 }
 
-const aligned = ({ by, text, logprobs }) => ({ by, text, tokens: logprobs ? new Aligner().add({ text, logprobs }) : null });
+function aligned({ passages }) {
+  const tokensOf = (passage) => (passage.logprobs ? new Aligner().add(passage) : null);
+  return passages.map((passage) => ({ by: passage.by, text: passage.text, tokens: tokensOf(passage) }));
+}
 
 /** Add a session whose text is known. */
 export function add(session, passages) {
@@ -48,7 +52,10 @@ export function remove(id) {
   texts.delete(id);
 }
 
-export const textOf = (passages) => passages.map(({ text, tokens }) => tokens?.map((token) => token.text).join("") ?? text).join("");
+export function textOf(passages) {
+  const parts = passages.flatMap((passage) => passage.tokens ?? passage);
+  return parts.map(({ text }) => text).join("");
+}
 
 /** The id of the session before another, if it is still there. */
 export const parentOf = ({ parent }) => (sessions.has(parent) ? parent : null);

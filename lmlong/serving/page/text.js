@@ -20,7 +20,9 @@ export class TextView {
    * @param showEarlier called if somebody wants to see the text before; null if there is none
    */
   show(turns, isWriting, most, showEarlier) {
-    const parts = turns.map(({ id, passages }) => make("span", "turn", passages.map((passage) => this.#passage(id, passage, most))));
+    const parts = turns.map(({ id, passages }) => {
+      return make("span", "turn", passages.map((passage) => this.#passage(id, passage, most)));
+    });
     if (showEarlier) {
       const button = make("button", "quiet", "Show earlier text");
       button.addEventListener("click", showEarlier);
@@ -50,7 +52,8 @@ export class TextView {
   /** Append tokens to the last turn, from a number on. */
   append(id, passage, from) {
     const { scrollHeight, scrollTop, clientHeight } = this.scroller;
-    const spans = passage.tokens.slice(from).map((token, number) => this.#token({ id, passage, number: from + number, token }));
+    const tokens = passage.tokens.slice(from);
+    const spans = tokens.map((token, number) => this.#token({ id, passage, number: from + number, token }));
     this.element.lastElementChild.append(...spans);
     if (scrollHeight - scrollTop - clientHeight < NEAR) this.toEnd();
   }

@@ -15,7 +15,8 @@ function rowsOfTree() {
   const following = children();
   const rows = [];
   const below = (id) => following.get(id) ?? [];
-  const waiting = below(null).map((id, number, { length }) => ({ id, lane: 0, level: 1, place: length - number, beside: length }));
+  const beside = below(null).length;
+  const waiting = below(null).map((id, number) => ({ id, lane: 0, level: 1, place: beside - number, beside }));
   while (waiting.length) {
     const row = waiting.pop();
     rows.push({ ...row, parent: parentOf(sessions.get(row.id)) });
@@ -30,7 +31,7 @@ function rowsOfTree() {
   return rows;
 }
 
-/** Shows the tree in an element, whose visible rows alone are made; `choose` is called with the id of the selected row. */
+/** Shows the tree in an element, which makes its visible rows alone; `choose` gets the id of the selected one. */
 export class TreeView {
   constructor(element, choose) {
     Object.assign(this, { element, choose, rows: [], height: 34, sheet: make("div") });
@@ -89,8 +90,9 @@ export class TreeView {
     const learns = session.learns ? [make("span", "learns", "learns")] : [];
     const item = make("div", session.pending ? "pending" : "", [line, ...learns]);
     item.append(make("span", "count", session.pending ? "…" : compact.format(session.tokens)));
-    const said = { "aria-level": level, "aria-posinset": place, "aria-setsize": beside, "aria-selected": id === this.current };
-    for (const [name, value] of Object.entries({ role: "treeitem", ...said })) item.setAttribute(name, value);
+    const said = { level, posinset: place, setsize: beside, selected: id === this.current };
+    for (const [name, value] of Object.entries(said)) item.setAttribute(`aria-${name}`, value);
+    item.setAttribute("role", "treeitem");
     item.tabIndex = id === this.current ? 0 : -1;
     item.dataset.id = id;
     item.style.top = `${number * this.height}px`;
@@ -120,7 +122,8 @@ export class TreeView {
     const svg = makeSvg("svg", { "aria-hidden": true, height: (last - first) * height, width: (LANES + 2) * LANE });
     svg.style.top = `${top}px`;
     const place = (number) => [(rows[number].lane + 1) * LANE, (number + 0.5) * height - top];
-    const draw = (name, attributes, id) => svg.append(makeSvg(name, { ...attributes, class: onPath.has(id) ? "on" : "" }));
+    const state = (id) => (onPath.has(id) ? "on" : "");
+    const draw = (name, attributes, id) => svg.append(makeSvg(name, { ...attributes, class: state(id) }));
     const crossing = rows.filter(({ parent }, number) => parent && number >= first && numbers.get(parent) < last);
     for (const { id, parent } of crossing.sort((one, other) => onPath.has(one.id) - onPath.has(other.id))) {
       const [[x, y], [fromX, fromY]] = [place(numbers.get(id)), place(numbers.get(parent))];
