@@ -88,9 +88,9 @@ def _likelihoods(
             session = append_token(session, state, last)
     written = []
     for token, logits in zip(tokens, predicted, strict=True):
-        if not logits.isfinite().any():
-            raise logits_not_finite(model, session.recent)
         log_probabilities = logits.double().log_softmax(-1)
+        if log_probabilities.isnan().any():
+            raise logits_not_finite(model, session.recent)
         values, likeliest = log_probabilities.topk(min(alternatives, len(log_probabilities)))
         others = tuple(map(TokenLikelihood, likeliest.tolist(), values.tolist()))
         written.append(WrittenToken(token, float(log_probabilities[token]), others))

@@ -313,10 +313,12 @@ class SessionStore:
         _, pending, chosen = file.last.unread
         texts, repeated = {"wrote": b"", "read": b""}, file.header.repeated
         for kind, tokens in [*file.last.pieces, ("wrote", chosen)]:
-            known = [token for token in tokens[:BEGINNING] if token < self.trained.model.embedding.num_embeddings]
-            text = self.trained.tokenizer.decode_bytes(known)
-            texts["wrote" if kind == "wrote" else "read"] += text[repeated:]
-            repeated = max(0, repeated - len(text))
+            by = "wrote" if kind == "wrote" else "read"
+            if len(texts[by]) < BEGINNING:
+                known = [token for token in tokens[:BEGINNING] if token < self.trained.model.embedding.num_embeddings]
+                text = self.trained.tokenizer.decode_bytes(known)
+                texts[by] += text[repeated:]
+                repeated = max(0, repeated - len(text))
         if not chosen:
             texts["read"] += pending.encode("latin-1", "replace")[repeated:]
         given, written = (texts[by].decode(errors="replace")[:BEGINNING] for by in ("read", "wrote"))

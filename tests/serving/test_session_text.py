@@ -51,6 +51,25 @@ def test_text_of_forks_is_what_was_given_and_generated(server: Served) -> None:
         assert whole_text(server, name) == text
 
 
+def test_text_continues_at_every_character(server: Served) -> None:
+    text = "abacad cab, bad dab"
+    for end in range(1, len(text)):
+        name = server.post(SESSIONS, text=text[:end]).json()["id"]
+        for prompt in (text[end:], "\n"):
+            answer = forked(server, name, prompt, max_tokens=1)
+            assert whole_text(server, answer["session"]["id"]) == text[:end] + prompt + answer["choices"][0]["text"]
+
+
+def test_stream_creates_one_session(server: Served) -> None:
+    before = len(server.client.get(SESSIONS).json()["data"])
+    root = server.post(SESSIONS, text="bad cab").json()["id"]
+    first, *_, last = server.events(COMPLETIONS, session=root, fork=True, prompt=" dab", **OPTIONS)
+    assert first["session"] == {"id": last["session"]["id"], "object": "session"} and first["choices"] == []
+    until(lambda: server.service.engine.active == 0)
+    forked(server, root, "")  # after what the server does once a stream has ended
+    assert len(server.client.get(SESSIONS).json()["data"]) == before + 3
+
+
 def test_likelihoods_are_those_of_the_generation(server: Served) -> None:
     root = server.post(SESSIONS, text="bad cab").json()["id"]
     for learn in (False, True):
