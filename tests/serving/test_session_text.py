@@ -68,6 +68,7 @@ def test_stream_creates_one_session(server: Served) -> None:
     until(lambda: server.service.engine.active == 0)
     forked(server, root, "")  # after what the server does once a stream has ended
     assert len(server.client.get(SESSIONS).json()["data"]) == before + 3
+    assert server.client.get(f"{SESSIONS}/{last['session']['id']}").json() == last["session"]
 
 
 def test_likelihoods_are_those_of_the_generation(server: Served) -> None:
