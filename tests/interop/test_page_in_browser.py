@@ -26,7 +26,7 @@ pytestmark = pytest.mark.interop
 ATTACK = '<img src=x onerror="window.hacked = 1"></span></script><script>window.hacked = 2</script> &lt;b&gt; ${1}'
 
 
-def test_a_text_is_written_gone_back_in_and_forked(visit: Visit, page_server: ServerProcess) -> None:
+def test_generate_fork_and_reload(visit: Visit, page_server: ServerProcess) -> None:
     page = visit.page
     visit.set(max_tokens=20)
     visit.write("bad cab")
@@ -65,7 +65,7 @@ def test_a_text_is_written_gone_back_in_and_forked(visit: Visit, page_server: Se
     assert page.evaluate("Object.keys(localStorage) + ';' + Object.keys(sessionStorage)") == "lmlong.options;"
 
 
-def test_a_turn_that_is_stopped_holds_what_was_written(visit: Visit, page_server: ServerProcess) -> None:
+def test_stopped_turn_keeps_what_was_generated(visit: Visit, page_server: ServerProcess) -> None:
     before = page_server.by_id
     visit.set(max_tokens=4096, temperature=0)
     visit.begin("dab")
@@ -83,9 +83,7 @@ def test_a_turn_that_is_stopped_holds_what_was_written(visit: Visit, page_server
     visit.forgive("404")  # where the server was slow to notice that nobody reads
 
 
-def test_a_server_that_is_killed_and_started_again_is_written_on_with(
-    chromium: Any, page_run: Path, tmp_path: Path
-) -> None:
+def test_turn_is_generated_again_after_the_server_is_killed(chromium: Any, page_run: Path, tmp_path: Path) -> None:
     with (
         process_of(page_run, "--sessions", str(tmp_path / "sessions")) as server,
         visiting(chromium, server.url) as visit,
@@ -117,7 +115,7 @@ def test_a_server_that_is_killed_and_started_again_is_written_on_with(
         visit.check()
 
 
-def test_an_alternative_token_begins_a_fork(visit: Visit, page_server: ServerProcess) -> None:
+def test_alternative_token_forks(visit: Visit, page_server: ServerProcess) -> None:
     page = visit.page
     visit.set(max_tokens=40, temperature=1)
     visit.write("abacad ")
@@ -145,9 +143,7 @@ SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("book.DOCX", "pa
 
 
 @pytest.mark.parametrize("name", ["text.txt.gz", "epub without suffix", *SLOW])
-def test_a_document_is_read_by_the_server_and_written_on(
-    visit: Visit, page_server: ServerProcess, tmp_path: Path, name: str
-) -> None:
+def test_document_is_read_and_continued(visit: Visit, page_server: ServerProcess, tmp_path: Path, name: str) -> None:
     make = {
         "book.DOCX": docx,
         "page.html": html,
@@ -207,7 +203,7 @@ def test_two_tabs_show_the_same_sessions(visit: Visit, page_server: ServerProces
     other.check()
 
 
-def test_a_hostile_text_is_text(visit: Visit, tmp_path: Path) -> None:
+def test_hostile_text_is_shown_as_text(visit: Visit, tmp_path: Path) -> None:
     page = visit.page
     visit.set(max_tokens=8)
     visit.write(ATTACK)
@@ -225,7 +221,7 @@ def test_a_hostile_text_is_text(visit: Visit, tmp_path: Path) -> None:
     assert page.evaluate("window.hacked") is None
 
 
-def test_files_go_in_and_out(visit: Visit, page_server: ServerProcess, tmp_path: Path) -> None:
+def test_text_and_state_files_are_opened_and_saved(visit: Visit, page_server: ServerProcess, tmp_path: Path) -> None:
     page, book, state = visit.page, tmp_path / "book.txt", tmp_path / "book.state"
     book.write_text("abacad, cab bad é\n" * 3000)
     page.evaluate(DROP, book.read_text())
@@ -301,7 +297,7 @@ AXE = axe_source()
 @pytest.mark.skipif(AXE is None, reason="there is no axe-core; see CONTRIBUTING")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280])
-def test_axe_finds_nothing_serious(chromium: Any, page_server: ServerProcess, scheme: str, width: int) -> None:
+def test_axe_finds_no_serious_violation(chromium: Any, page_server: ServerProcess, scheme: str, width: int) -> None:
     size = {"width": width, "height": 844}
     with visiting(chromium, page_server.url, color_scheme=scheme, viewport=size, reduced_motion="reduce") as visit:
         page = visit.page
@@ -323,9 +319,7 @@ def test_axe_finds_nothing_serious(chromium: Any, page_server: ServerProcess, sc
         visit.check()
 
 
-def test_a_text_is_learned_from_where_the_switch_says_so(
-    visit: Visit, page_server: ServerProcess, tmp_path: Path
-) -> None:
+def test_learn_switch(visit: Visit, page_server: ServerProcess, tmp_path: Path) -> None:
     page = visit.page
     switch, marks = page.get_by_role("switch", name="Learn from this text"), page.locator("[role=treeitem] .learns")
     visit.set(max_tokens=5)
@@ -366,7 +360,7 @@ def test_a_text_is_learned_from_where_the_switch_says_so(
     visit.forgive("404")
 
 
-def test_the_key_is_asked_for_and_kept_in_the_tab_alone(chromium: Any, page_run: Path, tmp_path: Path) -> None:
+def test_key_is_asked_for_and_kept_in_the_tab(chromium: Any, page_run: Path, tmp_path: Path) -> None:
     options = ("--sessions", str(tmp_path / "sessions"))
     with (
         process_of(page_run, *options, LMLONG_API_KEY="secret") as server,
@@ -385,7 +379,7 @@ def test_the_key_is_asked_for_and_kept_in_the_tab_alone(chromium: Any, page_run:
         visit.check()
 
 
-def test_a_phone_and_a_keyboard_reach_everything(chromium: Any, page_server: ServerProcess) -> None:
+def test_phone_and_keyboard_reach_everything(chromium: Any, page_server: ServerProcess) -> None:
     phone = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "reduced_motion": "reduce"}
     with visiting(chromium, page_server.url, color_scheme="dark", **phone) as visit:
         page = visit.page
