@@ -15,6 +15,8 @@ class Continuation:
         self._text, self._eos, self._max_tokens = StreamedText(tokenizer, stop), tokenizer.eos, max_tokens
         self.head = b""
         """The bytes with which the next token must begin: the rest of the prompt, for the first one."""
+        self.stopping = False
+        """Whether to end after the next token."""
         self.written = 0
         """Number of tokens, without the one that ended the text."""
         self.end: End | None = "max_tokens" if max_tokens == 0 else None
@@ -34,7 +36,7 @@ class Continuation:
             self.log_probabilities.append(log_probability)
         if self._text.stopped:
             self.end = "stop"
-        elif self.written == self._max_tokens:
+        elif self.stopping or self.written == self._max_tokens:
             self.end = "max_tokens"
             piece += self._text.finish()
         return piece

@@ -13,6 +13,7 @@ from lmlong.serving.inbox import Batch
 from lmlong.serving.reading import Progress
 from lmlong.serving.request import TokenLikelihood, WrittenToken
 from lmlong.serving.session_file import SessionInfo
+from lmlong.serving.session_text import Passage
 
 REASONS = {"eos": "stop", "stop": "stop", "max_tokens": "length"}
 
@@ -82,7 +83,18 @@ def session_body(info: SessionInfo) -> dict[str, Any]:
     """Return a session as JSON."""
     about = {"id": info.id, "object": "session", "parent": info.parent, "created": int(info.made)}
     sizes = {"tokens": info.tokens, "bytes": info.bytes, "state_bytes": info.state_bytes}
-    return {**about, **sizes, "learns": info.learns, "tail": printable(info.tail)}
+    texts = {"given": info.given, "written": info.written, "tail": printable(info.tail)}
+    return {**about, **sizes, "learns": info.learns, **texts}
+
+
+def text_body(name: str, passages: Sequence[Passage], tokenizer: Tokenizer, alternatives: int | None) -> dict[str, Any]:
+    """Return the text that a session adds to its parent's as JSON."""
+    log_probabilities = CompletionFormat(tokenizer, alternatives).log_probabilities
+    found = [
+        {"by": by, "text": text.decode(errors="replace"), "logprobs": log_probabilities(tokens) if tokens else None}
+        for by, text, tokens in passages
+    ]
+    return {"id": name, "object": "session.text", "passages": found}
 
 
 def progress_body(progress: Progress) -> dict[str, Any]:
@@ -120,14 +132,16 @@ class CompletionFormat(ResponseFormat):
     prefix = "cmpl"
 
     def choice(self, number: int, piece: Piece) -> dict[str, Any]:
-        log_probabilities = None if self._alternatives is None else self._log_probabilities(piece.tokens)
+        log_probabilities = None if self._alternatives is None else self.log_probabilities(piece.tokens)
         text = printable(piece.text)
         return {"index": number, "text": text, "logprobs": log_probabilities, "finish_reason": piece.reason}
 
     def chunks(self, number: int, piece: Piece) -> Iterator[dict[str, Any]]:
         yield self.choice(number, piece)
 
-    def _log_probabilities(self, tokens: Sequence[WrittenToken]) -> dict[str, list]:
+    def log_probabilities(self, tokens: Sequence[WrittenToken]) -> dict[str, list]:
+        """Return tokens with their likelihoods as JSON."""
+
         def by_name(alternatives: Iterable[TokenLikelihood]) -> dict[str, float]:
             return {token_name(self._tokenizer, token): finite(value) for token, value in alternatives}
 
@@ -212,6 +226,10 @@ class Envelope:
     def progress_chunk(self, progress: Progress) -> dict[str, Any]:
         """Return a chunk that reports how much of a prompt has been read."""
         return {**self._body(self.format.chunk_kind, [], None, None), "progress": progress_body(progress)}
+
+    def branch_chunk(self, name: str) -> dict[str, Any]:
+        """Return a chunk with the id of the session that the texts will belong to."""
+        return {**self._body(self.format.chunk_kind, [], None, None), "session": {"id": name, "object": "session"}}
 
     def last_chunk(self, usage: Usage | None, session: SessionInfo | None) -> dict[str, Any]:
         """Return the last chunk of a stream, which has no text."""

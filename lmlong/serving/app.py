@@ -46,8 +46,8 @@ class ModelServer:
         self.metrics = Metrics(self.engine, store)
         self.sessions = Sessions(store, settings.waiting)
         self.reader = BodyReader(settings)
-        self.session_api = SessionApi(self.sessions, self.engine, self.reader, settings, self.metrics)
         self.scorer = Worker("lmlong-scorer", settings.jobs)
+        self.session_api = SessionApi(self.sessions, self.engine, self.reader, self.scorer, settings, self.metrics)
         self.renderer = Worker("lmlong-renderer", settings.jobs)
         self.workers = (self.scorer, self.renderer, self.reader.parser, self.reader.converter, self.sessions.worker)
         self.closing = False
@@ -97,7 +97,7 @@ class ModelServer:
             learn = self.trained.learns(body.learn)
             requests = [made for prompt in body.prompt for made in make(prompt=prompt, learn=learn)]
             return await self._answer(request, body, requests, response_format, deadline)
-        change = self.sessions.change(body.session)
+        change = self.sessions.change(body.session, body.fork)
         try:
             start, learn = await change.start(body.learn)
             requests = make(prompt=body.prompt[0], keep_session=True, start=start, learn=learn)
@@ -234,6 +234,7 @@ def make_app(
         route("/v1/sessions/{name}", "DELETE", sessions.delete),
         route("/v1/sessions/{name}/append", "POST", sessions.append),
         route("/v1/sessions/{name}/fork", "POST", sessions.fork),
+        route("/v1/sessions/{name}/text", "GET", sessions.text),
         route("/v1/sessions/{name}/state", "GET", sessions.download),
         route("/health", "GET", service.health),
         route("/ready", "GET", service.ready),

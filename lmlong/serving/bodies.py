@@ -190,9 +190,12 @@ class CompletionBody(WritingBody):
     ] = [""]
     logprobs: Annotated[int, Field(ge=0, le=MOST_ALTERNATIVES)] | None = None
     session: Text | None = None
+    fork: bool = False
 
     @model_validator(mode="after")
     def _one_text_of_a_session(self) -> "CompletionBody":
+        if self.fork and self.session is None:
+            raise ApiError(400, "fork: needs a session. Name the one to fork.", "fork", "invalid_value")
         if self.session is None and "prompt" not in self.model_fields_set:
             raise ApiError(400, "prompt: missing. Send the text to continue.", "prompt", "invalid_value")
         if self.session is not None and len(self.prompt) * self.n > 1:
@@ -246,6 +249,12 @@ class ListQuery(Body):
 
     limit: Annotated[int, BeforeValidator(_number), Field(ge=1, le=LONGEST_PAGE)] = LONGEST_PAGE
     after: Annotated[str, Field(max_length=200)] | None = None
+
+
+class TextQuery(Body):
+    """What is asked for with the text of a session."""
+
+    logprobs: Annotated[int, BeforeValidator(_number), Field(ge=0, le=MOST_ALTERNATIVES)] | None = None
 
 
 class TextBody(Body):

@@ -99,6 +99,19 @@ class Texts:
     def ended(self) -> bool:
         return not self._left
 
+    @property
+    def branch(self) -> str | None:
+        """The id of the session that the request creates from another, if it forks one."""
+        return self._change.branch.id if self._change and self._change.branch else None
+
+    async def stop(self) -> None:
+        """End texts whose generation has begun after their next token, and save the session after them."""
+        for writer in self._writers:
+            writer.text.stopping = True
+        while self._has_begun and not self.ended:
+            await self.next()
+        await self.saved()
+
     def close(self) -> None:
         """Cancel unfinished texts, and release the session."""
         self._cancel()
@@ -132,7 +145,8 @@ class Texts:
         return batch
 
     async def saved(self) -> SessionInfo | None:
-        """Save the session after the texts, if there is one."""
-        if self._change is None or self._turn is None:
+        """Save the session after the texts, if there is one that is not saved yet."""
+        turn, self._turn = self._turn, None
+        if self._change is None or turn is None:
             return None
-        return await self._change.save(self._turn)
+        return await self._change.save(turn)

@@ -8,8 +8,8 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
-from lmlong.serving.answers import Usage, session_body
-from lmlong.serving.bodies import FileQuery, ListQuery, NoBody, check_length, parse_query
+from lmlong.serving.answers import Usage, session_body, text_body
+from lmlong.serving.bodies import FileQuery, ListQuery, NoBody, TextQuery, check_length, parse_query
 from lmlong.serving.body_reader import BodyReader
 from lmlong.serving.engine import Engine
 from lmlong.serving.guard import BODY, STATE, media_type
@@ -17,8 +17,10 @@ from lmlong.serving.inbox import Texts
 from lmlong.serving.metrics import Metrics
 from lmlong.serving.request import Request
 from lmlong.serving.session_change import Sessions
+from lmlong.serving.session_text import Passage
 from lmlong.serving.settings import Settings
 from lmlong.serving.streaming import Deadline, SessionStream, while_connected, written
+from lmlong.serving.worker import Ended, Worker
 
 Result = TypeVar("Result")
 
@@ -26,8 +28,16 @@ Result = TypeVar("Result")
 class SessionApi:
     """The handlers of /v1/sessions."""
 
-    def __init__(self, sessions: Sessions, engine: Engine, reader: BodyReader, settings: Settings, metrics: Metrics):
-        self._sessions, self._engine, self._reader = sessions, engine, reader
+    def __init__(
+        self,
+        sessions: Sessions,
+        engine: Engine,
+        reader: BodyReader,
+        scorer: Worker,
+        settings: Settings,
+        metrics: Metrics,
+    ):
+        self._sessions, self._engine, self._reader, self._scorer = sessions, engine, reader, scorer
         self._settings, self._metrics = settings, metrics
 
     async def create(self, request: HttpRequest) -> ASGIApp:
@@ -52,6 +62,19 @@ class SessionApi:
 
     async def info(self, request: HttpRequest) -> Response:
         return JSONResponse(session_body(await self._run(self._sessions.store.info, request)))
+
+    async def text(self, request: HttpRequest) -> Response:
+        """Answer with the text that a session adds to its parent's."""
+        trained, name = self._sessions.store.trained, request.path_params["name"]
+        alternatives = parse_query(TextQuery, request.query_params).logprobs
+        own = await self._sessions.run(self._sessions.store.text, name, alternatives is not None)
+
+        def passages(ended: Ended) -> list[Passage]:
+            return own.passages(trained, alternatives or 0, ended)
+
+        reading = self._scorer.run(passages)
+        found = await while_connected(request.receive, reading, Deadline(self._settings.timeout))
+        return JSONResponse(text_body(name, found, trained.tokenizer, alternatives))
 
     async def download(self, request: HttpRequest) -> Response:
         data = await self._run(self._sessions.store.download, request)

@@ -9,7 +9,7 @@ from lmlong.inference.state_table import Place
 from lmlong.serving.api_errors import ApiError
 from lmlong.serving.engine import Closed
 from lmlong.serving.request import Turn
-from lmlong.serving.session_file import SessionInfo
+from lmlong.serving.session_file import Header, SessionInfo
 from lmlong.serving.sessions import LearnsAlready, NoState, QuotaReached, SessionStore, UnknownSession, check_learn
 from lmlong.serving.worker import Worker
 
@@ -33,23 +33,27 @@ class Sessions:
         except LmlongError:
             raise ApiError(507, "The server's disk does not take the session.", code="insufficient_storage") from None
 
-    def change(self, name: str | None) -> "Change":
-        """Reserve a session for one request, or a new one if `name` is None."""
+    def change(self, name: str | None, fork: bool = False) -> "Change":
+        """Reserve a session for one request, or a new one if `name` is None. With `fork`, the request continues the
+        session in a new one, and nothing is reserved."""
         if name is not None:
             self.store.info(name)
+        if name is not None and not fork:
             if name in self.in_use:
                 message = "Another request works on this session. Wait until it ends, or fork the session."
                 raise ApiError(409, message, "session", "session_in_use")
             self.in_use.add(name)
-        return Change(self, name)
+        return Change(self, name, fork)
 
 
 class Change:
     """A session while one request works on it; a new one has no name yet."""
 
-    def __init__(self, sessions: Sessions, name: str | None):
-        self._sessions, self._name = sessions, name
-        self._reserved = name
+    def __init__(self, sessions: Sessions, name: str | None, fork: bool):
+        self._sessions, self._name, self._fork = sessions, name, fork
+        self._reserved = None if fork else name
+        self.branch: Header | None = None
+        """The header of the new session, where the request forks one."""
 
     async def start(self, learn: bool | None) -> tuple[Place | None, bool]:
         """Return the place before the request, and whether it is learned from, given what the request asks for. A
@@ -57,6 +61,8 @@ class Change:
         store = self._sessions.store
         if self._name is None:
             return None, store.trained.learns(learn)
+        if self._fork:
+            self.branch = await self._sessions.run(store.branch, self._name)
         place = await self._sessions.run(store.get, self._name)
         learns = store.info(self._name).learns
         check_learn(learns, learn)
@@ -67,6 +73,8 @@ class Change:
         store = self._sessions.store
         if self._name is None:
             return await self._sessions.run(store.create, turn)
+        if self.branch is not None:
+            return await self._sessions.run(store.create_branch, self.branch, turn)
         return await self._sessions.run(store.update, self._name, turn)
 
     def release(self) -> None:

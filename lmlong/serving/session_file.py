@@ -56,6 +56,8 @@ class Header(Record):
     parent: Id | None = None
     length: Annotated[int, Field(ge=0, le=MOST_TOKENS)] = 0
     """The pieces of the parent's file that the session begins with."""
+    repeated: Annotated[int, Field(ge=0, le=1 << 40)] = 0
+    """Bytes of the parent's text after these pieces, which the session's own pieces begin with."""
     root: bool = False
     """Whether it begins with an uploaded state, which is in another file beside it."""
     made: Time
@@ -107,6 +109,10 @@ class SessionInfo(NamedTuple):
     """The end of its text."""
     learns: bool
     """Whether it learns from its text."""
+    given: str = ""
+    """The beginning of what a reader added last."""
+    written: str = ""
+    """The beginning of what the model wrote after it."""
 
     @property
     def cursor(self) -> str:
@@ -196,17 +202,18 @@ class SessionFile:
 
     def pieces(self) -> list[Piece]:
         """Return the pieces of all turns."""
+        return [Piece(kind, tuple(tokens)) for line in self.lines() for kind, tokens in line.pieces]
+
+    def lines(self) -> list[Line]:
+        """Return all turns."""
         self.check()
-        pieces = []
         try:
             with self.path.open("rb") as file:
                 if Header.model_validate_json(file.readline()) != self.header:
                     raise ValueError("its header has changed")
-                for text in file:
-                    pieces += [Piece(kind, tuple(tokens)) for kind, tokens in Line.model_validate_json(text).pieces]
+                return [Line.model_validate_json(text) for text in file]
         except ValueError as error:
             raise self.damaged(reason(error)) from None
-        return pieces
 
     def damaged(self, why: str) -> CheckpointError:
         return CheckpointError(f"{self.path}: {why}. Read the text again.")

@@ -29,7 +29,7 @@ from lmlong.errors import CheckpointError, LmlongError, UsageError
 from lmlong.inference import state_file
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.session import begin_learning, with_unread
-from lmlong.inference.state_table import KEY_BYTES, PIECE, Place, StateTable, superseded
+from lmlong.inference.state_table import KEY_BYTES, PIECE, Piece, Place, StateTable, superseded
 from lmlong.inference.unread import UnreadText
 from lmlong.io.files import fsync
 from lmlong.io.lock import Held, lock
@@ -48,6 +48,7 @@ from lmlong.serving.session_file import (
     reason,
     unread_fields,
 )
+from lmlong.serving.session_text import OwnText
 from lmlong.serving.settings import DEFAULT_SETTINGS, Settings
 
 STATES = "states"
@@ -55,6 +56,9 @@ STATES = "states"
 
 UNSAVED = 32
 """Tokens of a long session for each that may have to be read again, because no state after it is on disk."""
+
+BEGINNING = 80
+"""Characters of a turn that its info has."""
 
 EARLIER = re.compile(r"[0-9a-f]{24}(\.state|-[0-9a-f]{16}\.base)")
 """The names of files of sessions of earlier versions."""
@@ -118,6 +122,19 @@ class SessionStore:
         place, line = self._after(turn)
         return self._create(self._header(secrets.token_hex(12)), line, place)
 
+    def branch(self, name: str) -> Header:
+        """Return the header of a session that begins where this one ends now."""
+        file = self._file(name)
+        repeated = len(self._unread(file).pending)
+        return self._header(secrets.token_hex(12), parent=name, length=len(file.pieces()), repeated=repeated)
+
+    def create_branch(self, header: Header, turn: Turn) -> SessionInfo:
+        """Save a new session with a header of `branch`."""
+        assert header.parent is not None
+        self._file(header.parent)
+        place, line = self._after(turn)
+        return self._create(header, line, place)
+
     def update(self, name: str, turn: Turn) -> SessionInfo:
         """Append a turn to a session."""
         file = self._file(name)
@@ -126,12 +143,11 @@ class SessionStore:
         self._append(file, line)
         file.unsaved += sum(len(piece.tokens) for piece in (*turn.prompt, *turn.written))
         self._keep(file, place)
-        return file.info
+        return self._info(file)
 
     def fork(self, name: str) -> SessionInfo:
         """Save a copy of a session as a new one."""
-        file = self._file(name)
-        header = self._header(secrets.token_hex(12), parent=name, length=len(file.pieces()))
+        file, header = self._file(name), self.branch(name)
         info = self._create(header, file.last.model_copy(update={"pieces": [], "at": time.time()}))
         fork = self._files[info.id]
         fork.key, fork.unsaved = file.key, file.unsaved
@@ -154,7 +170,8 @@ class SessionStore:
             learns = session.state.learned is not None or self.trained.learns(learn)
             place = Place(self._root_key(name), session)
             _, line = self._after(Turn(place, (), unread=session.unread.row(0), learn=learns))
-            return self._create(self._header(name, root=True), line, place)
+            repeated = len(session.unread.row(0).pending)
+            return self._create(self._header(name, root=True, repeated=repeated), line, place)
         except BaseException as error:
             path.unlink(missing_ok=True)
             if isinstance(error, CheckpointError | UsageError):
@@ -168,30 +185,37 @@ class SessionStore:
         file.check()
         session = self.states.get(file.key) if file.key else None
         place = Place(file.key, session) if file.key and session else self._read_again(file)
-        try:
-            unread = file.last.unread_text
-            state_file.check_unread(unread, self.trained.tokenizer)
-        except (ValueError, IndexError) as error:
-            raise file.damaged(str(error)) from None
         assert place.session is not None
-        return Place(place.key, with_unread(place.session, unread))
+        return Place(place.key, with_unread(place.session, self._unread(file)))
 
     def info(self, name: str) -> SessionInfo:
         """Return a session's info. A session whose file was removed is unknown."""
-        return self._file(name).info
+        return self._info(self._file(name))
+
+    def text(self, name: str, likelihoods: bool) -> OwnText:
+        """Return the text that a session adds to its parent's, and with `likelihoods` what they are computed from."""
+        file = self._file(name)
+        start, pieces, inherited = self._pieces(file)
+        unread = self._unread(file)
+        before = file.lines()[0].tail if file.header.root else ""
+        authors = [piece.kind == "wrote" for piece in pieces[inherited:]] + [bool(unread.chosen)]
+        first = None
+        if likelihoods and True in authors:
+            first, _ = self._after_pieces(start, pieces[: inherited + authors.index(True)])
+        return OwnText(before, file.header.repeated, pieces[inherited:], unread, first)
 
     def list(self) -> list[SessionInfo]:
         """Return the sessions, the oldest first."""
-        with self._lock:
-            return sorted((self._files[name].info for name in self._listed), key=lambda info: info.cursor)
+        return [*self.page(sys.maxsize)[0]]
 
     def page(self, most: int, after: str | None = None) -> tuple[Sequence[SessionInfo], str | None]:
         """Return up to `most` sessions, the oldest first, after those that earlier pages had; and where the rest
         begins, if there is more."""
-        infos = self.list()
+        with self._lock:
+            files = sorted((self._files[name] for name in self._listed), key=lambda file: file.info.cursor)
         if after is not None:
-            infos = [info for info in infos if info.cursor > after]
-        return infos[:most], infos[most - 1].cursor if len(infos) > most else None
+            files = [file for file in files if file.info.cursor > after]
+        return [self._info(file) for file in files[:most]], files[most - 1].info.cursor if len(files) > most else None
 
     def delete(self, name: str) -> None:
         """Delete a session. Its file remains while forks need it."""
@@ -261,7 +285,7 @@ class SessionStore:
             self._keep(file, place)
         with self._lock:
             self._listed.add(header.id)
-        return file.info
+        return self._info(file)
 
     def _append(self, file: SessionFile, line: Line) -> None:
         before = file.bytes
@@ -284,8 +308,33 @@ class SessionStore:
             for tokens in superseded(file.saved, place.tokens):
                 self.states.remove(file.saved.pop(tokens))
 
-    def _read_again(self, file: SessionFile) -> Place:
-        """Return the place after the pieces of a session, of which those after the nearest known state are read."""
+    def _info(self, file: SessionFile) -> SessionInfo:
+        """Return a session's info, with the beginning of its last turn."""
+        _, pending, chosen = file.last.unread
+        texts, repeated = {"wrote": b"", "read": b""}, file.header.repeated
+        for kind, tokens in [*file.last.pieces, ("wrote", chosen)]:
+            by = "wrote" if kind == "wrote" else "read"
+            if len(texts[by]) < BEGINNING:
+                known = [token for token in tokens[:BEGINNING] if token < self.trained.model.embedding.num_embeddings]
+                text = self.trained.tokenizer.decode_bytes(known)
+                texts[by] += text[repeated:]
+                repeated = max(0, repeated - len(text))
+        if not chosen:
+            texts["read"] += pending.encode("latin-1", "replace")[repeated:]
+        given, written = (texts[by].decode(errors="replace")[:BEGINNING] for by in ("read", "wrote"))
+        return file.info._replace(given=given, written=written)
+
+    def _unread(self, file: SessionFile) -> UnreadText:
+        """Return the unread text at the end of a session."""
+        try:
+            unread = file.last.unread_text
+            state_file.check_unread(unread, self.trained.tokenizer)
+        except (ValueError, IndexError) as error:
+            raise file.damaged(str(error)) from None
+        return unread
+
+    def _pieces(self, file: SessionFile) -> tuple[Place, Sequence[Piece], int]:
+        """Return the place where the text of a session begins, its pieces, and how many of them are its parent's."""
         files, parts = [file], [file.pieces()]
         while (parent := files[-1].header.parent) is not None:
             files.append(self._files[parent])
@@ -293,17 +342,27 @@ class SessionStore:
             if len(inherited) < length:
                 raise file.damaged("a session that it begins with has fewer pieces than it says")
             parts.append(inherited[:length])
-        pieces = [piece for part in reversed(parts) for piece in part]
+        own, pieces = len(parts[0]), [piece for part in reversed(parts) for piece in part]
         if any(max(piece.tokens) >= self.trained.model.embedding.num_embeddings for piece in pieces):
             raise file.damaged("it has tokens that the model does not have")
-        place, known = self.states.nearest(self._start(files[-1]), pieces)
+        return self._start(files[-1]), pieces, len(pieces) - own
+
+    def _after_pieces(self, start: Place, pieces: Sequence[Piece]) -> tuple[Place, int]:
+        """Return the place after pieces, and the number of tokens that were read after the nearest known state."""
+        place, known = self.states.nearest(start, pieces)
         for piece in pieces[known:]:
             if self.closing:
                 raise Closed("The server is shutting down.")
             place = place.after(self.trained.model, [piece])
+        return place, sum(len(piece.tokens) for piece in pieces[known:])
+
+    def _read_again(self, file: SessionFile) -> Place:
+        """Return the place after the pieces of a session, of which those after the nearest known state are read."""
+        start, pieces, _ = self._pieces(file)
+        place, read = self._after_pieces(start, pieces)
         if place.tokens != file.last.tokens:
             raise file.damaged("it has other tokens than it says")
-        file.unsaved = sum(len(piece.tokens) for piece in pieces[known:])
+        file.unsaved = read
         self._keep(file, place)
         return place
 

@@ -105,6 +105,9 @@ class EventStream(ABC):
         except Exception as error:
             await self._end_by(api_error(error), send)
         finally:
+            if self._texts.branch:
+                with suppress(Exception):  # such as of an engine that has ended
+                    await self._texts.stop()
             self._texts.close()
 
     async def _stream(self, send: Send) -> None:
@@ -156,7 +159,8 @@ class TextStream(EventStream):
 
     def first(self) -> list[dict[str, Any]]:
         found = map(self._envelope.format.first_chunk, self._numbers)
-        return [self._envelope.chunk(chunk) for chunk in found if chunk]
+        branch = [self._envelope.branch_chunk(self._texts.branch)] if self._texts.branch else []
+        return branch + [self._envelope.chunk(chunk) for chunk in found if chunk]
 
     def events(self, batch: Batch) -> list[dict[str, Any]]:
         self._usage.add(batch)

@@ -6,7 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -107,15 +107,32 @@ def process_of(run: Path, *options: str, **environment: str) -> Iterator[ServerP
 class Visit:
     """A page in a browser that has seen none before."""
 
-    def __init__(self, page: Any, url: str):
+    def __init__(self, page: Any, url: str, answers: Sequence[str] = ()):
+        """`answers` are those to the first questions; the page's questions are answered by OK, while it `agrees`."""
         self.page = page
+        self.agrees, self.questions, self.answers = True, list[str](), [*answers]
+        page.on("dialog", self._answer)
         self.complaints: list[str] = []
         page.add_init_script(WATCH)
         page.on("console", lambda message: message.type in ("error", "warning") and self._note(message.text))
         page.on("pageerror", lambda error: self._note(str(error)))
         page.on("request", lambda request: request.url.startswith((url, "blob:")) or self._note(request.url))
         page.goto(url)
-        until(lambda: " " in page.title() or page.is_visible("#key-dialog"))
+        until(lambda: " " in page.title())
+
+    def _answer(self, dialog: Any) -> None:
+        self.questions.append(dialog.message)
+        if self.agrees:
+            dialog.accept(*self.answers[:1])
+            self.answers = self.answers[1:]
+        else:
+            dialog.dismiss()
+
+    def reload(self) -> None:
+        """Load the page again, and wait until it shows the text."""
+        self.page.reload()
+        self.page.wait_for_selector("[role=treeitem]")
+        self.page.wait_for_selector(".turn")
 
     def _note(self, complaint: str) -> None:
         self.complaints.append(complaint)
@@ -170,14 +187,14 @@ class Visit:
     @property
     def text(self) -> str:
         """The text as it stands there, without hints."""
-        return "".join(self.page.locator(".turn .told, .turn .token").all_text_contents())
+        return "".join(self.page.locator(".turn .given, .turn .token").all_text_contents())
 
 
 @contextmanager
-def visiting(browser: Any, url: str, **options: Any) -> Iterator[Visit]:
+def visiting(browser: Any, url: str, answers: Sequence[str] = (), **options: Any) -> Iterator[Visit]:
     context = browser.new_context(**options)
     context.set_default_timeout(60_000)
     try:
-        yield Visit(context.new_page(), url)
+        yield Visit(context.new_page(), url, answers)
     finally:
         context.close()

@@ -26,7 +26,7 @@ def server() -> Iterator[Served]:
 
 
 @pytest.mark.parametrize("path", ["/", "/page/style.css", "/page/main.js", "/page/icon.svg"])
-def test_the_page_needs_no_key_and_says_what_it_may_do(server: Served, path: str) -> None:
+def test_page_needs_no_key_and_has_a_content_security_policy(server: Served, path: str) -> None:
     answer = server.client.get(path)
     assert answer.status_code == 200 and answer.content == content(FILES[path])
     kinds = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -44,7 +44,7 @@ def test_the_page_needs_no_key_and_says_what_it_may_do(server: Served, path: str
     assert server.client.get(path, headers={"Host": "evil.example"}).status_code == 421
 
 
-def test_the_page_is_fetched_again_only_where_it_changed(server: Served) -> None:
+def test_unchanged_page_returns_304(server: Served) -> None:
     first = server.client.get("/")
     assert first.headers["cache-control"] == "no-cache"
     tag = first.headers["etag"]
@@ -57,7 +57,7 @@ def test_the_page_is_fetched_again_only_where_it_changed(server: Served) -> None
     assert head.status_code == 200 and not head.content and head.headers["etag"] == tag
 
 
-def test_the_page_names_nothing_outside_it() -> None:
+def test_page_loads_nothing_from_other_servers() -> None:
     for path, text in TEXTS.items():
         found = set(re.findall(r"(?:https?:)?//[\w.-]+\.\w+[^\s\"'`)]*", text))
         assert found <= {"http://www.w3.org/2000/svg"}, (path, "a name, which nobody fetches")
@@ -66,7 +66,7 @@ def test_the_page_names_nothing_outside_it() -> None:
             assert f"/page/{name}" in FILES, (path, name)
 
 
-def test_no_text_becomes_markup_or_code() -> None:
+def test_scripts_make_no_markup_from_text() -> None:
     for path, text in SCRIPTS.items():
         for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "Function(", "srcdoc"):
             assert word not in text, (path, word)
@@ -76,7 +76,7 @@ def test_no_text_becomes_markup_or_code() -> None:
     assert "<style" not in markup
 
 
-def test_what_scripts_look_for_is_there() -> None:
+def test_elements_and_imports_of_scripts_exist() -> None:
     named = set(re.findall(r'\bid="([\w-]+)"', TEXTS["/"]))
     sought = {name for text in SCRIPTS.values() for name in re.findall(r'\belement\("([\w-]+)"\)', text)}
     assert len(sought) > 20 and sought <= named
@@ -94,12 +94,12 @@ def fields() -> dict[str, dict[str, str]]:
     return {attributes["name"]: attributes for attributes in found}
 
 
-def test_it_knows_the_media_types_of_files() -> None:
+def test_media_types_are_those_of_the_library() -> None:
     (types,) = re.findall(r'data-media-types="([^"]*)"', TEXTS["/"])
     assert json.loads(unescape(types)) == MEDIA_TYPES
 
 
-def test_its_defaults_are_those_of_the_library() -> None:
+def test_sampling_defaults_are_those_of_the_library() -> None:
     table: dict[str, Any] = {**vars(DEFAULTS), "max_tokens": MAX_TOKENS}
     filled = {name: float(attributes["value"]) for name, attributes in fields().items() if "value" in attributes}
     assert filled == {name: table[name] for name in filled}

@@ -19,7 +19,7 @@ SESSIONS, COMPLETIONS = "/v1/sessions", "/v1/completions"
 TEXT_FILE = {"Content-Type": "application/octet-stream"}
 STATE_FILE = {"Content-Type": "application/vnd.lmlong.state"}
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 20}
-FIELDS = {"id", "object", "parent", "created", "tokens", "bytes", "state_bytes", "learns", "tail"}
+FIELDS = {"id", "object", "parent", "created", "tokens", "bytes", "state_bytes", "learns", "given", "written", "tail"}
 BOOK = "abacad cab, bad dab\n" * 30
 
 
@@ -176,7 +176,7 @@ def test_one_request_works_on_a_session_and_one_that_leaves_changes_nothing(serv
     until(lambda: engine.active == 0)
     until(lambda: server.post(f"{SESSIONS}/{name}/append", text="").status_code == 200)
     found = server.client.get(f"{SESSIONS}/{name}").json()
-    assert found == {**session, "bytes": found["bytes"]}
+    assert found == {**session, "bytes": found["bytes"], "given": found["given"]}
 
 
 def test_a_server_keeps_so_many(trained: TrainedLanguageModel) -> None:

@@ -12,8 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from lmlong.data.formats.base import RefusedFormat
-from lmlong.data.formats.table import FORMATS, MEDIA_TYPES
+from lmlong.data.formats.table import MEDIA_TYPES
 from lmlong.model.sampling_options import DEFAULTS, LOOP_PENALTY, MAX_TOKENS
 
 KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -24,9 +23,6 @@ FILES = {
     if path.suffix in KINDS
 }
 """The files by their URL paths."""
-
-REFUSED = {suffix: kind.refusal for suffix, kind in FORMATS.items() if isinstance(kind, RefusedFormat)}
-"""Suffix -> reason, of files that the page does not send."""
 
 POLICY = "; ".join(
     [
@@ -59,7 +55,6 @@ def content(file: Path) -> bytes:
     if file.suffix != ".html":
         return data
     values: dict[str, Any] = asdict(DEFAULTS) | {"loop_penalty": LOOP_PENALTY, "max_tokens": MAX_TOKENS}
-    values["refused"] = escape(json.dumps(REFUSED))
     values["media_types"] = escape(json.dumps(MEDIA_TYPES))
     return Template(data.decode()).substitute(values).encode()
 

@@ -1,10 +1,9 @@
-// Requests to the server of this page, which are repeated while it is away or busy, or after it gets a key.
+// Requests to the server, which are repeated while it is away or busy, or after it gets a key.
 
-import { read, store } from "./storage.js";
+import { say } from "./dom.js";
 
-const PAUSES = [0.5, 1, 2, 4, 8, 15, 30]; // seconds between two checks whether the server is back
-const SILENCE = 45; // seconds; a stream sends a comment every 15
-const KEY = "lmlong.key";
+const PAUSE = 2; // seconds between two checks whether the server is back
+const KEY = "lmlong.key"; // in sessionStorage, which ends with the tab
 
 /** The server refused a request. */
 export class Refused extends Error {
@@ -15,23 +14,19 @@ export class Refused extends Error {
 }
 
 /** The server does not respond. */
-export class Away extends Error {}
-
-/** Callbacks about the condition of the server; set by main.js. */
-export const page = {
-  async pause(seconds) {}, // until the next check; ends early if the user asks for it
-  back() {},
-  async askForKey(isWrong) {}, // returns the key
-};
-
-export function jsonBody(value) {
-  return { method: "POST", body: JSON.stringify(value), headers: { "Content-Type": "application/json" } };
+export class Away extends Error {
+  message = "The server stopped responding. Try again.";
 }
 
-let key = read(KEY, "sessionStorage");
+export const jsonBody = (value) => ({
+  method: "POST",
+  body: JSON.stringify(value),
+  headers: { "Content-Type": "application/json" },
+});
 
 /** Ask once. */
 export async function request(path, options = {}, signal) {
+  const key = sessionStorage.getItem(KEY);
   const headers = { ...options.headers, ...(key && { Authorization: `Bearer ${key}` }) };
   let answer;
   try {
@@ -40,116 +35,78 @@ export async function request(path, options = {}, signal) {
     throw signal?.aborted ? error : new Away();
   }
   if (answer.ok) return answer;
-  const error = (await answer.json().catch(() => ({}))).error;
+  const { error } = await answer.json().catch(() => ({}));
   throw refusal(answer.status, error, Number(answer.headers.get("Retry-After")) || 1);
 }
 
 function refusal(status, error, seconds) {
-  const isAway = error?.code === "shutting_down" || (!error && [502, 503, 504].includes(status)); // a proxy's words
+  const isAway = error?.code === "shutting_down" || (!error && [502, 503, 504].includes(status)); // of a proxy
   return isAway ? new Away() : new Refused(status, error, seconds);
 }
 
 /** Repeat a request until its result is final. */
 export async function ask(path, options, signal) {
   for (let attempt = 0; ; attempt++) {
+    const key = sessionStorage.getItem(KEY);
     try {
       return await request(path, options, signal);
     } catch (error) {
-      await patience(error, attempt, signal);
+      if (error instanceof Away) await whenBack(signal);
+      else if (error.status === 401) askForKey(key, error);
+      else if (error.code === "rate_limit_exceeded") await sleep(Math.max(error.seconds, Math.min(attempt, 8)), signal);
+      else throw error;
     }
   }
 }
 
-/** Wait until an error may have passed; throw it if waiting does not help. */
-export async function patience(error, attempt, signal) {
-  if (error instanceof Away) return unless(signal, whenBack());
-  if (error.status === 401) return unless(signal, newKey());
-  const isBusy = error.code === "rate_limit_exceeded" || (error.code === "session_in_use" && attempt < 10);
-  if (!isBusy) throw error;
-  return unless(signal, sleep(Math.max(error.seconds, Math.min(2 ** attempt / 4, 8))));
+export const askJson = async (path, signal) => (await ask(path, {}, signal)).json();
+
+/** Wait until the server responds again. */
+export async function whenBack(signal) {
+  say("The server does not respond. The page continues when it is back.", true);
+  do await sleep(PAUSE, signal);
+  while (!(await isThere()));
+  say("The server is back.");
+  dispatchEvent(new Event("serverback"));
 }
 
-let returning = null;
+const isThere = () => fetch("ready", { cache: "no-store" }).then((answer) => answer.ok, () => false);
 
-/** Wait until the server is back; all callers share one check. */
-export function whenBack() {
-  returning ??= lookUntilBack().finally(() => (returning = null));
-  return returning;
-}
-
-async function lookUntilBack() {
-  for (let look = 0; ; look++) {
-    await page.pause(PAUSES[Math.min(look, PAUSES.length - 1)]);
-    if (await isThere()) return page.back();
-  }
-}
-
-export async function isThere() {
-  try {
-    return (await fetch("ready", { cache: "no-store" })).ok;
-  } catch {
-    return false;
-  }
-}
-
-let asking = null;
-
-function newKey() {
-  asking ??= page
-    .askForKey(key !== null)
-    .then((given) => {
-      key = given;
-      store(KEY, JSON.stringify(given), "sessionStorage");
-    })
-    .finally(() => (asking = null));
-  return asking;
-}
-
-export const sleep = (seconds) => new Promise((resolve) => setTimeout(resolve, 1000 * seconds));
-
-function unless(signal, promise) {
-  if (!signal) return promise;
-  const aborted = new Promise((_, reject) => {
-    const end = () => reject(signal.reason);
-    if (signal.aborted) end();
-    signal.addEventListener("abort", end, { once: true });
+export function sleep(seconds, signal) {
+  signal?.throwIfAborted();
+  return new Promise((resolve, reject) => {
+    setTimeout(resolve, 1000 * seconds);
+    signal?.addEventListener("abort", () => reject(signal.reason), { once: true });
   });
-  return Promise.race([promise, aborted]);
 }
 
-/** Iterate over the events of a stream as they arrive. */
-export const stream = (path, body, signal) => events(path, jsonBody({ ...body, stream: true }), signal);
+/** Ask for the server's API key, unless another request got one since `key` was refused. */
+function askForKey(key, error) {
+  if (sessionStorage.getItem(KEY) !== key) return;
+  const reason = key ? "The server rejected that key." : "This server needs an API key.";
+  const given = prompt(`${reason} It is stored in this tab until you close it.`)?.trim();
+  if (!given || !/^[!-~]+$/.test(given)) throw error; // a header takes no other characters
+  sessionStorage.setItem(KEY, given);
+}
 
-/** Iterate over the events of an answer, or the one value that it is. */
+/** Iterate over the events of an answer as they arrive, or the one value that it is. */
 export async function* events(path, options, signal) {
-  const answer = await request(path, options, signal);
+  const answer = await ask(path, options, signal);
   if (!answer.headers.get("Content-Type")?.startsWith("text/event-stream")) return yield await answer.json();
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   for (let rest = ""; ; ) {
-    const { done, value } = await nextPart(reader, signal);
+    const { done, value } = await reader.read().catch((error) => {
+      throw signal?.aborted ? error : new Away();
+    });
     if (done) throw new Away(); // a complete stream ends with [DONE]
-    const events = (rest + value).split("\n\n");
-    rest = events.pop();
-    for (const event of events) {
-      if (event === "data: [DONE]") return;
-      if (!event.startsWith("data: ")) continue; // a comment
-      const found = JSON.parse(event.slice(6));
-      if (found.error) throw refusal(500, found.error);
-      yield found;
+    const parts = (rest + value).split("\n\n");
+    rest = parts.pop();
+    for (const part of parts) {
+      if (part === "data: [DONE]") return;
+      if (!part.startsWith("data: ")) continue; // a comment
+      const event = JSON.parse(part.slice(6));
+      if (event.error) throw refusal(500, event.error);
+      yield event;
     }
-  }
-}
-
-async function nextPart(reader, signal) {
-  let timer;
-  const silence = new Promise((resolve) => (timer = setTimeout(resolve, 1000 * SILENCE, { done: true })));
-  try {
-    const part = await Promise.race([reader.read(), silence]);
-    if (part.done) reader.cancel().catch(() => {});
-    return part;
-  } catch (error) {
-    throw signal?.aborted ? error : new Away();
-  } finally {
-    clearTimeout(timer);
   }
 }

@@ -1,335 +1,286 @@
-// The state of the page, and what each action does to it: write, go back, open a file, delete.
+// What the page shows, and what each action does: generate, fork, open a file, delete.
 
-import { ask, Away, events, jsonBody, patience, Refused } from "./api.js";
+import { ask, askJson, Away, events, jsonBody, request, sleep, whenBack } from "./api.js";
 import { Card } from "./card.js";
-import { isSure, say } from "./dialogs.js";
-import { element, make } from "./dom.js";
-import * as meter from "./meter.js";
-import { learns, readOptions, showLearning } from "./options.js";
-import { read, store } from "./storage.js";
+import { element, say } from "./dom.js";
+import { readOptions, showOptions } from "./options.js";
+import { add, load, parentOf, passagesOf, pathTo, remove, sessions, subtree, textOf } from "./sessions.js";
 import { TextView } from "./text.js";
-import * as texts from "./texts.js";
-import { textOf } from "./tokens.js";
-import { Forest, TreeView } from "./tree.js";
-import { discard, dropUnfinished, perform, Turn } from "./turn.js";
+import { Aligner } from "./tokens.js";
+import { TreeView } from "./tree.js";
 
-export const DRAFT = "lmlong.draft";
-const PENDING = "pending";
-const PAUSE = 1000; // milliseconds without a token, such as in a queue, that are no part of the rate
-const BEGINNINGS = ["def ", "class ", "import "];
+const SHOWN = 40_000; // characters of a text that are shown at first
+const MOMENT = 0.25; // seconds in which a server notices that nobody reads a stream, and keeps its text
+const MOMENTS = 40;
+const ALTERNATIVES = 5;
 
 const prompt = element("prompt");
 const mediaTypes = { ".state": "application/vnd.lmlong.state", ...JSON.parse(element("file").dataset.mediaTypes) };
-const refused = JSON.parse(element("file").dataset.refused);
-export const narrow = matchMedia("(max-width: 760px)");
 
-let forest = new Forest();
-let current = location.hash.slice(1) || null; // id of the chosen session, PENDING, or null for a new text
-let isLoaded = false;
-let sizes = null; // a function from a number of tokens to the bytes of the state after them
 let model = { id: "lmlong", learns: false, writes: null }; // from /v1/models
-let work = null; // the running action: {controller, turn, rate, last, count, busy}
+let current = location.hash.slice(1) || null; // the id of the selected session; null for a new text
+let most = SHOWN; // characters that are shown
+let shown = null; // names what the view shows
+let work = null; // the AbortController of the running action
 
 const tree = new TreeView(element("tree"), choose);
-const view = new TextView(element("text"), choose);
-export const card = new Card(element("card"), view, take, say);
+const view = new TextView(element("text"));
+export const card = new Card(element("card"), view, fork);
 
 export const isBusy = () => work !== null;
-export const stop = () => work?.controller.abort();
+export const stop = () => work?.abort();
 
 // Display
 
 export function show() {
-  const turn = current === PENDING ? work?.turn : null;
-  const path = forest.path(turn ? turn.parent : current);
-  const session = forest.nodes.get(current);
-  if (view.show(path, turn)) card.hide();
-  element("welcome").hidden = Boolean(turn || session);
-  element("text").hidden = !(turn || session);
-  element("actions").hidden = !session;
-  if (session) element("download").title = `The state after this turn as a file: up to ${meter.inBytes(stateBytes(session))}`;
-  element("again").disabled = !forest.nodes.has(session?.parent) || Boolean(work);
-  element("where").textContent = turn ? `Turn ${path.length + 1}` : session ? place(session) : "";
-  prompt.placeholder = session || turn ? "Add your own text, or leave this empty and let the model continue." : "Start of the text";
-  element("new").setAttribute("aria-pressed", current === null);
-  if (isLoaded) history.replaceState(null, "", session ? `#${current}` : location.pathname + location.search);
-  showLearning(Boolean(path.at(-1)?.learns), Boolean(model.learns));
-  showTree();
-  showMeter();
-  showWork();
+  const session = sessions.get(current);
+  const path = pathTo(current);
+  element("welcome").hidden = Boolean(session);
+  element("text").hidden = element("actions").hidden = !session;
+  element("again").disabled = !session || !parentOf(session) || Boolean(work);
+  element("delete").disabled = Boolean(work);
+  element("where").textContent = session ? `Turn ${path.length}${session.learns ? " · learns" : ""}` : "";
+  prompt.placeholder = session ? "Add your own text, or leave this empty to continue." : "Start of the text";
+  element("new").setAttribute("aria-pressed", !session);
+  history.replaceState(null, "", session ? `#${current}` : location.pathname + location.search);
+  showOptions(model, Boolean(session?.learns));
+  tree.show(current);
+  showSize(session);
+  showButtons();
+  showText(path).catch(tell);
 }
 
-function place(session) {
-  const turns = forest.path(session.id).length;
-  const beside = forest.children(forest.parentOf(session)).length - 1;
-  const learning = session.learns ? " · learns" : "";
-  return `Turn ${turns}${turns > 1 && beside ? `, one of ${beside + 1}` : ""}${learning}`;
-}
-
-export function showTree() {
-  tree.show(forest, current, narrow.matches ? 44 : 34);
-}
-
-/** The bytes of a state in memory; older servers and files do not have them. */
-const stateBytes = ({ state_bytes: known, tokens, bytes }) => known ?? sizes?.(tokens) ?? bytes;
-
-function showMeter() {
-  const turn = current === PENDING ? work?.turn : null;
-  const path = forest.path(turn ? turn.parent : current);
-  const points = path.map((session) => ({ tokens: session.tokens, bytes: stateBytes(session) }));
-  let most = points.at(-1)?.tokens ?? 0;
-  if (turn && points.length) {
-    const written = turn.asked - turn.left;
-    const grown = sizes ? sizes(most + written) - sizes(most) : 0; // of a state that grows with the text
-    points.push({ tokens: most + written, bytes: stateBytes(path.at(-1)) + grown });
-    most += turn.asked;
+/** Show the texts of a path, of which those that were never asked for come from the server. */
+async function showText(path) {
+  const name = [most, ...path.map(({ id }) => id)].join(" ");
+  if (name === shown) return;
+  shown = name;
+  card.hide();
+  const turns = [];
+  let left = most;
+  for (const { id } of path.toReversed()) {
+    if (left <= 0) break;
+    const passages = await passagesOf(id);
+    if (shown !== name) return; // something else was selected meanwhile
+    turns.unshift({ id, passages });
+    left -= textOf(passages).length;
   }
-  meter.show(points, most, turn ? work.rate : forest.nodes.get(current)?.rate);
+  const isWhole = left >= 0 && turns.length === path.length;
+  view.show(turns, Boolean(sessions.get(current)?.pending), most, isWhole ? null : showAll);
 }
 
-function showWork() {
+function showAll() {
+  most = Infinity;
+  show();
+  element("text").focus();
+}
+
+function showSize(session) {
+  element("meter").hidden = !session;
+  if (!session) return;
+  element("text-size").textContent = `${session.tokens.toLocaleString("en")} tokens`;
+  element("state-size").textContent = inBytes(session.state_bytes);
+}
+
+function inBytes(bytes) {
+  const units = ["bytes", "KiB", "MiB", "GiB"];
+  let unit = 0;
+  for (; bytes >= 1024 && unit < units.length - 1; unit++) bytes /= 1024;
+  return `${unit && bytes < 100 ? bytes.toFixed(1) : Math.round(bytes)} ${units[unit]}`;
+}
+
+/** Show the buttons and the prompt as what they do now. */
+export function showButtons() {
   element("stop").hidden = !work;
-  element("write").disabled = Boolean(work);
+  element("write").hidden = Boolean(work);
   element("write").textContent = current && !prompt.value ? "Continue" : "Generate";
+  prompt.style.height = "auto";
+  prompt.style.height = `${Math.min(prompt.scrollHeight + 2, innerHeight / 3)}px`;
 }
 
 export function choose(id) {
-  if (id !== current && id === null) say("New text.");
   current = id;
+  most = SHOWN;
   document.body.classList.remove("tree-open");
   element("show-tree").setAttribute("aria-expanded", "false");
   show();
 }
 
-// Sessions on the server
-
-export async function load() {
-  const data = [];
-  for (let next = ""; next !== null; ) {
-    const part = await (await ask(`v1/sessions${next && `?after=${encodeURIComponent(next)}`}`)).json();
-    data.push(...part.data);
-    next = part.next ?? null;
-  }
-  const rates = new Map([...forest.nodes.values()].map(({ id, rate }) => [id, rate]));
-  const { pending } = forest;
-  isLoaded = true;
-  forest = new Forest(data.map((session) => ({ ...session, rate: rates.get(session.id) })));
-  forest.pending = pending;
-  if (current !== PENDING && !forest.nodes.has(current)) current = null;
-}
-
+/** Ask for the model and the sessions. */
 export async function begin() {
-  [model] = (await (await ask("v1/models")).json()).data;
+  [model] = (await askJson("v1/models")).data;
   element("model").textContent = model.id;
   document.title = `${model.id} · lmlong`;
   element("about").textContent = model.about;
-  showBeginnings();
-  showLook();
-  sizes = await meter.stateSizes();
+  await refresh();
+}
+
+export async function refresh() {
   await load();
+  if (!sessions.has(current)) current = null;
   show();
-  if (!work && (await dropUnfinished().catch(() => false))) await load().then(show);
 }
 
-/** Show how a text may begin. */
-function showBeginnings() {
-  const begin = (text, name) => {
-    const button = make("button", "beginning", name);
-    button.type = "button";
-    button.addEventListener("click", () => {
-      setDraft(text);
-      write();
-    });
-    return button;
-  };
-  const given = model.writes === "code" ? BEGINNINGS.map((text) => begin(text, make("code", "", text.trim()))) : [];
-  element("beginnings").replaceChildren(...given, begin("", "Let the model begin"));
-}
-
-/** Follow the switches for colours and the typeface; code is in monospace unless somebody chose otherwise. */
-export function showLook() {
-  const colours = (element("colours").checked = read("lmlong.colours") ?? true);
-  const mono = (element("mono").checked = read("lmlong.mono") ?? model.writes === "code");
-  document.body.classList.toggle("plain", !colours);
-  document.body.classList.toggle("mono", mono);
+export async function tell(error) {
+  if (!error.status && !(error instanceof Away)) console.error(error);
+  shown = null;
+  if (error.status === 404) await refresh();
+  say(error.status === 404 ? "That turn is no longer on the server." : error.message, true);
 }
 
 /** Run an action that takes time and can be stopped; only one runs at a time. */
 async function doing(what, action) {
   if (work) return say("The model is generating. Stop it first.");
-  work = { controller: new AbortController(), turn: null, rate: 0 };
-  showWork();
+  work = new AbortController();
+  const { signal } = work;
   say(what);
-  const timer = setInterval(showTime, 1000, performance.now());
+  showButtons();
   try {
-    await action(work.controller.signal);
+    await action(signal);
   } catch (error) {
-    if (work.controller.signal.aborted) say("Stopped.");
+    if (signal.aborted) say("Stopped before the first token.");
     else await tell(error);
   } finally {
-    clearInterval(timer);
-    element("countdown").textContent = "";
-    element("progress").hidden = true;
     work = null;
+    prompt.readOnly = false;
+    showProgress(null);
     show();
   }
 }
 
-/** Show the time until the first token, unless the same place reports that the server is away. */
-function showTime(begun) {
-  if (!element("now").hidden) return;
-  const seconds = Math.round((performance.now() - begun) / 1000);
-  if (work.share === undefined) element("countdown").textContent = work.last ? "" : `${seconds} s`;
-}
-
-/** Show how much of a text has been read; undefined once all has. */
-function showRead(progress) {
-  work.share = progress && Math.min(1, progress.read_bytes / Math.max(1, progress.total_bytes));
+/** Show how much of a text has been read; null once all has. */
+function showProgress(progress) {
   element("progress").hidden = !progress;
-  element("progress").value = work.share ?? 0;
-  if (element("now").hidden) element("countdown").textContent = progress ? `${Math.floor(100 * work.share)} %` : "";
-}
-
-export async function tell(error) {
-  if (!(error instanceof Refused || error instanceof Away)) console.error(error);
-  say(error.status === 404 ? "That turn is no longer on the server." : error.message || "The server stopped responding.", true);
-  if (error.status === 404) await load();
+  element("progress").value = progress ? progress.read_bytes / Math.max(1, progress.total_bytes) : 0;
 }
 
 // Generation
 
-/** Generate with the sampling options if they are valid. */
-function writing(action) {
-  const options = readOptions();
-  if (options) doing("Reading …", (signal) => action(options, signal));
-  else say("A sampling option is invalid.", true);
-}
-
+/** Generate after the selected session, or begin a new text. */
 export function write() {
-  if (current === PENDING) return;
-  const text = prompt.value;
-  const parent = forest.nodes.get(current)?.id ?? null;
-  const learn = learns();
-  writing(async (options, signal) => {
-    prompt.value = ""; // its draft is kept until the turn is
-    let root = null;
-    try {
-      if (!parent) root = await create({ segments: [{ told: text }], given: 1 }, jsonBody({ text, learn, stream: true }), signal);
-      const segments = parent && text ? [{ told: text }] : [];
-      await follow(parent ?? root.id, segments, options, signal);
-      keepDraft();
-    } catch (error) {
-      if (root && !forest.children(root.id).length) forget(root.id);
-      if (!prompt.value) setDraft(text);
-      throw error;
-    }
-  });
-}
-
-/** Delete a first turn that cannot be continued. */
-function forget(id) {
-  discard(id);
-  texts.remove(id);
-  forest.nodes.delete(id);
-  current = null;
+  generate(sessions.has(current) ? current : null, prompt.value);
 }
 
 /** Generate another version of the selected turn. */
-export function again() {
-  const { id, parent } = forest.nodes.get(current);
-  const entry = texts.get(id);
-  writing((options, signal) => follow(parent, entry?.segments.slice(0, entry.given) ?? [], options, signal));
+export async function again() {
+  const { id, parent } = sessions.get(current);
+  const passages = await passagesOf(id);
+  const given = passages.findIndex(({ tokens }) => tokens);
+  generate(parent, textOf(given < 0 ? passages : passages.slice(0, given)));
 }
 
 /** Fork inside a turn, with an alternative for one of its tokens. */
-function take({ id, segment, number, token }, name, logprob) {
-  const session = forest.nodes.get(id);
+async function fork({ id, passage, number }, name) {
   card.hide();
-  if (!session || !forest.nodes.has(session.parent)) {
-    return say("The state before this turn is no longer on the server.", true);
-  }
-  const entry = texts.get(id);
-  const { head } = token;
-  const other = { text: name.slice(head?.length ?? 0), logprob, others: token.others, head };
-  const written = [...entry.segments[segment].written.slice(0, number), other];
-  const segments = [...entry.segments.slice(0, segment), { written }];
-  writing((options, signal) => follow(session.parent, segments, options, signal));
+  const session = sessions.get(id);
+  if (!session || !parentOf(session)) return say("The text before this turn is no longer on the server.", true);
+  const passages = await passagesOf(id);
+  const before = passages.slice(0, passages.indexOf(passage));
+  generate(session.parent, textOf([...before, { tokens: passage.tokens.slice(0, number) }]) + name);
 }
 
-/** Write a turn after a session, and show its progress. */
-async function follow(parent, segments, { max_tokens: most, ...sampling }, signal) {
-  const turn = new Turn(parent, segments, most, sampling);
-  turn.asked = most;
-  work.turn = turn;
-  forest.pending = { id: PENDING, parent, created: Infinity, label: { told: textOf(segments).slice(0, 28), written: "…" } };
-  current = PENDING;
-  show();
-  let isWatched = true;
-  const { session, error } = await perform(turn, signal, () => wrote(turn), showRead).finally(() => {
-    forest.pending = null;
-    isWatched = current === PENDING;
-    if (isWatched) current = parent;
-  });
-  if (session) {
-    const { given, ended } = turn;
-    texts.keep(session.id, { segments: turn.segments.filter(({ written }) => written?.length !== 0), given, ended });
-    forest.add({ ...session, parent, rate: work.rate });
-    if (isWatched) current = session.id;
-    const count = turn.asked - turn.left;
-    say(signal.aborted ? `Stopped. The generated text is kept.` : `Generated ${count.toLocaleString("en")} tokens.`);
-  }
-  if (error) throw error;
-  if (!session) {
-    const told = textOf(segments);
-    if (!prompt.value) setDraft(told);
-    say("Stopped before the first token.");
-  }
-}
-
-/** Note new tokens; show them at most once a frame. */
-function wrote(turn) {
-  const now = performance.now();
-  const count = turn.asked - turn.left;
-  if (!work.last) {
-    Object.assign(work, { busy: 0, counted: 0 });
-    showRead();
-    say("Generating …");
-  } else if (now - work.last < PAUSE) {
-    work.busy += now - work.last;
-    work.counted += count - work.count;
-    work.rate = (1000 * work.counted) / work.busy;
-  }
-  Object.assign(work, { last: now, count });
-  work.frame ||= requestAnimationFrame(() => {
-    if (work?.turn !== turn) return;
-    work.frame = 0;
-    view.grow(turn);
-    showMeter();
+function generate(parent, text) {
+  const options = readOptions();
+  if (!options) return say("A sampling option is invalid.", true);
+  doing("Reading …", async (signal) => {
+    const typed = text === prompt.value ? text : null;
+    prompt.readOnly = typed !== null; // it stays there until it is read
+    if (parent === null) {
+      const { learn = false } = options;
+      current = parent = (await create("v1/sessions", jsonBody({ text, learn, stream: true }), signal)).id;
+      prompt.value = text = "";
+      prompt.readOnly = false;
+      show();
+    }
+    const seed = Math.floor(Math.random() * 2 ** 53); // so that a repeated request gives the same text
+    const body = { session: parent, fork: true, prompt: text, logprobs: ALTERNATIVES, seed, ...options };
+    while (!(await generated(body, typed, signal)));
   });
 }
 
-async function create(entry, options, signal, path = "v1/sessions") {
-  const session = await created(path, options, signal);
-  forest.add(session);
-  if (entry) texts.keep(session.id, entry);
-  return session;
-}
-
-/** Read a text into a new session, and show how much of it has been read. */
-async function created(path, options, signal) {
-  for (let attempt = 0; ; attempt++) {
-    try {
-      let session = null;
-      for await (const event of events(path, options, signal)) {
-        if (event.object === "progress") showRead(event);
-        else session = event;
-      }
-      if (session) return session;
-      throw new Away();
-    } catch (error) {
-      await patience(error, attempt, signal);
+/** Generate a turn; return whether it is over, or was broken off because the server went away. */
+async function generated(body, typed, signal) {
+  const turn = { id: null, aligner: new Aligner(), passages: [], tokens: 0, begun: 0 };
+  try {
+    const session = await streamed(turn, body, typed, signal);
+    const rate = Math.round((1000 * turn.tokens) / (performance.now() - turn.begun));
+    finish(session, `Generated ${turn.tokens.toLocaleString("en")} tokens, ${rate.toLocaleString("en")} a second.`);
+    return true;
+  } catch (error) {
+    const isAway = error instanceof Away;
+    if (isAway) await whenBack(signal);
+    const kept = turn.tokens ? await saved(turn.id, isAway ? 1 : MOMENTS) : null;
+    if (kept) {
+      remove(turn.id); // the server has a longer text
+      shown = null;
+      finish(kept, `${signal.aborted ? "Stopped." : error.message} The generated text is kept.`);
+    }
+    if (!kept && !isAway) throw error;
+    return Boolean(kept);
+  } finally {
+    if (sessions.get(turn.id)?.pending) {
+      remove(turn.id);
+      if (current === turn.id) current = body.session;
     }
   }
+}
+
+/** Show a turn while it is generated; return the session after it. */
+async function streamed(turn, body, typed, signal) {
+  const streaming = { stream: true, stream_options: { include_progress: true } };
+  for await (const chunk of events("v1/completions", jsonBody({ ...body, ...streaming }), signal)) {
+    turn.id ??= chunk.session?.id;
+    if (chunk.progress) showProgress(chunk.progress);
+    else if (chunk.session?.tokens) return chunk.session;
+    for (const choice of chunk.choices) {
+      grow(turn, turn.aligner.add(choice), body, typed);
+      turn.tokens += choice.logprobs?.tokens.length ?? 0;
+    }
+  }
+  throw new Away();
+}
+
+/** Add generated tokens to a turn; its first ones put it into the tree. */
+function grow(turn, tokens, body, typed) {
+  if (!turn.begun) {
+    turn.begun = performance.now();
+    const [first] = tokens;
+    const covered = Math.min(first?.head?.length ?? 0, body.prompt.length); // by the first token
+    const given = body.prompt.slice(0, body.prompt.length - covered);
+    if (covered) {
+      first.text = first.head.slice(-covered) + first.text;
+      first.head = first.head.slice(0, -covered);
+    }
+    turn.passages = [...(given ? [{ by: "reader", text: given }] : []), { by: "model", tokens: [] }];
+    const about = { id: turn.id, parent: body.session, given: body.prompt, written: "…", pending: true };
+    add({ ...sessions.get(body.session), ...about }, turn.passages);
+    current = turn.id;
+    if (prompt.value === typed) prompt.value = "";
+    prompt.readOnly = false;
+    showProgress(null);
+    say("Generating …");
+    show();
+  }
+  const passage = turn.passages.at(-1);
+  const from = passage.tokens.length;
+  passage.tokens.push(...tokens);
+  if (current === turn.id && element("text").classList.contains("writing")) view.append(turn.id, passage, from);
+}
+
+function finish(session, message) {
+  sessions.set(session.id, session);
+  element("text").classList.remove("writing");
+  say(message);
+}
+
+/** The session that keeps what was generated before a request was broken off, or null. */
+async function saved(id, attempts) {
+  for (; attempts > 0; attempts--) {
+    await sleep(MOMENT);
+    const answer = await request(`v1/sessions/${id}`).catch(() => null);
+    if (answer) return answer.json();
+  }
+  return null;
 }
 
 // Files
@@ -341,111 +292,65 @@ export function openFiles(files, isFolder = false) {
   if (isFolder) say("That is a folder. Open one file at a time.", true);
   else if (files.length > 1) say(`These are ${files.length} files. Open one at a time.`, true);
   else if (!file.size) say(`${file.name} is empty.`, true);
-  else if (refused[suffix]) say(`${file.name} is ${refused[suffix]}.`, true);
-  else openFile(file, mediaTypes[suffix]);
+  else openFile(file, mediaTypes[suffix] ?? "application/octet-stream");
 }
 
 function openFile(file, type) {
-  const learn = learns();
-  doing(`Reading ${file.name} (${meter.inBytes(file.size)}) …`, async (signal) => {
-    const headers = { "Content-Type": type ?? "application/octet-stream" };
-    const text = type ? null : inUtf8(await file.arrayBuffer());
-    const entry = text === null ? null : texts.ofFile(file.name, text);
-    const isState = type === mediaTypes[".state"];
-    const query = isState ? (learn ? "?learn=true" : "") : `?learn=${learn}&stream=true`; // a state may learn already
-    const session = await create(entry, { method: "POST", body: file, headers }, signal, `v1/sessions${query}`);
+  doing(`Reading ${file.name} (${inBytes(file.size)}) …`, async (signal) => {
+    const learn = element("learn").checked;
+    const mayLearn = type === mediaTypes[".state"] && !learn; // already
+    const query = mayLearn ? "" : `?learn=${learn}&stream=true`;
+    const options = { method: "POST", body: file, headers: { "Content-Type": type } };
+    const session = await create(`v1/sessions${query}`, options, signal);
     current = session.id;
     say(`Read ${file.name}: ${session.tokens.toLocaleString("en")} tokens.`);
     prompt.focus();
   });
 }
 
-/** The text of a file, or null if it is not UTF-8, which only the server can read. */
-function inUtf8(data) {
-  try {
-    return new TextDecoder("utf-8", { fatal: true }).decode(data);
-  } catch {
-    return null;
+/** Read a text into a new session, and show how much of it has been read. */
+async function create(path, options, signal) {
+  for await (const event of events(path, options, signal)) {
+    if (event.object === "session") {
+      sessions.set(event.id, event);
+      return event;
+    }
+    showProgress(event);
   }
+  throw new Away();
 }
 
-function save(data, name) {
+export async function saveText() {
+  const turns = await Promise.all(pathTo(current).map(({ id }) => passagesOf(id)));
+  save(new Blob(turns.map(textOf), { type: "text/plain" }), "txt");
+}
+
+export async function saveState() {
+  save(await (await ask(`v1/sessions/${current}/state`)).blob(), "state");
+}
+
+function save(data, suffix) {
   const link = document.createElement("a");
   link.href = URL.createObjectURL(data);
-  link.download = name;
+  link.download = `${model.id}-${current.slice(0, 8)}.${suffix}`;
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
+  say(`Saved ${link.download}: ${inBytes(data.size)}.`);
 }
 
-/** {text, isWhole}: the text up to the end of the current turn, as far as this browser has it. */
-function known() {
-  const path = forest.path(current);
-  const from = path.findLastIndex(({ id }) => !texts.get(id) || texts.get(id).cut);
-  const entries = path.slice(Math.max(0, from)).map((session) => texts.get(session.id) ?? { segments: [{ told: session.tail }] });
-  return { text: entries.map(({ segments }) => textOf(segments)).join(""), isWhole: from < 0 };
-}
-
-function tellKept(what, { text, isWhole }) {
-  const size = `${text.length.toLocaleString("en")} characters`;
-  say(isWhole ? `${what} ${size}.` : `${what} the last ${size}; this browser does not have the text before.`);
-}
-
-export async function copy() {
-  const found = known();
-  try {
-    await navigator.clipboard.writeText(found.text);
-    tellKept("Copied", found);
-  } catch {
-    say("The browser does not let this page copy. Save the text instead.", true);
-  }
-}
-
-export function saveText() {
-  const found = known();
-  save(new Blob([found.text], { type: "text/plain" }), `${model.id}-${current.slice(0, 8)}.txt`);
-  tellKept("Saved", found);
-}
-
-export async function download() {
-  const { id } = forest.nodes.get(current);
-  try {
-    const data = await (await ask(`v1/sessions/${id}/state`)).blob();
-    save(data, `${model.id}-${id.slice(0, 8)}.state`);
-    say(`The state after this turn: ${meter.inBytes(data.size)}.`);
-  } catch (error) {
-    await tell(error);
-    show();
-  }
-}
-
-export async function remove() {
-  const ids = forest.subtree(current);
+export function deleteTurn() {
+  const ids = subtree(current);
   const following = ids.length === 1 ? "" : ` and the ${ids.length - 1} that follow${ids.length === 2 ? "s" : ""} it`;
-  if (!(await isSure(`Delete this turn${following}? This cannot be undone.`))) return;
-  const above = forest.nodes.get(current).parent;
+  if (!confirm(`Delete this turn${following}? This cannot be undone.`)) return;
   doing("Deleting …", async (signal) => {
+    const above = parentOf(sessions.get(current));
     for (const id of ids) {
       await ask(`v1/sessions/${id}`, { method: "DELETE" }, signal).catch((error) => {
         if (error.status !== 404) throw error; // another tab was quicker
       });
-      texts.remove(id);
-      forest.nodes.delete(id);
+      remove(id);
     }
-    current = forest.nodes.has(above) ? above : null;
+    current = above;
     say("Deleted.");
   });
-}
-
-// The draft
-
-export function setDraft(text) {
-  prompt.value = text;
-  keepDraft();
-}
-
-export function keepDraft() {
-  store(DRAFT, JSON.stringify(prompt.value));
-  prompt.style.height = "auto";
-  prompt.style.height = `${Math.min(prompt.scrollHeight + 2, innerHeight / 3)}px`;
-  showWork();
 }

@@ -1,98 +1,63 @@
 // The card of a token: its surprisal and its alternatives.
 
-import { make } from "./dom.js";
-import { bits, isText, visible } from "./tokens.js";
-
-const LEAVE = 250; // milliseconds in which a pointer may go from the token into its card
+import { make, say } from "./dom.js";
+import { isText, percent, surprise, visible } from "./tokens.js";
 
 export class Card {
   /**
-   * @param element the card
-   * @param view    the TextView whose tokens it tells of
+   * @param element a popover
+   * @param view    the TextView whose tokens it is about
    * @param take    called with (place, name) to continue with an alternative
-   * @param say     called with what a reader who does not see the card is to hear
    */
-  constructor(element, view, take, say) {
-    Object.assign(this, { element, view, take, say, token: null, isPinned: false, timer: 0 });
-    const text = view.element;
-    text.addEventListener("pointerover", (event) => event.pointerType === "mouse" && this.#over(event.target));
-    text.addEventListener("pointerout", (event) => event.pointerType === "mouse" && this.#leaving());
-    text.addEventListener("click", (event) => this.#pin(event.target.closest(".token")));
-    text.addEventListener("keydown", (event) => this.#move(event));
-    text.parentElement.addEventListener("scroll", () => (this.isPinned ? this.#follow() : this.hide()), { passive: true });
-    element.addEventListener("pointerenter", () => clearTimeout(this.timer));
-    element.addEventListener("pointerleave", (event) => event.pointerType === "mouse" && this.#leaving());
-    document.addEventListener("pointerdown", (event) => {
-      if (!element.contains(event.target) && !event.target.closest?.(".token")) this.hide();
-    });
+  constructor(element, view, take) {
+    Object.assign(this, { element, view, take, span: null });
+    view.element.addEventListener("click", ({ target }) => this.#show(target.closest(".token")));
+    view.element.addEventListener("keydown", (event) => this.#move(event));
+    view.scroller.addEventListener("scroll", () => this.isOpen && this.#place());
+    element.addEventListener("toggle", () => this.span?.classList.toggle("chosen", this.isOpen));
   }
 
   get isOpen() {
-    return !this.element.hidden;
+    return this.element.matches(":popover-open");
   }
 
   hide() {
-    clearTimeout(this.timer);
-    const hadFocus = this.element.contains(document.activeElement);
-    this.token?.classList.remove("chosen");
-    this.token = null;
-    this.isPinned = false;
-    this.element.hidden = true;
-    if (hadFocus) this.view.element.focus();
+    this.element.hidePopover();
   }
 
-  #over(target) {
-    const token = target.closest(".token");
-    if (token && !this.isPinned) this.show(token);
-  }
-
-  #leaving() {
-    clearTimeout(this.timer);
-    if (!this.isPinned) this.timer = setTimeout(() => this.hide(), LEAVE);
-  }
-
-  #pin(token) {
-    if (!token) return;
-    this.show(token);
-    this.isPinned = true;
-  }
-
+  /** Go from token to token by the arrow keys, and into the card by Enter. */
   #move(event) {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    if (event.key === "Enter" && this.isOpen) this.element.querySelector("button:not(:disabled)")?.focus();
+    if (event.key === "Enter" && this.isOpen) this.element.querySelector("button:enabled")?.focus();
     if (!step || event.ctrlKey || event.metaKey || event.altKey) return;
-    const spans = this.view.spans;
-    const at = spans.indexOf(this.token);
-    const to = at < 0 ? (step > 0 ? 0 : spans.length - 1) : at + step;
-    if (!spans[to]) return;
+    const spans = [...this.view.element.querySelectorAll(".token")];
+    const at = spans.indexOf(this.span);
+    const span = at < 0 ? spans.at(step > 0 ? 0 : -1) : spans[at + step];
+    if (!span) return;
     event.preventDefault();
-    spans[to].scrollIntoView({ block: "nearest" });
-    this.#pin(spans[to]);
-    this.say(spoken(this.view.places.get(spans[to]).token));
+    span.scrollIntoView({ block: "nearest" });
+    this.#show(span);
+    const { token } = this.view.places.get(span);
+    const others = token.others.slice(0, 3).map(([name, logprob]) => `${visible(name)} ${percent(Math.exp(logprob))}`);
+    say(`${visible(token.text)}: ${surprise(token)}. Likeliest: ${others.join(", ")}.`);
   }
 
-  show(span) {
-    clearTimeout(this.timer);
-    const place = this.view.places.get(span);
-    if (place.token.logprob === null) return;
-    this.token?.classList.remove("chosen");
-    this.token = span;
+  #show(span) {
+    if (!span) return;
+    this.span?.classList.remove("chosen");
+    this.span = span;
     span.classList.add("chosen");
-    this.element.replaceChildren(...this.#content(place));
-    this.element.hidden = false;
-    this.#beside(span);
-  }
-
-  #content(place) {
+    const place = this.view.places.get(span);
     const { token } = place;
     const name = (token.head ?? "") + token.text;
-    const head = make("p", "", [make("b", "", visible(name)), ` ${surprise(token)}`]);
     const rows = token.others.map(([other, logprob]) => this.#row(place, other, logprob, other === name));
-    if (token.others.length && !token.others.some(([other]) => other === name)) {
+    if (rows.length && !token.others.some(([other]) => other === name)) {
       rows.push(this.#row(place, name, token.logprob, true));
     }
-    const hint = rows.length ? [make("p", "small", "Choose another token to fork here.")] : [];
-    return [head, make("div", "rows", rows), ...hint];
+    this.element.replaceChildren(make("p", "", [make("b", "", visible(name)), ` ${surprise(token)}`]), ...rows);
+    if (rows.length) this.element.append(make("p", "small", "Choose another token to fork here."));
+    this.element.showPopover();
+    this.#place();
   }
 
   #row(place, name, logprob, isWritten) {
@@ -101,40 +66,19 @@ export class Card {
     bar.style.width = `${100 * share}%`;
     const cells = [bar, make("span", "name", visible(name)), make("span", "percent", percent(share))];
     const row = make("button", isWritten ? "written" : "", cells);
-    const fits = isText(name) && name.startsWith(place.token.head ?? "");
-    row.disabled = isWritten || !fits;
-    row.addEventListener("click", () => this.take(place, name, logprob));
+    const { head = "" } = place.token;
+    row.disabled = isWritten || !isText(name) || !name.startsWith(head);
+    row.addEventListener("click", () => this.take(place, name.slice(head.length)));
     return row;
   }
 
-  /** Stay beside the token while it can be seen. */
-  #follow() {
-    const { top, bottom } = this.token.getBoundingClientRect();
-    const seen = this.view.scroller.getBoundingClientRect();
-    if (bottom > seen.top && top < seen.bottom) this.#beside(this.token);
-    else this.hide();
-  }
-
   /** Put the card under its token, or above it where there is no room. */
-  #beside(span) {
-    const { left, top, bottom } = span.getClientRects()[0] ?? span.getBoundingClientRect();
+  #place() {
+    const { left, top, bottom } = this.span.getClientRects()[0] ?? this.span.getBoundingClientRect();
     const { offsetWidth: width, offsetHeight: height } = this.element;
-    const page = document.documentElement;
-    const below = bottom + 6 + height < page.clientHeight;
-    this.element.style.left = `${Math.max(8, Math.min(left, page.clientWidth - width - 8))}px`;
+    const { clientWidth, clientHeight } = document.documentElement;
+    const below = bottom + 6 + height < clientHeight;
+    this.element.style.left = `${Math.max(8, Math.min(left, clientWidth - width - 8))}px`;
     this.element.style.top = `${Math.max(8, below ? bottom + 6 : top - height - 6)}px`;
   }
-}
-
-const surprise = ({ logprob }) => `${bits(logprob).toFixed(1)} bits, ${percent(Math.exp(logprob))}`;
-
-function spoken(token) {
-  if (token.logprob === null) return token.text;
-  const others = token.others.slice(0, 3).map(([name, logprob]) => `${visible(name)} ${percent(Math.exp(logprob))}`);
-  return `${visible(token.text)}: ${surprise(token)}. Likeliest: ${others.join(", ")}.`;
-}
-
-function percent(share) {
-  if (share < 0.001) return "< 0.1 %";
-  return `${(100 * share).toFixed(share < 0.1 ? 1 : 0)} %`;
 }

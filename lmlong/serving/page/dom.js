@@ -1,4 +1,4 @@
-// Finding and making elements.
+// Finding and making elements, and the status line.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -16,4 +16,11 @@ export function makeSvg(name, attributes) {
   const made = document.createElementNS(SVG, name);
   for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
   return made;
+}
+
+/** Show a message in the status line, which screen readers announce. */
+export function say(text, isError = false) {
+  const status = element("status");
+  status.textContent = text;
+  status.classList.toggle("error", isError);
 }

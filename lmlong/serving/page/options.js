@@ -1,61 +1,56 @@
-// The sampling options and whether to learn from a text, stored in this browser.
+// The options on the page, which the browser remembers: of sampling, of the text's look, and whether to learn.
 
 import { element } from "./dom.js";
-import { read, store } from "./storage.js";
 
 const KEY = "lmlong.options";
-const LEARN = "lmlong.learn";
-const fields = [...document.querySelectorAll("#sampling input")];
+const fields = [...document.querySelectorAll("input[name]")];
+const numbers = fields.filter(({ type }) => type === "number");
+const learn = element("learn");
+const chosen = JSON.parse(localStorage.getItem(KEY) ?? "{}"); // {name: value}
 
-/** {name: value} of the options that are set, or null if one is invalid, which is then shown. */
+const remember = () => localStorage.setItem(KEY, JSON.stringify(chosen));
+
+/** {name: value} of the sampling options that are set, and `learn`; null if one is invalid, which is then shown. */
 export function readOptions() {
-  const wrong = fields.find((field) => !field.checkValidity());
+  const wrong = numbers.find((field) => !field.checkValidity());
   if (wrong) {
     element("sampling").open = true;
     wrong.reportValidity();
     return null;
   }
-  const set = fields.filter((field) => field.value !== "");
+  const set = numbers.filter((field) => field.value !== "");
   const values = Object.fromEntries(set.map((field) => [field.name, field.valueAsNumber]));
-  return learns() ? { ...values, learn: true } : values;
+  return learn.checked ? { ...values, learn: true } : values;
 }
 
-const learn = element("learn");
-let chosen = read(LEARN);
-
-/** Whether to learn from the text that is read next. */
-export const learns = () => learn.checked;
-
-/** Show the choice for new texts, by default that of the server; or of a text that learns already, which cannot stop. */
-export function showLearning(isLearning, byDefault) {
+/** Show the options, of which those that nobody has chosen are the model's. A text that learns cannot stop. */
+export function showOptions(model, isLearning) {
+  element("colours").checked = chosen.colours ?? true;
+  learn.checked = isLearning || (chosen.learn ?? model.learns);
   learn.disabled = isLearning;
-  learn.checked = isLearning || (chosen ?? byDefault);
+  document.body.classList.toggle("plain", !element("colours").checked);
+  document.body.classList.toggle("mono", model.writes === "code");
+  const changed = numbers.filter((field) => field.value !== field.defaultValue);
+  const names = changed.map(({ labels, value }) => `${labels[0].firstChild.textContent.trim()} ${value || "any"}`);
+  element("summary").textContent = ["Sampling", ...names].join(" · ");
 }
 
-learn.addEventListener("change", () => {
-  chosen = learn.checked;
-  store(LEARN, JSON.stringify(chosen));
-});
-
-function change() {
-  store(KEY, JSON.stringify(Object.fromEntries(fields.map((field) => [field.name, field.value]))));
-  tell();
+/** Remember each change, and call `changed` after it. */
+export function watchOptions(changed) {
+  for (const field of numbers) field.value = chosen[field.name] ?? field.defaultValue;
+  for (const field of fields) {
+    field.addEventListener("input", () => {
+      chosen[field.name] = field.type === "checkbox" ? field.checked : field.value;
+      remember();
+      changed();
+    });
+  }
+  element("defaults").addEventListener("click", () => {
+    for (const field of numbers) {
+      field.value = field.defaultValue;
+      delete chosen[field.name];
+    }
+    remember();
+    changed();
+  });
 }
-
-/** List the changed options beside the closed list. */
-function tell() {
-  const changed = fields.filter((field) => field.value !== field.defaultValue);
-  const names = changed.map((field) => `${field.labels[0].firstChild.textContent.trim().toLowerCase()} ${field.value || "any"}`);
-  document.querySelector("#sampling summary").textContent = ["Sampling", ...names].join(" · ");
-}
-
-const kept = read(KEY) ?? {};
-for (const field of fields) {
-  field.value = kept[field.name] ?? field.defaultValue;
-  field.addEventListener("input", change);
-}
-element("defaults").addEventListener("click", () => {
-  for (const field of fields) field.value = field.defaultValue;
-  change();
-});
-tell();

@@ -11,8 +11,8 @@ function bytesOf(name) {
 /** Whether a token is text: neither a part of a character nor a special token such as <eos>. */
 export const isText = (name) => !/^(bytes:|<[^<>\s]+>$)/.test(name);
 export const bits = (logprob) => Math.max(0, -logprob / Math.LN2);
-export const textOf = (segments) =>
-  segments.map(({ told, written }) => told ?? written.map((token) => token.text).join("")).join("");
+export const percent = (share) => (share < 0.001 ? "< 0.1 %" : `${(100 * share).toFixed(share < 0.1 ? 1 : 0)} %`);
+export const surprise = ({ logprob }) => `${bits(logprob).toFixed(1)} bits, ${percent(Math.exp(logprob))}`;
 
 /** A token with visible spaces and line ends. */
 export function visible(name) {
@@ -20,8 +20,8 @@ export function visible(name) {
 }
 
 /**
- * Divides the text of a stream among its tokens. The first token may begin with the end of the prompt (its `head`),
- * and the tokens of one character are merged into one.
+ * Divides the text of a stream among its tokens. The first token may begin with the end of the text before (its
+ * `head`), and the tokens of one character are merged into one.
  */
 export class Aligner {
   #decoder = new TextDecoder("utf-8", { ignoreBOM: true });
@@ -66,21 +66,6 @@ export class Aligner {
       tokens.at(-1).text += text.slice(joined.length); // the end of a text, where a character stayed incomplete
       return tokens;
     }
-    return around(tokens, text);
+    return text ? [{ text, logprob: null, others: [] }] : []; // bytes that are no characters
   }
-}
-
-/**
- * Match tokens to a text from both ends, and merge those between into one: the server and the browser decode bytes
- * that are not valid characters differently.
- */
-function around(tokens, text) {
-  let [first, begin, last, end] = [0, 0, tokens.length, text.length];
-  while (first < last && text.startsWith(tokens[first].text, begin)) begin += tokens[first++].text.length;
-  while (first < last && end - tokens[last - 1].text.length >= begin && text.endsWith(tokens[last - 1].text, end)) {
-    end -= tokens[--last].text.length;
-  }
-  const between = text.slice(begin, end);
-  const unknown = between ? [{ text: between, logprob: null, others: [] }] : [];
-  return [...tokens.slice(0, first), ...unknown, ...tokens.slice(last)];
 }

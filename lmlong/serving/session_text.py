@@ -1,0 +1,97 @@
+"""The text that a session adds to its parent's: who wrote it, and how likely the model's tokens were.
+
+V vocabulary.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lmlong.inference.loading import TrainedLanguageModel
+from lmlong.inference.session import Session, after_tokens, append_token, logits_not_finite, next_logits
+from lmlong.inference.state_table import Piece, Place
+from lmlong.inference.unread import UnreadText
+from lmlong.serving.engine import Closed
+from lmlong.serving.request import TokenLikelihood, WrittenToken
+
+Author = Literal["reader", "model", "state"]
+"""`state`: unknown, since the text is the end of that of an uploaded state."""
+
+
+class Passage(NamedTuple):
+    """Consecutive text of one author."""
+
+    by: Author
+    text: bytes
+    tokens: tuple[WrittenToken, ...] = ()
+    """Those of the model, if their likelihoods were asked for. The first may begin with the end of the text before."""
+
+
+class OwnText(NamedTuple):
+    """What a session adds to its parent."""
+
+    before: str
+    """The end of the text of an uploaded state, if it begins with one."""
+    repeated: int
+    """Bytes of the pieces that are the end of the parent's text, which it had not read."""
+    pieces: Sequence[Piece]
+    unread: UnreadText
+    first: Place | None
+    """The place before the first piece of the model, if the likelihoods of its tokens are wanted."""
+
+    def passages(self, trained: TrainedLanguageModel, alternatives: int, ended: Callable[[], bool]) -> list[Passage]:
+        """Return the passages. Tokens have the likelihoods of `alternatives` others. `ended`: whether to give up."""
+        passages = [Passage("state", self.before.encode("utf-8", "surrogatepass"))] if self.before else []
+        session, repeated = self.first.session if self.first else None, self.repeated
+        is_read = False
+        last = Piece("wrote" if self.unread.chosen else "read", self.unread.chosen)
+        for by_model, pieces in groupby([*self.pieces, last], lambda piece: piece.kind == "wrote"):
+            text, shown = b"", list[WrittenToken]()
+            is_read = is_read or by_model
+            for piece in pieces:
+                if ended():
+                    raise Closed("The server is shutting down.")
+                likelihoods = list[WrittenToken]()
+                if session is not None and is_read and by_model:
+                    session, likelihoods = _likelihoods(trained, session, piece.tokens, alternatives)
+                elif session is not None and is_read:
+                    session = piece.read(trained.model, session)
+                for number, token in enumerate(piece.tokens):
+                    data = trained.tokenizer.decode_bytes([token])
+                    text += data[repeated:]
+                    if data[repeated:] or not data:
+                        shown += likelihoods[number : number + 1]
+                    repeated = max(0, repeated - len(data))
+                if piece is last and not piece.tokens:
+                    text += self.unread.pending[repeated:]
+            if text:
+                passages.append(Passage("model" if by_model else "reader", text, tuple(shown)))
+        return passages
+
+
+@torch.inference_mode()
+def _likelihoods(
+    trained: TrainedLanguageModel, session: Session, tokens: Sequence[int], alternatives: int
+) -> tuple[Session, list[WrittenToken]]:
+    """Return the session after tokens of the model, and their likelihoods."""
+    model, new, predicted = trained.model, session.last.new_tensor([tokens]), list[Tensor]()
+    if session.state.learned is None:
+        logits, state = model(torch.cat([session.last[:, None], new[:, :-1]], dim=1), session.state)
+        predicted, session = [*logits[0]], after_tokens(session, new, state)
+    else:  # which did not learn from these tokens
+        for last in new.unbind(1):
+            logits, state = next_logits(model, session)
+            predicted.append(logits[0])
+            session = append_token(session, state, last)
+    written = []
+    for token, logits in zip(tokens, predicted, strict=True):
+        log_probabilities = logits.double().log_softmax(-1)
+        if log_probabilities.isnan().any():
+            raise logits_not_finite(model, session.recent)
+        values, likeliest = log_probabilities.topk(min(alternatives, len(log_probabilities)))
+        others = tuple(map(TokenLikelihood, likeliest.tolist(), values.tolist()))
+        written.append(WrittenToken(token, float(log_probabilities[token]), others))
+    return session, written
