@@ -6,7 +6,7 @@ B batch, H heads, T time.
 import copy
 import sys
 from functools import lru_cache
-from typing import NamedTuple, cast, get_args
+from typing import cast, get_args
 
 import torch
 from torch import Tensor
@@ -35,51 +35,36 @@ from lmlong.training.prepare import check_kernel, set_kernel
 FORMATS = {"32": torch.float32, "bf16": torch.bfloat16, "64": torch.float64}
 
 
-class AttentionShape(NamedTuple):
-    rows: int
-    heads: int
-    width: int  # of a head
-    forward_only: bool
-
-
 def attention_candidate(
-    name: str, precision: str, length: int, shape: AttentionShape, device: torch.device
+    name: str, precision: str, length: int, heads: int, width: int, device: torch.device
 ) -> Candidate:
-    """Return an attention on random inputs of one length; `softmax` is that of torch."""
+    """Return passes forward and backward of an attention on random inputs of one length; `softmax` is that of torch.
+    `width` is that of a head."""
     torch.manual_seed(0)
-    size = (shape.rows, shape.heads, length, shape.width)
+    size = (1, heads, length, width)
     q, k, v, grad = (torch.randn(size, dtype=FORMATS[precision], device=device) for _ in range(4))
-    attention = build_attention(name, shape).to(device)
-    drawn = draw_inputs(attention.inputs, shape.rows, length, torch.Generator().manual_seed(0))
+    attention = build_attention(name, heads, width).to(device)
+    drawn = draw_inputs(attention.inputs, 1, length, torch.Generator().manual_seed(0))
     more = {name: x.to(device) for name, x in drawn.items()}
-    inputs = [q, k, v, *(x for x in more.values() if x.is_floating_point())]
-    if not shape.forward_only:
-        inputs = [x.requires_grad_() for x in inputs]
-
-    growth = 2 if attention.state_growth == "per token" else 1
+    inputs = [x.requires_grad_() for x in (q, k, v, *(x for x in more.values() if x.is_floating_point()))]
 
     def attend() -> Tensor:
         if name == "softmax":
             return scaled_dot_product_attention(q, k, v, is_causal=True)
-        return attention(q, k, v, attention.init_state(shape.rows, device, q.dtype), None, more)[0]
+        return attention(q, k, v, attention.init_state(1, device, q.dtype), None, more)[0]
 
     def work() -> object:
-        if shape.forward_only:
-            with torch.no_grad():
-                return attend()
         return torch.autograd.grad(attend(), inputs, grad)
 
-    input_bytes, output_bytes = sum(x.nbytes for x in inputs), v.nbytes
-    if shape.forward_only:
-        return Candidate(work, shape.rows * length, input_bytes, input_bytes + output_bytes, growth)
-    return Candidate(work, shape.rows * length, input_bytes + grad.nbytes, 2 * (input_bytes + output_bytes), growth)
+    input_bytes, growth = sum(x.nbytes for x in inputs), 2 if attention.state_growth == "per token" else 1
+    return Candidate(work, length, input_bytes + grad.nbytes, 2 * (input_bytes + v.nbytes), growth)
 
 
-def build_attention(name: str, shape: AttentionShape) -> CausalAttention:
+def build_attention(name: str, heads: int, width: int) -> CausalAttention:
     options = recipe.Attention(**candidates()[name])  # type: ignore[arg-type]
     kind = options.kind
     assert isinstance(kind, str)
-    return CAUSAL[kind](shape.heads, shape.width, shape.width, options)
+    return CAUSAL[kind](heads, width, width, options)
 
 
 GENERATED = 16

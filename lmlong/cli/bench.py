@@ -99,10 +99,10 @@ def _benchmark(what: str, chosen: "Recipe", device: "torch.device") -> tuple["Ti
 
     machine, model = describe_machine(device), chosen.model
     if what == "attention":
-        shape = bench.AttentionShape(1, model.heads, model.head_dims.key, forward_only=False)
-        work = f"attention alone, forward and backward, {shape.heads} heads of width {shape.width}"
+        heads, width = model.heads, model.head_dims.key
+        work = f"attention alone, forward and backward, {heads} heads of width {width}"
         memory = "peak memory, as a multiple of inputs, outputs and gradients"
-        build = partial(bench.attention_candidate, shape=shape, device=device)
+        build = partial(bench.attention_candidate, heads=heads, width=width, device=device)
         return Title(work, machine, memory, lambda one: one.peak / one.least), build
     size = f"{model.layers} layers of width {model.width}, vocabulary {chosen.text.tokenizer.most_tokens:,}"
     if what == "train":

@@ -58,9 +58,9 @@ from lmlong.model.sampling_options import DEFAULTS, MAX_TOKENS, Sampling, random
     help="Decode with native code on a CPU, or a CUDA graph on a GPU.  [default: on a CPU]",
 )
 @click.option("--stats", is_flag=True, help="Print speed, drafts, state size and seed to standard error.")
+@click.option("--ignore-eos", is_flag=True, help="Continue past the ends of documents.")
 @options.learn
 @options.weights
-@options.threads
 @options.loading
 def generate(
     run: str,
@@ -79,6 +79,7 @@ def generate(
     as_json: bool,
     fast_decode: bool | None,
     stats: bool,
+    ignore_eos: bool,
     loading: options.Loading,
 ) -> None:
     """Continue a text with the model of RUN: a run folder, the name of one under runs/, or a checkpoint.
@@ -113,7 +114,7 @@ def generate(
         raise UsageError("--save-state: saves the state of one text. Leave out --prompts and --samples.")
 
     chosen = random_seed() if seed is None else seed
-    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=chosen)
+    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, ignore_eos=ignore_eos, seed=chosen)
     output = writing.TextOutput(as_json, stats, one_text)
     loaded = loading.load(run)
     if loaded.fast_step_at_once if fast_decode is None else fast_decode:

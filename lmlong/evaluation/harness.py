@@ -31,10 +31,7 @@ def evaluate_tasks(
     limit: int | None = None,
     include_path: str | Path | None = None,
     lengths: Sequence[int] | None = None,
-    batch_size: int | None = None,
     apply_chat_template: bool = False,
-    score_eos: bool = False,
-    seed: int | None = None,
 ) -> dict[str, Any]:
     """Run tasks of the harness, by their names, patterns of names, or .yaml files, and return its results.
 
@@ -42,17 +39,15 @@ def evaluate_tasks(
     >>> print(table(results))
 
     `include_path` is a folder with tasks of your own. Tasks that generate texts, such as RULER's, generate them at
-    `lengths`, in tokens of this model. `limit` is the number of documents of each task, and `seed` replaces the
-    harness's own seeds. With `apply_chat_template` a question is asked as a user, and with `score_eos` the end of a
-    document is part of its likelihood, as in `lmlong eval`. `batch_size` rows are read at once.
+    `lengths`, in tokens of this model. `limit` is the number of documents of each task. With `apply_chat_template` a
+    question is asked as a user.
     """
     if limit is not None and limit < 1:
         raise UsageError(f"--limit: {limit} is not a number of documents. Give a whole number from 1, or leave it out.")
     lm_eval = library()
     from lmlong.evaluation.harness_model import HarnessModel
 
-    adapter = HarnessModel(model, batch_size=batch_size, score_eos=score_eos, seed=seed or 0)
-    seeds = ("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_random_seed")
+    adapter = HarnessModel(model)
     with TemporaryDirectory() as folder, redirect_stdout(sys.stderr):
         write_tokenizer(adapter.tokenizer, Path(folder))
         metadata = {"tokenizer": folder, **({"max_seq_lengths": list(lengths)} if lengths else {})}
@@ -61,11 +56,9 @@ def evaluate_tasks(
             tasks=load_tasks(tasks, include_path, metadata),
             num_fewshot=num_fewshot,
             limit=limit,
-            batch_size=batch_size,
             apply_chat_template=apply_chat_template,
             fewshot_as_multiturn=apply_chat_template,
             log_samples=False,
-            **({} if seed is None else dict.fromkeys(seeds, seed)),
         )
     from lm_eval.utils import handle_non_serializable
 

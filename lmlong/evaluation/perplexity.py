@@ -53,8 +53,6 @@ class PerplexityOptions(NamedTuple):
     """The trained lengths of other runs, which are added to the default lengths in a comparison."""
     precision: Precision | None = None
     """Number format of the forward pass; None for that of training."""
-    after: int | None = None
-    """Tokens that the targets of contexts have before them at least, if more than the longest context."""
 
 
 DEFAULTS = PerplexityOptions()
@@ -73,7 +71,6 @@ def evaluate(
     name: str | None = None,
     trained_lengths: Sequence[int] = (),
     precision: Precision | None = None,
-    after: int | None = None,
 ) -> PerplexityReport:
     """Measure how well a model predicts text, and the gain from text further back.
 
@@ -85,10 +82,9 @@ def evaluate(
     of which `tokens` limits the length. The other options are those of `lmlong eval`: `views` is its --by, `lengths`
     the contexts in tokens, `targets` the number of tokens scored at each; lengths that fewer than `min_documents`
     documents reach are left out, and fewer documents are cut into that many parts. To compare runs, give each the
-    `trained_lengths` of all, so that their targets are the same; `after` is how many tokens these have before them, by
-    default the longest length: a model that cannot read so much has the same targets as one that can. `precision` is
-    the number format of the forward pass, "32", "bf16" or "16": by default that of training. All results are sums for
-    each document, from which ratios and errors follow.
+    `trained_lengths` of all, so that their targets are the same. `precision` is the number format of the forward pass,
+    "32", "bf16" or "16": by default that of training. All results are sums for each document, from which ratios and
+    errors follow.
     """
     if unknown := [view for view in views if view not in VIEWS]:
         raise UsageError(f"views: there is no {unknown[0]!r}.{nearest(unknown[0], VIEWS)} Choose from {VIEWS}.")
@@ -107,9 +103,7 @@ def evaluate(
         paths = [files] if isinstance(files, str | Path) else files or ()
         text = validation_text(loaded, paths, tokens)
     contexts = tuple(sorted(set(lengths))) if lengths is not None else None
-    options = PerplexityOptions(
-        tuple(views), contexts, targets, min_documents, tuple(trained_lengths), precision, after
-    )
+    options = PerplexityOptions(tuple(views), contexts, targets, min_documents, tuple(trained_lengths), precision)
     report = measure_perplexity(name or str(loaded.checkpoint), loaded, text, options)
     report.data = [*map(str, paths)]
     return report
@@ -200,11 +194,9 @@ def _read(report: PerplexityReport, scorer: Scorer, options: PerplexityOptions) 
 
 def _blocks(documents: Documents, lengths: list[int], options: PerplexityOptions) -> Blocks:
     """Return the targets of the view by context, the same at each length."""
-    after = max(lengths[-1], options.after or 0)
-    size = min(cut.block_size(after), max(1, options.targets // max(1, options.min_documents)))
-    if cut.reached(documents, after, size) < options.min_documents:
-        raise UsageError(_too_far(documents, after, size, options.min_documents))
-    return cut.choose_blocks(documents, after, size, options.targets, options.min_documents)
+    longest = lengths[-1]
+    size = min(cut.block_size(longest), max(1, options.targets // max(1, options.min_documents)))
+    return cut.choose_blocks(documents, longest, size, options.targets, options.min_documents)
 
 
 def _too_short(documents: Documents, need: int, least: int) -> str:
@@ -213,14 +205,6 @@ def _too_short(documents: Documents, need: int, least: int) -> str:
         f"--lengths: the shortest takes {plural(least, 'document')} of {need:,} tokens, the targets included, so that "
         f"errors can be estimated. The text has {enough}, the longest of {longest:,} tokens, and is too short to cut "
         "into as many parts. Give shorter lengths, more text (--data), or fewer --min-documents."
-    )
-
-
-def _too_far(documents: Documents, after: int, size: int, least: int) -> str:
-    return (
-        f"after: {cut.reached(documents, after, size)} documents have targets after {after:,} tokens, and "
-        f"--min-documents asks for {least}. The longest has {int(documents.sizes.max()):,} tokens. Give a shorter "
-        "length, more text (--data), or fewer --min-documents."
     )
 
 

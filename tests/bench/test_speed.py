@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from grids import every_nth
 from torch.testing import assert_close
 
-from lmlong.bench.candidates import AttentionShape, attention_candidate, build_model, training_candidate
+from lmlong.bench.candidates import attention_candidate, build_model, training_candidate
 from lmlong.bench.speed import (
     Candidate,
     Result,
@@ -61,17 +61,12 @@ def test_what_takes_too_long_is_left_out() -> None:
 
 @every_nth(4, pytest.mark.parametrize("name", ATTENTIONS))
 def test_every_attention_is_measured_forward_and_backward(name: str) -> None:
-    for forward_only in (False, True):
-        shape = AttentionShape(rows=2, heads=2, width=8, forward_only=forward_only)
-        ready = attention_candidate(name, "32", 40, shape, CPU)
-        numbers = 2 * 2 * 40 * 8
-        of_a_head = {"delta": 2, "elu-channel": 8}.get(name, name.endswith("learned"))
-        gates = 2 * 2 * 40 * of_a_head
-        one_way = 4 * (4 * numbers + gates)  # queries, keys, values, outputs
-        assert ready.io_bytes == (one_way if forward_only else 2 * one_way)
-        gradients = ready.call()
-        if not forward_only:
-            assert all(bool(x.any()) for x in gradients)  # type: ignore[attr-defined]
+    ready = attention_candidate(name, "32", 40, 2, 8, CPU)
+    numbers = 2 * 40 * 8
+    of_a_head = {"delta": 2, "elu-channel": 8}.get(name, name.endswith("learned"))
+    gates = 2 * 40 * of_a_head
+    assert ready.io_bytes == 2 * 4 * (4 * numbers + gates)  # queries, keys, values, outputs
+    assert all(bool(x.any()) for x in ready.call())  # type: ignore[attr-defined]
 
 
 def test_models_read_by_the_kernel_of_the_recipe() -> None:

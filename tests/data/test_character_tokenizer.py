@@ -68,7 +68,7 @@ def test_what_is_replaced_is_counted(text_of: Callable[..., recipe.Text]) -> Non
 
 def test_a_prompt_with_another_character_is_refused_with_its_place() -> None:
     with pytest.raises(UsageError, match=r"^character 8: 'X'"):
-        list(CharacterTokenizer("ACGT").encode_pieces(["GATT", "", "ACAX"]))
+        CharacterTokenizer("ACGT").encode("GATTACAX")
 
 
 @pytest.mark.parametrize(

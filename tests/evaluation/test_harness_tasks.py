@@ -156,7 +156,6 @@ def test_mistakes_are_usage_errors(tmp_path: Path, offline: None) -> None:
     (tmp_path / "choices.jsonl").unlink()
     for names, options, complaint in [
         (["my_documents"], {"limit": 0}, "--limit: 0"),
-        (["my_documents"], {"batch_size": 0}, "batch_size: 0"),
         (["my_documents"], {"include_path": tmp_path / "none"}, "is not a folder"),
         (["my_document"], {}, "no 'my_document'. Did you mean 'my_documents'?"),
         (["my_choices"], {}, r"my_choices cannot be loaded \(.*choices.jsonl"),

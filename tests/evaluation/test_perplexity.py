@@ -143,20 +143,6 @@ def test_blocks_are_spread_evenly() -> None:
     assert len(choose_blocks(documents, 40, 10, targets=10_000, least=1).first) == 60  # all there are
 
 
-def test_shorter_contexts_alone_have_the_targets_of_longer_ones(loaded: TrainedLanguageModel) -> None:
-    text, options = validation_text(loaded), PerplexityOptions(("context",), (8, 24, 40), 80, 2)
-    report = measure_perplexity("tiny", loaded, text, options)
-    shorter = measure_perplexity("tiny", loaded, text, options._replace(lengths=(8, 24), after=40))
-    assert [point.sums.nats.tolist() for point in shorter.context] == [
-        point.sums.nats.tolist() for point in report.context[:2]
-    ]
-    assert shorter.context[0].sums.has_targets_of(report.context[0].sums)
-    nearer = measure_perplexity("tiny", loaded, text, options._replace(lengths=(8, 24)))
-    assert not nearer.context[0].sums.has_targets_of(report.context[0].sums)
-    with pytest.raises(UsageError, match="after: 0 documents have targets after 9,999 tokens"):
-        measure_perplexity("tiny", loaded, text, options._replace(after=9999))
-
-
 def test_documents_without_a_target_do_not_count() -> None:
     documents = documents_of(TokenFile(np.zeros(9, np.uint16), np.array([0, 1, 3, 8])))
     assert documents.sizes.tolist() == [2, 5]

@@ -19,7 +19,7 @@ from lmlong.attention import laws as attention_laws
 from lmlong.attention.base import CausalAttention
 from lmlong.attention.inputs import draw_inputs
 from lmlong.attention.laws import Text
-from lmlong.bench.candidates import AttentionShape, build_attention
+from lmlong.bench.candidates import build_attention
 from lmlong.bench.timer import peak_bytes, quartiles, time_rounds
 from lmlong.recipe.lengths import name_length
 
@@ -165,7 +165,7 @@ def compare(mine: tuple[Tensor, ...], usual: tuple[Tensor, ...]) -> None:
 def build(name: str, heads: int, head_dim: int, kernel: str, device: torch.device) -> CausalAttention:
     """Return an attention, whose random features are the same each time."""
     torch.manual_seed(0)
-    attention = build_attention(name, AttentionShape(rows=1, heads=heads, width=head_dim, forward_only=False))
+    attention = build_attention(name, heads, head_dim)
     attention.use_kernel(kernel)
     return attention.to(device)
 

@@ -76,11 +76,6 @@ class Tokenizer(ABC):
         """Return a text without the characters that the tokenizer cannot represent."""
         return text
 
-    def encode_pieces(self, pieces: Iterable[str]) -> Iterator[np.ndarray]:
-        """Yield the ids of a text as int64 arrays; the ids do not depend on how the text is cut into `pieces`."""
-        for part in parts(pieces):
-            yield np.array(self.encode_part(part), dtype=np.int64)
-
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text. bos and eos are not added, and no text encodes to them."""
         return [token for part in parts([text]) for token in self.encode_part(part)]

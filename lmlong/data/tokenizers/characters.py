@@ -4,7 +4,7 @@ Other characters in a text are an error, or become U+FFFD, depending on `unknown
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import cached_property
 from typing import Literal
 
@@ -58,15 +58,6 @@ class CharacterTokenizer(Tokenizer):
         """Boundaries without pieces of several characters: no text changes the tokens before it."""
         return TokenBoundaries([], self.encode_part)
 
-    def encode_part(self, text: str) -> list[int]:
-        return self._tokens(text, 0).tolist()
-
-    def encode_pieces(self, pieces: Iterable[str]) -> Iterator[np.ndarray]:
-        before = 0
-        for piece in filter(None, pieces):
-            yield self._tokens(piece, before)
-            before += len(piece)
-
     def representable(self, text: str) -> str:
         if self.replacement is None:
             return text
@@ -93,16 +84,15 @@ class CharacterTokenizer(Tokenizer):
         assert first is not None, "the caller found one"
         return UnknownCharacter(*first, characters)
 
-    def _tokens(self, text: str, before: int) -> np.ndarray:
-        """Return the tokens of a text that follows `before` characters, which an error message counts."""
+    def encode_part(self, text: str) -> list[int]:
         tokens = self._lookup(text)
         if len(tokens) and tokens.min() < 0:
             outside = np.flatnonzero(tokens < 0)
             if self.replacement is None:
                 characters = {text[index] for index in outside}
-                raise UnknownCharacter(text[outside[0]], f"character {before + outside[0] + 1:,}", characters)
+                raise UnknownCharacter(text[outside[0]], f"character {outside[0] + 1:,}", characters)
             tokens[outside] = self.replacement
-        return tokens
+        return tokens.tolist()
 
     def _lookup(self, text: str) -> np.ndarray:
         """Return the token of each character, or -1."""
