@@ -43,7 +43,6 @@ def run_facts(loaded: TrainedModel) -> dict[str, Any]:
         **_kernels(loaded),
         **({"state bytes": state.empty.bytes, "state bytes per token": state.per_token.bytes} if state else {}),
         **({"state bytes with --learn": learning.empty.bytes} if learning else {}),
-        **_state_health(loaded.checkpoint, step),
         "validation": last_validation(metrics(loaded.checkpoint, step)),
     }
 
@@ -71,17 +70,6 @@ def _kernels(loaded: TrainedModel) -> dict[str, Any]:
         "kernels here": {kind: usable_kernel(attentions[0], device) for kind, attentions in model.with_kernels.items()},
         **({"kernels not usable here": reasons} if reasons else {}),
     }
-
-
-def _state_health(checkpoint: Path, step: int | None) -> dict[str, Any]:
-    """Return the state health of each recurrent layer at that validation."""
-    entries = [entry["state"] for entry in metrics(checkpoint, step) if isinstance(entry.get("state"), list)]
-    named = {"effective memory by head": "effective_memory", "smallest denominators": "smallest_denominator"}
-    values = {
-        name: {f"layer {numbers['layer']}": numbers[key] for numbers in entries[-1] if key in numbers}
-        for name, key in (named if entries else {}).items()
-    }
-    return {name: layers for name, layers in values.items() if layers}
 
 
 def metrics(checkpoint: Path, step: int | None) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from lmlong.evaluation import perplexity_figure, perplexity_report, probe_accura
 from lmlong.evaluation.perplexity import VIEWS
 from lmlong.evaluation.results import PerplexityReport
 from lmlong.evaluation.run_report import ReportedRun
-from lmlong.evaluation.training_curves import UNITS, TrainingCurves, denominator_panel, time_unit, training_panels
+from lmlong.evaluation.training_curves import UNITS, TrainingCurves, time_unit, training_panels
 from lmlong.model.state_size import binary_size
 from lmlong.recipe import file as recipe_file
 from lmlong.recipe.lengths import name_length
@@ -258,17 +258,7 @@ def _state(runs: Sequence[ReportedRun]) -> Parts:
         Panel(lines_of(healths, "position", value, marker_size=5), title, y_label=label, **common)
         for value, (title, label) in (shown if healths else {}).items()
     ]
-    in_validation = denominator_panel(_curves(runs))
-    panels += [in_validation] if in_validation else []
-    parts = [charts(panels)] if panels else []
-    for run in runs:
-        for name in ("effective memory by head", "smallest denominators"):
-            layers = run.facts.get(name, {})
-            heads = max(map(len, layers.values()), default=0)
-            columns = [Column("", align="<"), *(Column(f"head {head + 1}", format=",.4g") for head in range(heads))]
-            rows = [[layer, *values] for layer, values in layers.items()]
-            parts += [data_table(columns, rows, f"{run.name}, {name}, in the last validation")] if rows else []
-    return parts
+    return [charts(panels)] if panels else []
 
 
 def _recipes(runs: Sequence[ReportedRun]) -> Parts:

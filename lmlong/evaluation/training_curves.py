@@ -27,7 +27,6 @@ class TrainingCurves(NamedTuple):
     steps: list[dict[str, Any]]
     seconds: np.ndarray  # since the beginning, by `training.clock`, from the speeds of the logged steps
     validations: list[dict[str, Any]]
-    states: list[dict[str, Any]]
 
     @classmethod
     def of(cls, name: str, recipe: Recipe, metrics: Sequence[dict[str, Any]]) -> "TrainingCurves":
@@ -35,7 +34,7 @@ class TrainingCurves(NamedTuple):
         counts = np.diff([entry["step"] for entry in steps], prepend=0) * recipe.tokens_per_step
         seconds = np.cumsum(counts / np.array([entry["tokens_per_second"] for entry in steps]))
         validations = [{"step": entry["step"], **entry["validation"]} for entry in metrics if "validation" in entry]
-        return cls(name, recipe, steps, seconds, validations, [entry for entry in metrics if entry.get("state")])
+        return cls(name, recipe, steps, seconds, validations)
 
     def time_at(self, steps: Numbers) -> np.ndarray:
         """Return the seconds at some steps."""
@@ -69,22 +68,6 @@ def training_panels(runs: Sequence[TrainingCurves]) -> list[Panel]:
         ),
     ]
     return [panel for panel in panels if any(len(line.x) for line in panel.lines)]
-
-
-def denominator_panel(runs: Sequence[TrainingCurves]) -> Panel | None:
-    """Return the smallest denominator of linear attention by step; None if no run has linear attention."""
-    lines = []
-    for number, run in enumerate(runs):
-        heads = [
-            [value for layer in entry["state"] for value in layer.get("smallest_denominator", []) if value is not None]
-            for entry in run.states
-        ]
-        smallest = [(entry["step"], min(of)) for entry, of in zip(run.states, heads, strict=True) if of]
-        if smallest:
-            steps, values = [step for step, _ in smallest], [value for _, value in smallest]
-            lines.append(_thinned(Line(run.name, steps, values, style(number)._replace(marker_size=5))))
-    title, label = "Smallest denominator in validation", "smallest of layers and heads"
-    return Panel(lines, title, "optimizer step", label, y_scale="log") if lines else None
 
 
 def _losses(run: TrainingCurves, number: int, training: str, validation: str) -> list[Line]:

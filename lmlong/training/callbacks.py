@@ -29,7 +29,6 @@ from lmlong.training.progress import Progress
 from lmlong.training.run_folder import check_exists
 from lmlong.training.sample import write_sample
 from lmlong.training.signals import StopOnSignal
-from lmlong.training.state_health import StateHealth
 from lmlong.training.training_state import restore, training_state
 
 SPIKE = 1.5
@@ -219,12 +218,9 @@ class TrainingCallback(Callback):
         return best.step
 
     def _validate(self, module: TrainingModule) -> LossTotals:
-        """Return the loss on the even sample, and log it with the health of the model's states."""
-        health = StateHealth(module.model)
-        with health.watch():
-            totals = self._score(module, module.recipe.training.validation_tokens)
-        by_layer = health.by_layer(module.trainer)
-        self._log_validation(module, "validation", totals, **({"state": by_layer} if by_layer else {}))
+        """Return the loss on the even sample, and log it."""
+        totals = self._score(module, module.recipe.training.validation_tokens)
+        self._log_validation(module, "validation", totals)
         return totals
 
     def _score(self, module: TrainingModule, limit: int | None) -> LossTotals:

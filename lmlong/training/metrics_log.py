@@ -91,7 +91,7 @@ def _entry(line: bytes) -> dict[str, Any] | None:
 
 def _is_sound(entry: dict[str, Any]) -> bool:
     """Return whether an entry has the types that a run writes, and plausible numbers."""
-    step, state = entry.get("step"), entry.get("state", [])
+    step = entry.get("step")
     validations = [entry[name] for name in VALIDATIONS if name in entry]
     return (
         type(step) is int
@@ -99,20 +99,8 @@ def _is_sound(entry: dict[str, Any]) -> bool:
         and all(_is_number(value) for value in entry.values() if isinstance(value, int | float))
         and all(type(entry.get(name)) in (int, float, NoneType) for name in NUMBERS)
         and all(isinstance(each, dict) and each and all(map(_is_number, each.values())) for each in validations)
-        and isinstance(state, list)
-        and all(map(_is_layer, state))
     )
 
 
 def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and abs(value) < LARGEST
-
-
-def _is_layer(numbers: Any) -> bool:
-    """Return whether these are the numbers of a layer's heads, each a number or None."""
-    if not isinstance(numbers, dict) or type(numbers.get("layer")) is not int:
-        return False
-    heads = [value for name, value in numbers.items() if name != "layer"]
-    return _is_number(numbers["layer"]) and all(
-        isinstance(each, list) and all(number is None or _is_number(number) for number in each) for each in heads
-    )

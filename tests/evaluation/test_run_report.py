@@ -13,7 +13,7 @@ from lmlong.checkpoint.environment import read_environment, text_sources
 from lmlong.checkpoint.read import read_recipe
 from lmlong.evaluation.run_page import run_page
 from lmlong.evaluation.run_report import report_runs
-from lmlong.evaluation.training_curves import TrainingCurves, denominator_panel, training_panels
+from lmlong.evaluation.training_curves import TrainingCurves, training_panels
 from lmlong.recipe import Recipe, Text, Training
 
 ENVIRONMENT = {
@@ -41,7 +41,6 @@ METRICS = "\n".join(
             {
                 "step": 6,
                 "validation": {"nats": 2.0, "tokens": 1, "bytes": 2, "nats_per_token": 3.0, "bits_per_byte": 1.4},
-                "state": [{"layer": 1, "effective_memory": [8.0, None], "smallest_denominator": [0.5, 0.25]}],
             }
         ),
         json.dumps({"step": 6, "sample": f"once {ATTACK}\u0000\u202e"}),
@@ -172,8 +171,6 @@ def test_time_is_the_sum_of_the_logged_speeds() -> None:
     assert by_time.lines[0].x == pytest.approx([2 * step, 6 * step]) and "seconds" in by_time.x_label
     assert by_time.lines[1].x == pytest.approx([6 * step])
     assert (rate.lines[0].y, norm.lines[0].y[0]) == ([0.1, 0.2], 1.0)
-    denominators = denominator_panel([curves])
-    assert denominators and [(line.label, line.x, line.y) for line in denominators.lines] == [("a", [6], [0.25])]
 
 
 def test_many_steps_are_averaged() -> None:

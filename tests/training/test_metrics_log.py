@@ -55,11 +55,6 @@ def test_a_run_that_has_no_journal_yet_needs_no_cutting(tmp_path: Path) -> None:
         '{"step": 2, "validation": {"bits_per_byte": null}}',
         '{"step": 2, "validation": {"bits_per_byte": {}}}',
         '{"step": 2, "final_validation": {"nats": 1' + "0" * 400 + "}}",
-        '{"step": 2, "state": {}}',
-        '{"step": 2, "state": [{}]}',
-        '{"step": 2, "state": [{"layer": "1"}]}',
-        '{"step": 2, "state": [{"layer": 1, "effective_memory": 3}]}',
-        '{"step": 2, "state": [{"layer": 1, "effective_memory": ["x"]}]}',
         "[" * 100_000,
         "9" * 5000,
     ],
@@ -68,7 +63,7 @@ def test_a_line_that_no_run_writes_is_left_out_wherever_a_log_is_read(tmp_path: 
     path = tmp_path / "metrics.jsonl"
     sound = [
         {"step": 1, "loss": None, "bits_per_byte": 3, "event": "a spike"},
-        {"step": 1, "validation": {"bits_per_byte": 2.5}, "state": [{"layer": 1, "effective_memory": [None, 2]}]},
+        {"step": 1, "validation": {"bits_per_byte": 2.5}},
     ]
     path.write_text("".join(f"{each}\n" for each in (json.dumps(sound[0]), line, json.dumps(sound[1]))))
     assert read_entries(path) == sound
