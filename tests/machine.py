@@ -1,11 +1,17 @@
 """What a test needs of the machine it runs on."""
 
 import os
+import resource
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from lmlong.attention.linear.native import library
+from lmlong.decode import native
 from lmlong.io.cache import cache_folder
 from lmlong.native import prebuilt
 from lmlong.native.build import find_compiler, make_private
@@ -72,3 +78,18 @@ on_other_processors = pytest.mark.parametrize(
     ids=" ".join,
 )
 """Compiler flags of processors with fewer lanes or instructions than this one; sse2 stands for x86-64."""
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """Return a context with a limit on the size of files, which fails as a full disk does: in the middle of a file.
+    Native code is loaded before: a failure to compile it would be remembered. It ends within the test, since what
+    pytest itself writes may go to a file too."""
+    native.library(), library()
+    usual, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, usual[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+        signal.signal(signal.SIGXFSZ, handler)

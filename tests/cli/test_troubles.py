@@ -2,23 +2,18 @@
 
 import os
 import re
-import resource
 import shlex
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 import pytest
 from commands import Finished
 from commands import lmlong as call_lmlong
-from machine import new_cache
+from machine import largest_file, new_cache
 
-from lmlong.attention.linear.native import library
-from lmlong.decode import native
 from lmlong.model import memory
 
 RECIPE = """
@@ -53,21 +48,6 @@ def shell(place: Path, line: str, **environment: str) -> subprocess.CompletedPro
     return subprocess.run(
         ["bash", "-c", line], capture_output=True, text=True, timeout=60, cwd=place, env={**os.environ, **environment}
     )
-
-
-@contextmanager
-def largest_file(size: int) -> Iterator[None]:
-    """A limit on the size of files, which fails as a full disk does: in the middle of a file. Native code is there
-    before: a failure to compile it would be remembered for all tests to come. It ends within the test, for what pytest
-    itself writes may go to a file, too."""
-    native.library(), library()
-    usual, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, usual[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
-        signal.signal(signal.SIGXFSZ, handler)
 
 
 EVAL = ("eval", "run", "--lengths", "8", "--min-documents", "1", "--by", "position")

@@ -7,31 +7,16 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from machine import needs_native
-from torch.testing import assert_close
 
 from lmlong.cli.generate import generate
 from lmlong.decode import native
 from lmlong.decode.choice import why_no_fast_engine
 from lmlong.errors import UsageError
 from lmlong.inference.loading import load
-from lmlong.inference.session import next_logits
 from lmlong.model.language_model import LanguageModel
-from lmlong.model.quantization import Weights
 from lmlong.native import prebuilt
 from lmlong.native.build import CHOICE
 from lmlong.recipe import Attention, Model
-
-
-@needs_native
-@pytest.mark.parametrize("weights", ["32", "int8"])
-def test_a_compiled_step_writes_the_same(run: Path, weights: Weights) -> None:
-    loaded = load(run, "cpu", weights)
-    session = loaded.read("to be")
-    expected = next_logits(loaded.model, session)[0]
-    text = "".join(loaded.stream("to be", max_tokens=40, temperature=0))
-    loaded.use_fast_step()
-    assert_close(next_logits(loaded.model, session)[0], expected, rtol=1e-5, atol=1e-5)
-    assert "".join(loaded.stream("to be", max_tokens=40, temperature=0)) == text
 
 
 @needs_native

@@ -8,9 +8,9 @@ from typing import Any
 
 import httpx
 import pytest
+from machine import largest_file
 from serving.engines import subwords, tiny
 from serving.servers import Served, served, until
-from serving.turns import largest_file
 
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.serving import reading

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from grids import every_nth
+from machine import largest_file
 from models import FORMS, write_run
 from serving.engines import loaded, tiny
 from serving.turns import (
@@ -23,7 +24,6 @@ from serving.turns import (
     files,
     forked,
     is_equal,
-    largest_file,
     opened,
     session,
     size,

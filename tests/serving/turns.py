@@ -1,10 +1,7 @@
 """Turns of sessions, made without an engine, and stores that keep them."""
 
 import random
-import resource
-import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -94,16 +91,3 @@ def files(folder: Path) -> set[str]:
 
 def size(folder: Path) -> int:
     return sum((folder / name).stat().st_size for name in files(folder))
-
-
-@contextmanager
-def largest_file(size: int) -> Iterator[None]:
-    """A limit on the size of files, which fails as a full disk does: in the middle of a file. It ends within the test,
-    for what pytest itself writes may go to a file, too."""
-    usual, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, usual[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
-        signal.signal(signal.SIGXFSZ, handler)
