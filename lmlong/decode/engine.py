@@ -44,6 +44,9 @@ class Engine(ABC):
     def __init__(self, model: LanguageModel):
         self.model = model
 
+    def __deepcopy__(self, memo: object) -> None:
+        """A copied model may get other weights, so it has no engine."""
+
     @abstractmethod
     def load(self, state: ModelState) -> Any:
         """Return a row that continues the state of one text, which is not modified."""

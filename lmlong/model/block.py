@@ -135,7 +135,7 @@ class Mixer(nn.Module):
 
     @property
     def rotates(self) -> bool:
-        """Whether any part of the attention uses queries and keys with rotary stretch."""
+        """Whether any part of the attention uses queries and keys with rotary positions."""
         asked = any(isinstance(declared, Rotated) for declared in self.attention.inputs.values())
         return self.uses_rope or (asked and self.rotary)
 

@@ -117,9 +117,7 @@ def test_a_format_that_there_is_not_is_refused(run: Path) -> None:
         load(run, "cpu", state_dtype="bf16")  # type: ignore[arg-type]
 
 
-def test_a_model_is_measured_in_the_format_of_training_unless_another_is_chosen(caching: Path) -> None:
-    for state_dtype, expected in (("auto", False), ("32", False)):
-        loading = Loading("32", state_dtype, "cpu")
-        measured = loading.load_as_trained(str(caching)).model.init_state(1)
-        assert (torch.bfloat16 in dtypes(measured)) == expected
-    assert torch.bfloat16 in dtypes(Loading("32", "auto", "cpu").load(str(caching)).model.init_state(1))
+def test_a_model_is_measured_in_the_format_of_training(caching: Path) -> None:
+    loading = Loading("cpu")
+    assert torch.bfloat16 not in dtypes(loading.load_as_trained(str(caching)).model.init_state(1))
+    assert torch.bfloat16 in dtypes(loading.load(str(caching)).model.init_state(1))
