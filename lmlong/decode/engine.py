@@ -45,7 +45,8 @@ class Engine(ABC):
         self.model = model
 
     def __deepcopy__(self, memo: object) -> None:
-        """A copied model may get other weights, so it has no engine."""
+        """Return no engine for a copied model, which may get other weights."""
+        return None
 
     @abstractmethod
     def load(self, state: ModelState) -> Any:
