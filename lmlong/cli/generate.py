@@ -11,7 +11,9 @@ from lmlong.model.sampling_options import DEFAULTS, MAX_TOKENS, Sampling, random
 
 @click.command()
 @options.run
-@click.option("--prompt", metavar="TEXT", help='Text to continue; "" starts a new document.')
+@click.option(
+    "--prompt", metavar="TEXT", help='Text to continue; "" adds nothing to a state, or starts a new document.'
+)
 @click.option(
     "--prompts",
     type=options.InFile(),
@@ -58,7 +60,7 @@ from lmlong.model.sampling_options import DEFAULTS, MAX_TOKENS, Sampling, random
     help="Decode with native code on a CPU, or a CUDA graph on a GPU.  [default: on a CPU]",
 )
 @click.option("--stats", is_flag=True, help="Print speed, drafts, state size and seed to standard error.")
-@click.option("--ignore-eos", is_flag=True, help="Continue past the ends of documents.")
+@click.option("--ignore-eos", is_flag=True, help="Never draw the end of the document.")
 @options.learn
 @options.weights
 @options.loading

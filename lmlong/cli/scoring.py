@@ -99,6 +99,8 @@ class Show:
         """Write the units with the highest z, draw the plot, and report on standard error if `above` has hidden all."""
         for *_, best in sorted(self._best, reverse=True):
             print(self._line(best), flush=True)
+        if self._written and not self._best:
+            print(f"no {unit} has a z to compare: the first {LEAST} have none", file=sys.stderr)
         if self._above is not None and self._highest and _z(self._highest) < self._above:
             print(_nothing_above(self._above, self._highest, unit), file=sys.stderr)
         if plot and self._along:

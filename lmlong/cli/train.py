@@ -41,7 +41,8 @@ def train(
     chosen = load_recipe(recipe, overrides)
     from lmlong.training import run_folder
 
-    folder = out or run_folder.default_folder(chosen)
+    own = run_folder.folder_to_resume(recipe) if resume else None
+    folder = out or own or run_folder.default_folder(chosen)
     if not dry_run and not run_folder.is_locked(folder):
         run_folder.check_folder(folder, chosen, resume, overwrite)
     run_folder.check_sources(chosen, resume)
@@ -58,7 +59,7 @@ def train(
 
     result = run(chosen, folder, resume, overwrite)
     if result.is_main_process:
-        resume_by = resume_command(result.run, chosen.name)
+        resume_by = resume_command(result.run)
         click.echo(after_training(result, _sample(result), next_commands(result.run, chosen), resume_by))
     if result.signal is not None:
         raise SystemExit(128 + result.signal)

@@ -76,6 +76,8 @@ class TextOutput:
                 texts[row] += piece
         if streams and sys.stdout.isatty():
             _print("\n")
+        if streams and writing.rows[0].end == "eos" and not writing.rows[0].written:
+            print("the document ended before the first token; --ignore-eos continues", file=sys.stderr)
         return texts
 
     def _print_text(

@@ -59,8 +59,7 @@ def find_recipe(name_or_path: str) -> Path:
         return path
     hint = nearest(path.stem, shipped) or f" Shipped recipes: {', '.join(shipped)}."
     if (path / ENVIRONMENT).is_file() and (path / RECIPE).is_file():
-        name = at(_recipe_of(str(path)), ("name",))
-        raise RecipeError([f"{name_or_path}: is a run. Resume it by: {resume_command(path, str(name))}"])
+        raise RecipeError([f"{name_or_path}: is a run. Resume it by: {resume_command(path)}"])
     if path.is_dir():
         remedy = "Name the recipe file in it, or train on its texts"
         raise RecipeError([f"{name_or_path}: is a folder, not a recipe. {remedy}: {_training_on(path, 'library')}."])
@@ -71,10 +70,9 @@ def find_recipe(name_or_path: str) -> Path:
     raise RecipeError([f"{name_or_path}: {'there is no such file' if is_path else 'no recipe of that name'}.{hint}"])
 
 
-def resume_command(run: Path, name: str) -> str:
-    """Return the command that resumes a run whose recipe has this name."""
-    out = [] if run == RUNS / name else ["--out", str(run)]
-    return shlex.join(["lmlong", "train", str(run / RECIPE), *out, "--resume", "auto"])
+def resume_command(run: Path) -> str:
+    """Return the command that resumes a run."""
+    return shlex.join(["lmlong", "train", str(run / RECIPE), "--resume", "auto"])
 
 
 def read_recipe_file(file: Path) -> str:

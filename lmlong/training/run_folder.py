@@ -48,6 +48,12 @@ def default_folder(recipe: Recipe) -> Path:
     return RUNS / recipe.name
 
 
+def folder_to_resume(recipe: str) -> Path | None:
+    """Return the run folder whose own recipe this file is; None if it is another recipe."""
+    file = Path(recipe)
+    return file.parent if file.name == RECIPE and (file.parent / ENVIRONMENT).is_file() else None
+
+
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Lock a run folder against other training. The folder is created if missing, and removed again if it stays

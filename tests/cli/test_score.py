@@ -90,6 +90,8 @@ def test_above_reports_the_highest_z_if_nothing_reaches_it(run: Path, book: Path
     assert rows(out) == [best] and "the highest" not in err
     out, err = scored(run, "--above", 8, piped=b"to be\nor not")
     assert out == "" and err.splitlines()[-1] == "no line has z of at least 8: the first 30 have none"
+    out, err = scored(run, "--top", 8, piped=b"to be\nor not")
+    assert out == "" and err.splitlines()[-1] == "no line has a z to compare: the first 30 have none"
 
 
 def test_a_saved_state_continues_the_score(run: Path, tmp_path: Path) -> None:

@@ -50,6 +50,8 @@ def test_every_option_reaches_the_stream(run: Path) -> None:
     whole = "".join(loaded.stream("a", **options))
     assert written(run, "--prompt", "a", *words) == whole
     assert written(run, "--prompt", "a", *words, "--stop", whole[9], "--stop", "zz") == whole[: whole.index(whole[9])]
+    endless = "".join(loaded.stream("a", **options, ignore_eos=True))
+    assert written(run, "--prompt", "a", *words, "--ignore-eos") == endless
 
 
 def test_a_prompt_that_cannot_be_used_is_named(run: Path, tmp_path: Path) -> None:
