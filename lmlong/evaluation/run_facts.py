@@ -35,6 +35,7 @@ def run_facts(loaded: TrainedModel) -> dict[str, Any]:
         "number format": str(loaded.model.embedding.weight.dtype).removeprefix("torch."),
         "vocabulary": loaded.tokenizer.vocabulary,
         "attention by layer": model.kinds,
+        **({"heads by kind": {kind: model.of_kind(kind).heads for kind in model.kinds}} if model.mixers else {}),
         **({"window beside": window} if window else {}),
         **({"n-gram heads added to layers": model.add_ngram} if model.add_ngram else {}),
         **({"plug-ins": loaded.recipe.plugins} if loaded.recipe.plugins else {}),
