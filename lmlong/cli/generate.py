@@ -11,9 +11,7 @@ from lmlong.model.sampling_options import DEFAULTS, MAX_TOKENS, Sampling, random
 
 @click.command()
 @options.run
-@click.option(
-    "--prompt", metavar="TEXT", help='Text to continue; "" adds none to a state, or begins a document.'
-)
+@click.option("--prompt", metavar="TEXT", help='Text to continue; "" adds none to a state, or begins a document.')
 @click.option(
     "--prompts",
     type=options.InFile(),
