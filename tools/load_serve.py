@@ -1,8 +1,6 @@
 #!/usr/bin/env python
 """Load tests of a real `lmlong serve`, driven from one other process.
 
-    tools/load_serve.py streams runs/quickstart --streams 1000 --rows 256
-    tools/load_serve.py vanish runs/quickstart --clients 100
     tools/load_serve.py malformed runs/quickstart --requests 10000
     tools/load_serve.py kill runs/quickstart --kills 50
 
@@ -17,10 +15,10 @@ import sys
 import time
 from pathlib import Path
 
-from load import kill, malformed, streams, vanish
+from load import kill, malformed
 from load.findings import Findings
 
-COMMANDS = {"streams": streams, "vanish": vanish, "malformed": malformed, "kill": kill}
+COMMANDS = {"malformed": malformed, "kill": kill}
 
 
 def main() -> int:

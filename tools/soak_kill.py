@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Kill training runs at random moments, resume each, and compare the result with an uninterrupted run.
 
-    tools/soak_kill.py [--only plain,ddp] [--kills 100] [--signal KILL] [--seed 0] [--jobs 2] [--json FILE]
+    tools/soak_kill.py [--only plain,ddp] [--kills 10] [--seed 0]
 
 Each case trains twice: uninterrupted, and killed repeatedly. Metrics, checkpoints, weights and training states must
 be equal to the last bit, without leftover files. If anything differs, the tool exits 1 and keeps the runs.
@@ -20,7 +20,6 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from itertools import zip_longest
 from pathlib import Path
@@ -34,13 +33,13 @@ from lmlong.errors import LmlongError
 from lmlong.io.files import sha256
 
 WORDS = ["the", "a", "cat", "dog", "bird", "sat", "ran", "flew", "on", "under", "over", "mat", "tree", "and", "then"]
-SAVE, KEEP = 3, 2  # steps between checkpoints, and how many of the newest are kept
+SAVE, KEEP, VALIDATE = 3, 2, 4  # steps between checkpoints, how many of the newest are kept, steps between validations
 RECIPE = f"""
 device: cpu
 text: {{sources: [{{kind: files, paths: [TEXT]}}], tokenizer: {{kind: bytes}}, sequence_length: 64}}
 model: {{width: 32, layers: 2, heads: 2}}
 training: {{steps: STEPS, batch_size: 2, learning_rate: 3e-2, schedule: constant, warmup_steps: 2, precision: "32",
-  validate_every: VALIDATE, checkpoint_every: {SAVE}, keep_last: {KEEP}, keep_every: 30, log_every: 1,
+  validate_every: {VALIDATE}, checkpoint_every: {SAVE}, keep_last: {KEEP}, keep_every: 30, log_every: 1,
   validation_tokens: 500, deepspeed: {{config: SETTINGS}}}}
 """
 SETTINGS = {"zero_optimization": {"stage3_param_persistence_threshold": 0}}
@@ -53,8 +52,8 @@ AIMS = {"start-up": (0.2, 0.0), "step": (0.35, 1.5), "save": (0.2, 0.7), "remova
 """Targets of kills: their share, and how many steps later a kill may come. Saves and removals of checkpoints are short,
 but are where a kill could do harm."""
 
-MOST_SHARDED, LONGEST = 20, 900.0
-"""Kills of all cases with DeepSpeed, which start slowly; and the seconds after which a process counts as hung."""
+LONGEST = 900.0
+"""Seconds after which a process counts as hung."""
 
 
 class Case(NamedTuple):
@@ -83,17 +82,6 @@ CASES = {
 
 class Failed(Exception):
     """A run ended with an unexpected status, or did not end."""
-
-
-class Result(NamedTuple):
-    """The result of a case."""
-
-    case: str
-    processes: int
-    kills: int
-    seconds: float
-    moments: dict[str, int]  # kills by what the run was doing
-    difference: str | None  # the first one, by name
 
 
 class Pace(NamedTuple):
@@ -169,7 +157,7 @@ def finish(run: Run) -> Pace:
     return Pace(first - begun, (time.monotonic() - first) / max(1, run.last()["step"] - before))
 
 
-def kill(run: Run, several: bool, pace: Pace, number: signal.Signals, draw: random.Random) -> str:
+def kill(run: Run, several: bool, pace: Pace, draw: random.Random) -> str:
     """Resume a run and kill it; return what it was doing."""
     (aim,) = draw.choices([*AIMS], [share for share, _ in AIMS.values()])
     goal, before = run.last()["step"] + draw.randint(1, 5), run.mark()
@@ -182,14 +170,14 @@ def kill(run: Run, several: bool, pace: Pace, number: signal.Signals, draw: rand
             raise Failed(f"no step {goal} after {LONGEST:.0f} seconds")
         if child.poll() is None:
             to_all = several and draw.random() < 0.5
-            (os.killpg if to_all else os.kill)(child.pid, number)
+            (os.killpg if to_all else os.kill)(child.pid, signal.SIGKILL)
             child.wait(LONGEST)
         if several:
             time.sleep(draw.uniform(0, 0.5))  # the other processes react to the loss of the first
         end_group(child)
         errors = child.communicate()[1]
-        if child.returncode not in (-number, 128 + number):
-            raise Failed(f"exit status {child.returncode}, not that of {number.name}: {errors[-2000:]}")
+        if child.returncode != -signal.SIGKILL:
+            raise Failed(f"exit status {child.returncode}, not that of a kill: {errors[-2000:]}")
     return moment(run, *before)
 
 
@@ -253,36 +241,24 @@ def first_difference(whole: Run, cut: Run) -> str | None:
     return f"left over: {', '.join(path.name for path in left)}" if left else None
 
 
-def soak(name: str, kills: int, number: signal.Signals, seed: int, folder: Path) -> Result:
-    """Run one case: an uninterrupted run, and one that is killed `kills` times."""
-    case, draw, begun = CASES[name], random.Random(f"{seed} {name}"), time.monotonic()
-    # SIGTERM and others make a run save first, at any step. If only multiples of SAVE are validated, this additional
-    # checkpoint is never the best.
-    validate = 4 if number == signal.SIGKILL else 2 * SAVE
-    places = {"TEXT": folder / case.text, "SETTINGS": folder / "settings.json"}
-    text, recipe = RECIPE, folder / f"{name}.yaml"
-    for word, value in {**places, "STEPS": PER_KILL * kills + LAST_STEPS, "VALIDATE": validate}.items():
+def soak(name: str, kills: int, seed: int, folder: Path) -> tuple[Counter[str], str | None]:
+    """Run one case: an uninterrupted run, and one that is killed `kills` times. Return the kills by what the run was
+    doing, and the first difference."""
+    case, draw, recipe = CASES[name], random.Random(f"{seed} {name}"), folder / f"{name}.yaml"
+    text, steps = RECIPE, PER_KILL * kills + LAST_STEPS
+    for word, value in {"TEXT": folder / case.text, "SETTINGS": folder / "settings.json", "STEPS": steps}.items():
         text = text.replace(word, str(value))
     recipe.write_text(text)
     whole, cut = (Run(recipe, folder / name / which, case) for which in ("whole", "cut"))
-    seen = Counter[str]()
+    moments = Counter[str]()
     try:
         pace = finish(whole)
         for _ in range(kills):
-            seen[kill(cut, case.processes > 1, pace, number, draw)] += 1
+            moments[kill(cut, case.processes > 1, pace, draw)] += 1
         finish(cut)
-        difference = first_difference(whole, cut)
+        return moments, first_difference(whole, cut)
     except (Failed, LmlongError, OSError, subprocess.TimeoutExpired) as error:
-        difference = f"{type(error).__name__}: {error}"
-    return Result(name, case.processes, seen.total(), time.monotonic() - begun, dict(seen.most_common()), difference)
-
-
-def shares(names: list[str], kills: int) -> dict[str, int]:
-    """Return the number of kills of each case."""
-    slow = [name for name in names if name.startswith("deepspeed")]
-    for_slow = min(MOST_SHARDED, kills * len(slow) // len(names))
-    groups = ((slow, for_slow), ([name for name in names if name not in slow], kills - for_slow))
-    return {name: (sum_ + place) // len(group) for group, sum_ in groups for place, name in enumerate(group)}
+        return moments, f"{type(error).__name__}: {error}"
 
 
 def write_texts(folder: Path, draw: random.Random) -> None:
@@ -294,56 +270,25 @@ def write_texts(folder: Path, draw: random.Random) -> None:
     (folder / "settings.json").write_text(json.dumps(SETTINGS))
 
 
-def soak_all(names: list[str], options: argparse.Namespace, folder: Path) -> list[Result]:
-    """Run all cases, the slow ones first, `--jobs` at a time."""
-    write_texts(folder, random.Random(options.seed))
-    number, kills, done = signal.Signals[f"SIG{options.signal}"], shares(names, options.kills), list[Result]()
-    with ProcessPoolExecutor(options.jobs) as pool:
-        order = sorted(names, key=lambda name: CASES[name].processes * kills[name], reverse=True)
-        begun = [pool.submit(soak, name, kills[name], number, options.seed, folder) for name in order]
-        try:
-            for future in as_completed(begun):
-                done.append(future.result())
-                print(f"{done[-1].case}: {done[-1].difference or 'equal'}", file=sys.stderr, flush=True)
-        except KeyboardInterrupt:
-            pool.shutdown(cancel_futures=True)
-            raise
-    return sorted(done, key=lambda result: names.index(result.case))
-
-
-def table(results: list[Result]) -> str:
-    """Return the results as a table."""
-    total = sum((Counter(result.moments) for result in results), Counter[str]())
-    rows = [("case", "processes", "kills", "seconds", "moments", "result")]
-    for case, processes, kills, seconds, moments, difference in results:
-        listed = ", ".join(f"{count} {what}" for what, count in moments.items())
-        rows.append((case, f"{processes}", f"{kills}", f"{seconds:.0f}", listed, difference or "equal"))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    listed = ", ".join(f"{count} {what}" for what, count in total.most_common())
-    return "\n".join(["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows] + [f"{total.total()}: {listed}"])
-
-
 def main() -> int:
-    """Run the chosen cases and print a table."""
+    """Run the chosen cases, one after the other."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(CASES), metavar="CASE,...", help=f"of {', '.join(CASES)}")
-    parser.add_argument(
-        "--kills", type=int, default=100, help=f"in total, of which up to {MOST_SHARDED} with DeepSpeed"
-    )
-    parser.add_argument("--signal", default="KILL", choices=["KILL", "TERM", "INT", "HUP"])
+    parser.add_argument("--kills", type=int, default=10, help="of each case")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=2, help="cases at a time")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to a file too")
     options = parser.parse_args()
     names = options.only.split(",")
     if strange := [name for name in names if name not in CASES]:
         parser.error(f"--only: no case {strange[0]}. Choose from {', '.join(CASES)}")
     folder = Path(tempfile.mkdtemp(prefix="soak-"))
-    results = soak_all(names, options, folder)
-    print(table(results))
-    if options.json:
-        options.json.write_text(json.dumps([result._asdict() for result in results], indent=2) + "\n")
-    if any(result.difference for result in results):
+    write_texts(folder, random.Random(options.seed))
+    differs = False
+    for name in names:
+        moments, difference = soak(name, options.kills, options.seed, folder)
+        listed = ", ".join(f"{count} {what}" for what, count in moments.most_common())
+        print(f"{name}: {difference or 'equal'}; kills {listed}", flush=True)
+        differs |= difference is not None
+    if differs:
         print(f"the runs are kept in {folder}", file=sys.stderr)
         return 1
     shutil.rmtree(folder)

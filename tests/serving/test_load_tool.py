@@ -37,19 +37,6 @@ def load(run: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> tuple[int,
 
 
 @pytest.mark.slow
-def test_streams(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code, figures, wrong = load(run, monkeypatch, "streams --streams 12 --rows 4 --tokens 20")
-    assert (code, wrong) == (0, [])
-    assert figures["all streams together"] > 0 and 12 <= figures["events"] <= 12 * 22
-
-
-def test_clients_that_vanish(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code, figures, wrong = load(run, monkeypatch, "vanish --clients 12 --rounds 2 --longest 0.5")
-    assert (code, wrong) == (0, [])
-    assert figures["texts requested"] >= figures["texts cancelled"] > 0
-
-
-@pytest.mark.slow
 def test_malformed_requests(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code, figures, wrong = load(run, monkeypatch, "malformed --requests 150 --silent 0")
     assert (code, wrong) == (0, [])
