@@ -30,7 +30,7 @@ from lmlong.model.base import count_parameters
 from lmlong.model.build import build
 from lmlong.model.segments import text_loss
 from lmlong.recipe import file as recipe_file
-from lmlong.recipe.parsed import shipped_recipes
+from lmlong.recipe.find import shipped_recipes
 from lmlong.testing import check_attention
 
 ROOT = Path(__file__).parent.parent

@@ -28,7 +28,7 @@ from lmlong.model.quantization import WeightFormat
 from lmlong.model.quantized_model import quantize
 from lmlong.model.segments import text_loss
 from lmlong.model.state import state_bytes
-from lmlong.recipe.candidates import candidates
+from lmlong.recipe.kinds import candidates
 from lmlong.training.optimizer import LoopOptimizer
 from lmlong.training.prepare import check_kernel, set_kernel
 

@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from lmlong.recipe import Recipe
-from lmlong.recipe.parsed import ENVIRONMENT
+from lmlong.recipe.find import ENVIRONMENT
 from lmlong.recipe.paths import without_folders
 
 

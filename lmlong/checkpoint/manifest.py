@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 from lmlong.errors import CheckpointError
 from lmlong.io import folder_manifest
 from lmlong.io.folder_manifest import DamagedFolder, Format
-from lmlong.recipe import parsed
+from lmlong.recipe import find
 
 NAME = folder_manifest.NAME
 FORMAT = Format("checkpoint", 3, "Train again")
-WEIGHTS, RECIPE, TOKENIZER = "model.safetensors", parsed.RECIPE, "tokenizer.model"
+WEIGHTS, RECIPE, TOKENIZER = "model.safetensors", find.RECIPE, "tokenizer.model"
 TRAINING_TENSORS, TRAINING_VALUES = "training.safetensors", "training.json"
 START = (WEIGHTS, RECIPE, TOKENIZER)
 FILES = (*START, TRAINING_TENSORS, TRAINING_VALUES)

@@ -32,7 +32,7 @@ from lmlong.model.build import without_memory
 from lmlong.model.short_conv import ShortConvolution
 from lmlong.recipe import Recipe
 from lmlong.recipe import file as recipe_file
-from lmlong.recipe.parsed import MissingPlugin
+from lmlong.recipe.file import MissingPlugin
 
 ADDED_HEADS = re.compile(r"blocks\.\d+\.ngram\.")
 """The beginning of the names of the weights of added n-gram heads."""

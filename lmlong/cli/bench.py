@@ -10,8 +10,7 @@ from lmlong.cli import lists, options
 from lmlong.cli.lists import parse_names
 from lmlong.cli.output import show
 from lmlong.cli.plugins import load_recipe
-from lmlong.recipe.candidates import candidates
-from lmlong.recipe.kinds import plugin_candidates
+from lmlong.recipe.kinds import candidates, plugin_candidates
 
 if TYPE_CHECKING:
     import torch

@@ -12,7 +12,7 @@ from click.shell_completion import CompletionItem
 
 def recipes(context: click.Context, parameter: click.Parameter, word: str) -> list[CompletionItem]:
     """Return the shipped recipes; files are offered where none of them fits."""
-    from lmlong.recipe.parsed import shipped_recipes
+    from lmlong.recipe.find import shipped_recipes
 
     return [CompletionItem(word, type="file"), *_matching(shipped_recipes(), word)]
 

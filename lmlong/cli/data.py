@@ -143,7 +143,7 @@ def _text_of(inputs: tuple[str, ...]) -> "Text":
     """Return the text section of a recipe, or of one made of files or standard input."""
     from lmlong.io.standard_input import path_of
     from lmlong.recipe import Files, Text
-    from lmlong.recipe.parsed import shipped_recipes
+    from lmlong.recipe.find import shipped_recipes
 
     if len(inputs) == 1 and (inputs[0] in shipped_recipes() or inputs[0].endswith((".yaml", ".yml"))):
         return load_recipe(inputs[0], ()).text

@@ -38,7 +38,7 @@ def list_recipes() -> None:
     Example:
       lmlong recipe list
     """
-    from lmlong.recipe.parsed import shipped_recipes
+    from lmlong.recipe.find import shipped_recipes
 
     for name, file in shipped_recipes().items():
         command, *description = _leading_comments(file.read_text(encoding="utf-8"))
@@ -56,7 +56,7 @@ def show(name: str, resolved: bool) -> None:
       lmlong recipe show quickstart --resolved
     """
     from lmlong.recipe.file import dump
-    from lmlong.recipe.parsed import find_recipe, read_recipe_file
+    from lmlong.recipe.find import find_recipe, read_recipe_file
 
     click.echo(dump(load_recipe(name)) if resolved else read_recipe_file(find_recipe(name)), nl=False)
 
@@ -95,7 +95,7 @@ def copy(name: str, destination: Path) -> None:
     Example:
       lmlong recipe copy quickstart books.yaml
     """
-    from lmlong.recipe.parsed import find_recipe, read_recipe_file
+    from lmlong.recipe.find import find_recipe, read_recipe_file
 
     source = find_recipe(name)
     target = destination / source.name if destination.is_dir() else destination

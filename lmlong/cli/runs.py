@@ -11,7 +11,7 @@ def report_left_out(data: Sequence[str]) -> None:
     from lmlong.data.notes import by_reason, notes
     from lmlong.data.source_files import find_files
 
-    left_out = find_files(list(data), "text").left_out
+    left_out = find_files(list(data), "text", "--data").left_out
     for line in notes({"left_out": by_reason(left_out)}):
         click.echo(f"--data: {line}", err=True)
 

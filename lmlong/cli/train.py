@@ -54,7 +54,7 @@ def train(
 
     with interrupt_says(NOTHING_SAVED):
         from lmlong.cli.after_training import after_training, next_commands
-        from lmlong.recipe.parsed import resume_command
+        from lmlong.recipe.find import resume_command
         from lmlong.training.run import run
 
     result = run(chosen, folder, resume, overwrite)

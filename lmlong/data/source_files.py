@@ -25,8 +25,9 @@ class SourceFiles(NamedTuple):
     named: set[Path]  # the `files` that were named, not found in a folder or by a glob
 
 
-def find_files(patterns: list[str], column: str) -> SourceFiles:
-    """Return the files that paths, folders and globs match. Raise one UsageError for all mistakes."""
+def find_files(patterns: list[str], column: str, key: str = "text.sources") -> SourceFiles:
+    """Return the files that paths, folders and globs match. Raise one UsageError for all mistakes, which names the key
+    or option that gave them."""
     files: dict[Path, Path] = {}  # by absolute path
     left_out: dict[str, Skipped] = {}
     local = [Path(pattern).expanduser() for pattern in patterns if not is_on_hub(pattern)]
@@ -44,7 +45,7 @@ def find_files(patterns: list[str], column: str) -> SourceFiles:
             files.setdefault(path if is_on_hub(pattern) else path.resolve(), path)
         left_out |= {entry.name: entry for entry in skipped}
         if not paths:
-            mistakes.append(_no_match(pattern, skipped))
+            mistakes.append(_no_match(pattern, skipped, key))
     refuse(mistakes)
     read = set(map(str, files.values()))
     unread = [entry for name, entry in left_out.items() if name not in read]
@@ -103,18 +104,18 @@ def _on_hub(url: str, column: str, named: set[Path]) -> Iterator[Path | Skipped]
     yield from paths
 
 
-def _no_match(pattern: str, skipped: list[Skipped]) -> str:
+def _no_match(pattern: str, skipped: list[Skipped], key: str) -> str:
     """Return what is wrong with a pattern that matches no file to read."""
     path = Path(pattern).expanduser()
     if not path.exists() and not has_magic(pattern) and not is_on_hub(pattern):
-        return f"{pattern}: no such file or folder (relative to {Path.cwd()}). Correct text.sources or --data."
+        return f"{pattern}: no such file or folder (relative to {Path.cwd()}). Correct {key}."
     if path.is_file():
-        return f"{pattern}: {skipped[0].reason}. Correct text.sources or --data."
+        return f"{pattern}: {skipped[0].reason}. Correct {key}."
     left_out = f" (skipped: {', '.join(f'{entry.name}, {entry.reason}' for entry in skipped[:3])})" if skipped else ""
     suffixes = ", ".join(suffix for suffix in FORMATS if not format_of(Path(f"x{suffix}")).skip_reason(Path(), ""))
     return (
         f"{pattern}: contains no supported file{left_out}. Supported in a folder: {suffixes}; text and records may be "
-        f"compressed ({', '.join(COMPRESSED)}). Name other files one by one. Correct text.sources or --data."
+        f"compressed ({', '.join(COMPRESSED)}). Name other files one by one. Correct {key}."
     )
 
 

@@ -1,13 +1,11 @@
 """A whole recipe: its top-level options, loading, and writing as YAML.
 
-    text -> yaml.parse_yaml: Tree -> parsed.parse_recipe: overrides -> pydantic: Recipe -> mistakes: sentences
+    yaml.parse_yaml: Tree -> Tree.override -> pydantic: Recipe -> mistakes.sentences
 
 A tree holds plain values and the line or override of each; pydantic's errors, and the mistakes found before, become
 one sentence each.
 """
 
-import io
-import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -15,21 +13,27 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError, create_model, model_validator
 from pydantic_core import PydanticCustomError
-from ruamel.yaml import YAML
 
-from lmlong.errors import RecipeError
+from lmlong.errors import RecipeError, UsageError, other_format
 from lmlong.recipe import bounds
 from lmlong.recipe.attention import Attention
-from lmlong.recipe.kinds import plugin_sections, plugins_needed
+from lmlong.recipe.find import find_recipe, read_tree, sections_of
+from lmlong.recipe.kinds import ATTENTION_KINDS, FEATURE_MAP_KINDS, attention_words, plugin_sections, plugins_needed
 from lmlong.recipe.mistakes import REMOVED, messages, sentences
 from lmlong.recipe.model import Model
 from lmlong.recipe.objective import CAUSAL_ONLY, ENCODER_DEFAULTS, Sections, disagreements
-from lmlong.recipe.parsed import ATTENTION, FORMAT, check_plugins, load_plugins, parse_recipe
-from lmlong.recipe.paths import with_absolute, without_folders
+from lmlong.recipe.paths import absolute, is_file, with_absolute, without_folders
 from lmlong.recipe.section import Options, completed, mistake
 from lmlong.recipe.text import Text
 from lmlong.recipe.training import Conversion, Training
-from lmlong.recipe.yaml import KeyPath, Mistake, at
+from lmlong.recipe.yaml import KeyPath, Mistake, Tree, at, dotted, write_yaml
+
+FORMAT: Literal[1] = 1
+ATTENTION: KeyPath = ("model", "attention")
+
+
+class MissingPlugin(RecipeError):
+    """A recipe needs a plug-in that is not loaded and that it may not load itself."""
 
 
 class Recipe(Options):
@@ -138,11 +142,18 @@ def load(
     The plug-ins that the recipe lists are loaded by `load_plugin`. Without it nothing is imported: an untrusted recipe,
     such as a checkpoint's, requires its plug-ins to be loaded already.
     """
-    tree = parse_recipe(source, overrides, as_trained)
+    tree = Tree(_plain(source)) if isinstance(source, Mapping) else read_tree(find_recipe(str(source)))
+    for override in _plain(overrides).items() if isinstance(overrides, Mapping) else overrides:
+        tree.override(override)
+    if not as_trained:
+        _complete_from_start(tree.values)
+    version = tree.values.get("format")
+    if type(version) is int and version > FORMAT:
+        raise RecipeError([other_format(tree.file or "the recipe", version, FORMAT)])
     if load_plugin:
-        load_plugins(tree, load_plugin)
+        _load_plugins(tree, load_plugin)
     else:
-        check_plugins(tree)
+        _check_plugins(tree)
     _drop_removed(tree.values, as_trained)
     wrong: dict[KeyPath, str] = {}
     try:
@@ -152,6 +163,62 @@ def load(
     if mistakes := tree.mistakes + [Mistake(path, tree.origin(path), message) for path, message in wrong.items()]:
         raise RecipeError(sentences(tree, mistakes))
     return with_absolute_paths(recipe)
+
+
+def _plain(values: Any) -> Any:
+    """Return a copy of sections built in Python, typed ones as dicts of the options that were set."""
+    if isinstance(values, Options):
+        return values.model_dump(exclude_unset=True)
+    if isinstance(values, Mapping):
+        return {str(key): _plain(value) for key, value in values.items()}
+    return [_plain(value) for value in values] if isinstance(values, list) else values
+
+
+def _load_plugins(tree: Tree, load_plugin: Callable[[str], object]) -> None:
+    """Load the plug-ins that a recipe lists; files are relative to the recipe's folder."""
+    for number, name in _plugins(tree).items():
+        origin = tree.origin(("plugins", number))
+        folder = tree.file.parent if tree.file and isinstance(origin, int) else Path()
+        try:
+            load_plugin(absolute(folder / Path(name).expanduser()) if is_file(name) else name)
+        except UsageError as error:
+            mistake = Mistake(("plugins", number), origin, str(error))
+            raise RecipeError(sentences(tree, [mistake])) from None
+
+
+def _check_plugins(tree: Tree) -> None:
+    """Raise `MissingPlugin` if a recipe lists plug-ins and its attention needs one that is not loaded."""
+    kinds, maps = attention_words(at(tree.values, ATTENTION))
+    missing = [f"the attention {kind}" for kind in kinds if kind not in ATTENTION_KINDS]
+    missing += [f"the feature map {name}" for name in maps if name not in FEATURE_MAP_KINDS]
+    plugins = " or ".join(dotted((Path(name).name,)) for name in _plugins(tree).values())
+    if missing and plugins:
+        needs = f"needs {missing[0]} of the plug-in {plugins}"
+        raise MissingPlugin(
+            [f"{tree.file or 'the recipe'}: {needs}: load it by --plugin FILE, or in Python by lmlong.load_plugin."]
+        )
+
+
+def _plugins(tree: Tree) -> dict[int, str]:
+    """Return the plug-ins that a recipe lists, by their index."""
+    plugins = tree.values.get("plugins")
+    listed = plugins if isinstance(plugins, list) else []
+    return {number: name for number, name in enumerate(listed) if isinstance(name, str)}
+
+
+def _complete_from_start(values: dict[str, Any]) -> None:
+    """Add the missing options of `model` and the missing tokenizer to the values of a recipe.
+
+    Options are taken from the run of `training.init_from`, the tokenizer from that run or else from the teacher.
+    A run that cannot be read is ignored here and reported when its weights are loaded.
+    """
+    start, teacher = (sections_of(at(values, ("training", key))) for key in ("init_from", "teacher"))
+    tokenizer = at(start or teacher, ("text", "tokenizer"))
+    defaults = {"model": at(start, ("model",)), "text": None if tokenizer is None else {"tokenizer": tokenizer}}
+    for name, section in defaults.items():
+        own = values.get(name, {})
+        if isinstance(section, dict) and isinstance(own, dict):
+            values[name] = section | own
 
 
 def _drop_removed(values: dict[str, Any], as_trained: bool) -> None:
@@ -197,12 +264,12 @@ def _extended(section: type[SomeOptions], fields: Mapping[str, type[Options]]) -
 
 def dump(recipe: Recipe) -> str:
     """Return a recipe as YAML with every key, which `load` reads back as the same recipe."""
-    return _yaml(recipe.model_dump())
+    return write_yaml(recipe.model_dump())
 
 
 def dump_without_folders(recipe: Recipe) -> str:
     """Return a recipe as YAML for publication, with files named without their folders."""
-    return _yaml(without_folders(recipe.model_dump()))
+    return write_yaml(without_folders(recipe.model_dump()))
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -211,15 +278,3 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in values.items():
         flattened |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return flattened
-
-
-def _yaml(values: dict[str, Any]) -> str:
-    yaml = YAML(typ="safe", pure=True)
-    yaml.default_flow_style = False
-    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]  # declared as None
-    # ruamel writes this line break unescaped, and reads it back as a different one.
-    yaml.allow_unicode = "\x85" not in json.dumps(values, ensure_ascii=False, default=str)
-    yaml.width = 4096  # folded lines would make long paths hard to read and to search
-    text = io.StringIO()
-    yaml.dump(values, text)
-    return text.getvalue()

@@ -4,7 +4,7 @@ Classes in lmlong/attention that need a value take it from here. Plug-ins work t
 both dicts are made from their classes.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 from lmlong.recipe.option_types import pattern_words
@@ -136,11 +136,37 @@ def plugins_needed(attention: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(about.plugin) for name, about in _of_plugins() if name in named))
 
 
-def plugin_candidates() -> dict[str, dict[str, str]]:
+AttentionOptions = Mapping[str, str | int]
+
+CANDIDATES: dict[str, AttentionOptions] = {
+    "softmax": {"kind": "softmax"},
+    "window": {"kind": "window", "window": 256},
+    "elu": {"kind": "linear", "feature_map": "elu", "decay": "none"},
+    "relu": {"kind": "linear", "feature_map": "relu", "decay": "none"},
+    "cosine": {"kind": "linear", "feature_map": "cosine", "decay": "none"},
+    "softmax-features": {"kind": "linear", "feature_map": "softmax", "decay": "none"},
+    "taylor": {"kind": "linear", "feature_map": "taylor", "decay": "none"},
+    "favor": {"kind": "linear", "feature_map": "favor", "decay": "none"},
+    "elu-fixed": {"kind": "linear", "feature_map": "elu", "decay": "fixed"},
+    "elu-learned": {"kind": "linear", "feature_map": "elu", "decay": "learned"},
+    "elu-channel": {"kind": "linear", "feature_map": "elu", "decay": "channel"},
+    "favor-learned": {"kind": "linear", "feature_map": "favor", "decay": "learned"},
+    "delta": {"kind": "delta", "decay": "learned"},
+}
+"""The attentions that benchmarks compare: options of model.attention by name."""
+
+
+def plugin_candidates() -> dict[str, AttentionOptions]:
     """Return the attentions and feature maps of plug-ins as candidates of a benchmark, as `CANDIDATES` has them."""
-    attentions = {kind: {"kind": kind} for kind, about in ATTENTION_KINDS.items() if about.plugin}
+    kinds = [kind for kind, about in ATTENTION_KINDS.items() if about.plugin]
     maps = [name for name, about in FEATURE_MAP_KINDS.items() if about.plugin]
+    attentions: dict[str, AttentionOptions] = {kind: {"kind": kind} for kind in kinds}
     return attentions | {name: {"kind": "linear", "feature_map": name, "decay": "none"} for name in maps}
+
+
+def candidates() -> dict[str, AttentionOptions]:
+    """Return the candidates of benchmarks, including those of plug-ins."""
+    return CANDIDATES | plugin_candidates()
 
 
 def why_state_grows(kinds: Iterable[str]) -> str | None:

@@ -171,6 +171,15 @@ def _show(value: Any) -> str:
     return repr(value) if len(repr(value)) <= MAX_SHOWN else repr(value)[:56] + " ..."
 
 
+def _as_entry(listed: list[type[BaseModel]], value: dict[str, Any], path: KeyPath) -> str:
+    """Return a hint how to write a section that must be an entry of a list: given by one of its keys, or its kind."""
+    key, inner = next(iter(value.items()))
+    if key in [kind for section in listed for kind in choices(shape_of_field(section.model_fields["kind"]))]:
+        return f" Write [{{kind: {key}, ...}}]."
+    is_key = "kind" not in value and any(key in section.model_fields for section in listed)
+    return f" Write '{dotted((*path, 0, key))}={_short(inner)}'." if is_key else ""
+
+
 def _short(value: Any) -> str:
     """Return a value on the right of an override, if it is a short one."""
     return str(value) if isinstance(value, str | int | float) and len(str(value)) <= MAX_SHOWN else "..."
@@ -183,8 +192,8 @@ def _remedy(shape: Shape, value: Any, path: KeyPath) -> str:
         return " Put it in quotes."
     if int in types and isinstance(value, float) and value.is_integer():
         return f" Write {int(value)}."
-    if sections(entry(shape)) and isinstance(value, dict) and "kind" not in value:
-        return "".join(f" Write '{dotted((*path, 0, key))}={_short(inner)}'." for key, inner in [*value.items()][:1])
+    if sections(entry(shape)) and isinstance(value, dict) and value:
+        return _as_entry(sections(entry(shape)), value, path)
     if isinstance(value, str) and any("kind" in section.model_fields for section in sections(shape)[:1]):
         return f" Write '{dotted((*path, 'kind'))}={_short(value)}'."
     if entry(shape) and isinstance(value, str):

@@ -3,6 +3,8 @@
 Only sections, lists, text, numbers, booleans and null are built from a text.
 """
 
+import io
+import json
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -70,9 +72,27 @@ class Tree:
         above = (path[:depth] for depth in range(len(path), -1, -1))
         return next(self.origins[path] for path in above if path in self.origins)
 
-    def replace(self, key: str, new: "Tree") -> None:
-        """Replace the value at a dotted key. Missing sections above it are added, with the same origin."""
-        path, origin = self._path(key), new.origins[()]
+    def override(self, given: str | tuple[str, Any]) -> None:
+        """Replace a value by an override: key.path=value with a value in YAML, or a key and its value."""
+        if isinstance(given, str):
+            text, example = given, "key.path=value, such as training.steps=20."
+            key, equals, value = given.partition("=")
+        else:
+            (key, value), equals = given, "="
+            text, example = f"{key}={value!r}", "a key.path, such as training.steps."
+        self.overrides.append(text)
+        try:
+            if not equals or not all(key.split(".")):
+                raise BadOverride(f"expected {example}")
+            self._replace(self._path(key), parse_yaml(value, text) if isinstance(given, str) else Tree(value, text))
+        except BrokenYAML as error:
+            self.mistakes.append(Mistake((), text, f"broken YAML: {error}"))
+        except BadOverride as error:
+            self.mistakes.append(Mistake((), text, str(error)))
+
+    def _replace(self, path: KeyPath, new: "Tree") -> None:
+        """Replace the value at a path. Missing sections above it are added, with the same origin."""
+        origin = new.origins[()]
         for depth in range(1, len(path)):
             above = path[:depth]
             if not isinstance(at(self.values, above), list if isinstance(path[depth], int) else dict):
@@ -138,6 +158,19 @@ def parse_yaml(text: str, override: str | None = None) -> Tree:
         raise BrokenYAML(line, f"the character {chr(error.character)!r} is not allowed in YAML.") from None
     except RecursionError:
         raise BrokenYAML(1, "it is nested too deeply.") from None
+
+
+def write_yaml(values: dict[str, Any]) -> str:
+    """Return plain values as YAML."""
+    yaml = YAML(typ="safe", pure=True)
+    yaml.default_flow_style = False
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]  # declared as None
+    # ruamel writes this line break unescaped, and reads it back as a different one.
+    yaml.allow_unicode = "\x85" not in json.dumps(values, ensure_ascii=False, default=str)
+    yaml.width = 4096  # folded lines would make long paths hard to read and to search
+    text = io.StringIO()
+    yaml.dump(values, text)
+    return text.getvalue()
 
 
 class _Builder:

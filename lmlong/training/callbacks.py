@@ -110,8 +110,10 @@ class TrainingCallback(Callback):
         step, loss = module.step, self.metric.of(validated)
         if not module.is_judged:
             return False
-        if self.best is None or loss < self.best.loss:
+        if math.isfinite(loss) and (self.best is None or loss < self.best.loss):
             self.best = Best(step, loss)
+        if self.best is None:
+            return False
         patience = max(PATIENCE * module.clock.expected_steps(step), MIN_PATIENCE)
         stops = module.recipe.training.early_stopping and step - self.best.step >= patience
         if stops and self.progress is not None:

@@ -15,7 +15,7 @@ from lmlong.errors import LmlongError, UsageError
 from lmlong.io.files import parse_json
 from lmlong.io.lock import Held, lock
 from lmlong.recipe import Recipe
-from lmlong.recipe.parsed import ENVIRONMENT, RUNS
+from lmlong.recipe.find import ENVIRONMENT, RUNS
 from lmlong.training.metrics_log import METRICS_FILE
 
 LOCK = ".lock"

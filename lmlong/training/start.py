@@ -18,7 +18,7 @@ from lmlong.checkpoint.manifest import RECIPE, TOKENIZER
 from lmlong.data.notes import text_notes
 from lmlong.io.files import atomic_write
 from lmlong.model.base import count_parameters, describe_parameters
-from lmlong.recipe.parsed import ENVIRONMENT
+from lmlong.recipe.find import ENVIRONMENT
 from lmlong.training.callbacks import TrainingCallback
 from lmlong.training.distributed import is_main_process
 from lmlong.training.intervals import Intervals

@@ -17,9 +17,8 @@ from lmlong.errors import RecipeError, UsageError
 from lmlong.model.encoder import Encoder
 from lmlong.model.language_model import LanguageModel
 from lmlong.recipe import file as recipe_file
-from lmlong.recipe.file import recipe_class
+from lmlong.recipe.file import MissingPlugin, recipe_class
 from lmlong.recipe.kinds import ATTENTION_KINDS
-from lmlong.recipe.parsed import MissingPlugin
 from lmlong.recipe.reference import reference
 from lmlong.testing import BrokenLaw, check_attention, check_feature_map, examine_plugin
 

@@ -22,7 +22,7 @@ from lmlong.bench.speed import (
 )
 from lmlong.cli.bench import bench
 from lmlong.recipe import file as recipe_file
-from lmlong.recipe.candidates import candidates
+from lmlong.recipe.kinds import candidates
 
 CPU = torch.device("cpu")
 ATTENTIONS = tuple(candidates())

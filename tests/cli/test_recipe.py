@@ -7,7 +7,7 @@ import pytest
 from commands import Finished, lmlong
 
 from lmlong.recipe.file import load, recipe_class
-from lmlong.recipe.parsed import shipped_recipes
+from lmlong.recipe.find import shipped_recipes
 from lmlong.recipe.reference import reference
 
 

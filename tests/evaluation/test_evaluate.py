@@ -99,7 +99,7 @@ def test_a_mistake_is_named(run: Path) -> None:
         (["--lengths", "64"], "^--lengths: the shortest takes 10 documents of 96 tokens"),
         (["--plot", "plot.txt"], r"^plot\.txt: cannot be drawn"),
         (["--json", "nowhere/numbers.json"], r"^nowhere/numbers\.json: its folder is missing"),
-        (["--data", "nowhere.txt"], r"^nowhere\.txt: no such file .*Correct text\.sources or --data"),
+        (["--data", "nowhere.txt"], r"^nowhere\.txt: no such file .*Correct --data\.$"),
     ]:
         with pytest.raises(UsageError, match=message):
             evaluated(run, *words)

@@ -15,7 +15,7 @@ from lmlong.attention.laws import Subject, Text
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.segments import text_loss
 from lmlong.recipe import file as recipe_file
-from lmlong.recipe.parsed import shipped_recipes
+from lmlong.recipe.find import shipped_recipes
 
 VOCABULARY, TIME = 50, 131
 EXACT = {torch.float64: 1e-10, torch.float32: 1e-4}

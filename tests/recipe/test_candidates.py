@@ -3,7 +3,7 @@
 import pytest
 
 from lmlong.recipe import Attention
-from lmlong.recipe.candidates import CANDIDATES
+from lmlong.recipe.kinds import CANDIDATES
 
 
 @pytest.mark.parametrize("name", CANDIDATES)

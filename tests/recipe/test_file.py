@@ -10,7 +10,7 @@ from ruamel.yaml import YAML
 from lmlong.errors import RecipeError
 from lmlong.recipe import Files, Hub, PythonStdlib, Recipe, Text, Training, bounds
 from lmlong.recipe.file import dump, dump_without_folders, load
-from lmlong.recipe.parsed import shipped_recipes
+from lmlong.recipe.find import shipped_recipes
 
 
 @pytest.fixture

@@ -434,6 +434,8 @@ def test_a_key_of_the_same_section_is_nearer_than_one_of_that_name_elsewhere(fil
         ("model.attention=linear", "got 'linear'. Write 'model.attention.kind=linear'."),
         ("text.sources={kind: files}", "got a section."),
         ("text.sources={}", "got a section."),
+        ("model.mixers={softmax: {heads: 8}}", "got a section. Write [{kind: softmax, ...}]."),
+        ("text.sources={files: {paths: a.txt}}", "got a section. Write [{kind: files, ...}]."),
     ],
 )
 def test_a_wrong_level_is_answered_by_the_override_that_was_meant(override: str, remedy: str) -> None:

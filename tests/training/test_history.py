@@ -1,6 +1,7 @@
 """A run is one history: what is newest and best follows from what lies in its folder, however it came to lie there."""
 
 import json
+import math
 import os
 import pty
 import shutil
@@ -17,6 +18,8 @@ from lmlong.checkpoint import manifest, read, write
 from lmlong.cli.after_training import after_training
 from lmlong.cli.info import info
 from lmlong.errors import DivergedError, UsageError
+from lmlong.model.metrics import LossTotals
+from lmlong.training import callbacks
 from lmlong.training.checkpoint_store import CheckpointStore
 from lmlong.training.run import train
 from lmlong.training.run_folder import locked
@@ -56,6 +59,15 @@ def test_a_run_ends_when_validation_has_not_improved_for_long(recipe_of: Recipes
     assert train(recipe_of(*worse), run, resume="auto").step == 60
     assert chosen(run, "best") == 10
     assert train(recipe_of(*worse, "training.early_stopping=false"), run, resume="auto").step == 80
+
+
+def test_a_validation_that_is_not_a_number_is_no_best_that_later_ones_are_compared_with(
+    recipe_of: Recipes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    score, first = callbacks.loss_totals, [LossTotals(math.nan, 1, 1)]
+    monkeypatch.setattr(callbacks, "loss_totals", lambda *given: first.pop() if first else score(*given))
+    result = train(recipe_of("training.validate_every=10", "training.steps=80"), tmp_path / "run")
+    assert (result.step, first) == (80, [])
 
 
 def test_the_best_outlives_a_resume_that_finds_none_better(recipe_of: Recipes, tmp_path: Path) -> None:

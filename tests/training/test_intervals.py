@@ -8,7 +8,7 @@ import pytest
 
 from lmlong.recipe import Training
 from lmlong.recipe import file as recipe_file
-from lmlong.recipe.parsed import shipped_recipes
+from lmlong.recipe.find import shipped_recipes
 from lmlong.training.intervals import Intervals
 from lmlong.training.optimizer import ENDLESS, count_steps
 from lmlong.training.progress import TrainingClock

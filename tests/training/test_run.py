@@ -199,6 +199,11 @@ def test_auto_begins_a_run_that_was_stopped_before_its_first_checkpoint(
     assert "new run" not in capsys.readouterr().err
 
 
+def test_a_text_that_is_missing_is_named_with_its_option(recipe_of: Recipes, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"nowhere\.txt: no such file .*Correct text\.sources\.$"):
+        train(recipe_of("text.sources=[{kind: files, paths: [nowhere.txt]}]"), tmp_path / "run")
+
+
 def test_half_precision_and_kernels_need_a_gpu(recipe_of: Recipes, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match=r"training\.precision: 16 needs a GPU"):
         prepare_run(recipe_of("training.precision=16", "device=cpu"))

@@ -22,7 +22,7 @@ import matplotlib.pyplot as plt
 import torch
 
 import lmlong
-from lmlong.recipe.candidates import candidates
+from lmlong.recipe.kinds import candidates
 
 TRAINING = {"tokens": 600_000, "batch_size": 4, "optimizer": "adamw", "warmup_steps": 40, "validation_tokens": 20_000}
 RECIPE = {

@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import lmlong
-from lmlong.recipe.candidates import candidates
+from lmlong.recipe.kinds import candidates
 from lmlong.training.optimizer import LoopOptimizer, learning_rate_factor, set_learning_rate
 
 FILLER, IGNORED = 0, -100
