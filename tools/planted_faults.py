@@ -187,7 +187,7 @@ def plant_all(options: argparse.Namespace) -> int:
 def map_tests(options: argparse.Namespace) -> int:
     """Run tests, and record which of them execute which line."""
     options.map.parent.mkdir(parents=True, exist_ok=True)
-    words = ["-n", "0", "--cov=lmlong", "--cov-context=test", "--cov-report="]
+    words = ["-n", "0", "--dist", "no", "--cov=lmlong", "--cov-context=test", "--cov-report="]
     command = [sys.executable, "-m", "pytest", *words, *options.tests]
     return subprocess.run(command, cwd=ROOT, env=os.environ | {"COVERAGE_FILE": str(options.map.resolve())}).returncode
 
