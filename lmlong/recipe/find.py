@@ -46,7 +46,7 @@ def find_recipe(name_or_path: str) -> Path:
     other = next((file for suffix in SUFFIXES if (file := path.with_suffix(suffix)).is_file()), None)
     if path.suffix in SUFFIXES and other:
         hint = f" Did you mean '{other}'?"
-    raise RecipeError([f"{name_or_path}: {'there is no such file' if is_path else 'no recipe of that name'}.{hint}"])
+    raise RecipeError([f"{name_or_path}: {'no such file' if is_path else 'no recipe with this name'}.{hint}"])
 
 
 def resume_command(run: Path) -> str:

@@ -178,11 +178,11 @@ def test_an_override_that_cannot_be_used(here: Path, override: str, complaint: s
 @pytest.mark.parametrize(
     ("name", "complaint"),
     [
-        ("quikstart", "quikstart: no recipe of that name. Did you mean 'quickstart'?"),
-        ("zzz", f"zzz: no recipe of that name. Shipped recipes: {', '.join(shipped_recipes())}."),
-        ("quickstart.yaml", "quickstart.yaml: there is no such file. Did you mean 'quickstart'?"),
-        ("mine.yml", "mine.yml: there is no such file. Did you mean 'mine.yaml'?"),
-        ("a/zzz", f"a/zzz: there is no such file. Shipped recipes: {', '.join(shipped_recipes())}."),
+        ("quikstart", "quikstart: no recipe with this name. Did you mean 'quickstart'?"),
+        ("zzz", f"zzz: no recipe with this name. Shipped recipes: {', '.join(shipped_recipes())}."),
+        ("quickstart.yaml", "quickstart.yaml: no such file. Did you mean 'quickstart'?"),
+        ("mine.yml", "mine.yml: no such file. Did you mean 'mine.yaml'?"),
+        ("a/zzz", f"a/zzz: no such file. Shipped recipes: {', '.join(shipped_recipes())}."),
         (
             ".",
             ".: is a folder, not a recipe. Name the recipe file in it, or train on its texts: `lmlong train library "

@@ -17,7 +17,7 @@ export class TextView {
    * Show turns, from their last `most` characters on.
    * @param turns       [{id, passages}]
    * @param isWriting   whether the last turn grows
-   * @param showEarlier shows the earlier text; null if there is none
+   * @param showEarlier shows the earlier text; null if all of it is shown
    */
   show(turns, isWriting, most, showEarlier) {
     const parts = turns.map(({ id, passages }) => {
