@@ -5,6 +5,7 @@ B batch, H heads, T time, K key dim, V value dim.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import prod
 from types import MappingProxyType
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
@@ -144,13 +145,13 @@ class CausalAttention(FollowsPolicy, ABC, Generic[State]):
         """Return why each kernel cannot compute this attention on a device; None if it can."""
         return {name: kernel.unavailable_reason(self, device) for name, kernel in self.kernels.items()}
 
-    def untraced(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function, outside the graph if torch.compile runs the model."""
+    def apart(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function, or if torch.compile runs the model, one that calls it outside the graph."""
         if not self.compiled:
-            return function(*arguments)
+            return function
         from lmlong.attention.untraced import untraced
 
-        return untraced(function, *arguments)
+        return partial(untraced, function)
 
     def group_heads(self, kv_heads: int) -> bool:
         """Try to share each of `kv_heads` key/value heads among neighbouring query heads. Return False if the attention

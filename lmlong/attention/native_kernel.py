@@ -109,7 +109,7 @@ class NativeKernel(Kernel):
 
     def forward(self, x: Span, state: Tensor) -> Tensor:
         after = torch.empty_like(state)
-        self._run("scan_forward", x, state_before=state, state_after=after)
+        run_on_threads(*self._call("scan_forward", x, state_before=state, state_after=after))
         return after
 
     def backward(self, x: Span, dx: Span, state: Tensor, dstate: Tensor, dweights: list[Tensor]) -> Before:
@@ -117,12 +117,13 @@ class NativeKernel(Kernel):
             dx = dx._replace(q=x.q.new_empty(x.q.shape), k=x.k.new_empty(x.k.shape))
         before, dscale = torch.empty_like(dstate), dstate.new_empty(x.q.shape[:2])
         states = {"state_before": state, "dstate_after": dstate, "dstate_before": before}
-        self._run("scan_backward", x, dx, **states, dscale=dscale)
+        run_on_threads(*self._call("scan_backward", x, dx, **states, dscale=dscale))
         self.add_weight_grads(dscale, dweights)
         return Before(before, dx.q, dx.k)
 
-    def _run(self, function: str, x: Span, dx: Span | None = None, **contiguous: Tensor) -> None:
-        """Run a function of the library on spans; `contiguous` are the tensors passed as plain addresses in the job."""
+    def _call(self, function: str, x: Span, dx: Span | None = None, **contiguous: Tensor) -> tuple[Any, ScanJob, int]:
+        """Return a function of the library, its job on spans, and how many threads run it. `contiguous` are the tensors
+        passed as plain addresses in the job."""
         (batch, heads, time, head_dim), features = x.q.shape, contiguous["state_before"].shape[2]
         job = ScanJob(batch * heads, heads, time, head_dim, features, x.v.shape[3], self.native_map)
         job.channel_decay = x.log_decay is not None and x.log_decay.ndim == 4
@@ -137,7 +138,8 @@ class NativeKernel(Kernel):
         for name, tensor in {**contiguous, **self.weights}.items():
             assert tensor.is_contiguous()
             setattr(job, name, tensor.data_ptr())
-        run_on_threads(library[function], job, workers)
+        job.tensors = contiguous  # as long as the job, which has only their addresses
+        return library[function], job, workers
 
 
 def _strided(x: Tensor) -> StridedTensor:

@@ -105,7 +105,7 @@ def compare_with_torch(engine: Engine, wide: bool = True) -> None:
             state = map_state(lambda x: x.float() if x.dtype == torch.bfloat16 else x, state)
         allowed, rows = _allowed_error(model, state), rows_of(engine, state)
         for token in tokens.mT[TRIAL_PROMPT:]:
-            *expected, after = model.decode_step(token, state, model.block_phase(state, None, 1))
+            *expected, after = model.decode_step(token, state)
             read = engine.read(rows, token[:, None].tolist())
             for row in rows:
                 engine.advance(row, 1)

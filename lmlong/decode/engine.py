@@ -111,7 +111,7 @@ class EagerEngine(Engine):
     def read(self, rows: Sequence[Any], tokens: Sequence[Sequence[int]]) -> Pass:
         batch = joined(rows)
         token = torch.tensor([token for (token,) in tokens], device=batch.position.device)
-        logits, hidden, after = self.model.decode_step(token, batch, self.model.block_phase(batch, None, 1))
+        logits, hidden, after = self.model.decode_step(token, batch)
         place(rows, batch, after)
         return Pass([[*row] for row in tokens], logits[:, None], hidden[:, None])
 

@@ -112,7 +112,7 @@ def _same_text(model: LanguageModel, precision: str, text: Text) -> Iterator[Ver
 def _state_size(model: LanguageModel, tokens: Tensor) -> Verdict:
     read = [model.layer_tokens(layer, tokens.shape[1]) for layer in range(len(model.attentions))]
     declared = sum(attention.state_numbers(time) for attention, time in zip(model.attentions, read, strict=True))
-    _, state = model.hidden_states(tokens[:1])
+    _, state = model(tokens[:1])
     held = sum(size(block.attention).numbers for block in state.blocks)
     return Verdict(8, "numbers in the state beyond those declared", float(abs(held - declared)), 0.0)
 
@@ -158,13 +158,14 @@ def _subject(model: LanguageModel) -> Subject:
 
     def forward(x: Text, state: Any) -> tuple[Tensor, Any]:
         assert x[0] is not None
-        return model(x[0], state, x[1])
+        hidden, after = model(x[0], state, x[1])
+        return model.logits(hidden), after
 
     def step(x: Text, state: Any) -> tuple[Tensor, Any]:
         tokens, document_starts = x
         assert tokens is not None
         if document_starts is not None:  # `step` cannot begin a document
-            return model(tokens, state, document_starts)
+            return forward(x, state)
         logits, state = model.step(tokens[:, 0], state)
         return logits[:, None], state
 
@@ -201,7 +202,7 @@ def _by_definition(model: LanguageModel, text: Text) -> Tensor:
     with ExitStack() as hooks:
         for attention in model.attentions:
             hooks.callback(attention.register_forward_hook(replace).remove)
-        return model(tokens, None, document_starts)[0]
+        return model.logits(model(tokens, None, document_starts)[0])
 
 
 def table(report: LawReport) -> str:

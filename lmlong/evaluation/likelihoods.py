@@ -90,7 +90,7 @@ def _hidden_states(
     inputs, size = targets[:, :-1].clamp(min=0), model.piece(len(targets), PREFILL_TOKENS)
     for start in range(0, inputs.shape[1], size):
         before, read = state, inputs[:, start : start + size]
-        hidden, state = model.hidden_states(read, before)
+        hidden, state = model(read, before)
         if not is_finite(hidden):
             raise not_finite(model, read, before)
         yield start + 1, hidden

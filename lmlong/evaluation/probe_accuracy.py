@@ -124,7 +124,7 @@ def answered(model: LanguageModel, trials: Sequence[Trial], bos: int) -> list[np
     correct, state, size = torch.zeros_like(positions), None, model.piece(len(trials))
     for begin in range(0, longest, size):
         end = min(begin + size, longest)
-        hidden, state = model.hidden_states(given[:, begin:end], state)
+        hidden, state = model(given[:, begin:end], state)
         is_answer = positions[:, begin:end]
         if is_answer.any():
             likeliest = model.logits(hidden[is_answer]).argmax(-1)

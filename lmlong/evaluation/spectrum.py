@@ -131,7 +131,7 @@ def attention_matrices(model: TextModel, tokens: np.ndarray) -> list[Tensor]:
     attentions = [module for module in model.modules() if isinstance(module, CausalAttention | EncoderAttention)]
     aligned = model.whole_blocks() if isinstance(model, LanguageModel) else nullcontext()
     with watched(attentions, look), aligned:
-        model.hidden_states(torch.from_numpy(tokens)[None].to(model.embedding.weight.device))
+        model(torch.from_numpy(tokens)[None].to(model.embedding.weight.device))
     return matrices
 
 

@@ -33,7 +33,7 @@ def denominators(model: LanguageModel, tokens: Tensor, document_starts: Tensor) 
         return []
     seen: list[Tensor] = []
     with watched(linear, lambda attention, inputs: seen.append(attention.denominators(*inputs))), model.whole_blocks():
-        model.hidden_states(tokens, None, document_starts)
+        model(tokens, None, document_starts)
         positions = _positions(model, tokens, document_starts)
     # other shapes come from a layer that reads the blocks of one row a second time
     seen = [values for values in seen if len(values) == len(tokens) and values.shape[2] in positions]
@@ -106,7 +106,7 @@ def health(model: LanguageModel, text: np.ndarray) -> list[Health]:
         while linear and (end := min(2 * read or 1, len(text))) > read:
             for begin in range(read, end, size):
                 piece = torch.from_numpy(text[begin : min(begin + size, end)].astype(np.int64))
-                _, state = model.hidden_states(piece[None].to(state.position.device), state)
+                _, state = model(piece[None].to(state.position.device), state)
             read = end
             states = [part for part in _linear_states(state.blocks) if part.z.any()]
             if not states:  # layers that read blocks begin when the first is complete

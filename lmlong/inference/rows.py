@@ -52,7 +52,7 @@ def read_rows(model: LanguageModel, rows: Sequence[Sequence[int]]) -> tuple[Tens
     state, last, size = model.init_state(len(rows)), None, model.piece(len(rows), PREFILL_TOKENS)
     for begin in range(0, longest, size):
         piece = slice(begin, begin + size)
-        hidden, state = model.hidden_states(tokens[:, piece], state, None if starts is None else starts[:, piece])
+        hidden, state = model(tokens[:, piece], state, None if starts is None else starts[:, piece])
         last = hidden[:, -1]
     assert last is not None, "nothing to read"
     return last, state

@@ -86,9 +86,9 @@ def sampled_text(loaded: TrainedLanguageModel, rows: int, tokens: int, seed: int
     written, state = [], None
     for _ in each(range(tokens), "writing a text", tokens, "tokens"):
         written.append(token)
-        logits, state = loaded.model(token[:, None], state, token[:, None] == loaded.tokenizer.bos)
+        hidden, state = loaded.model(token[:, None], state, token[:, None] == loaded.tokenizer.bos)
         ended = token == loaded.tokenizer.eos
-        token = torch.where(ended, loaded.tokenizer.bos, sampler(logits[:, 0]).to(device))
+        token = torch.where(ended, loaded.tokenizer.bos, sampler(loaded.model.logits(hidden[:, 0])).to(device))
     text = torch.stack(written, dim=1).clone()
     return text, text == loaded.tokenizer.bos
 

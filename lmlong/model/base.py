@@ -6,14 +6,17 @@ B batch, T time, V vocabulary.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from lmlong import recipe
 from lmlong.attention.device_policy import FollowsPolicy
 from lmlong.model.block import ResidualBlock
+from lmlong.model.compiling import compiled
 from lmlong.model.layers import BFloat16Linear, GroupedLinear, RMSNorm, quantized_linear, rounded_weight
 from lmlong.model.loss import chunked_cross_entropy, in_float32, logits_in_float32, token_nll
 from lmlong.model.ngram_embedding import tables_of
@@ -94,7 +97,8 @@ class QuantizedLMHead(LMHead):
 
 
 class TextModel(FollowsPolicy, ABC):
-    """A map from tokens to logits. A batch is tokens, targets and a mask (document starts or padding), each (B, T)."""
+    """A map from tokens to hidden states, and from these to logits or a loss. A batch is tokens, targets and a mask
+    (document starts or padding), each (B, T)."""
 
     blocks: Sequence[ResidualBlock]
     norm: RMSNorm
@@ -103,6 +107,8 @@ class TextModel(FollowsPolicy, ABC):
     """The format of the weight matrices."""
     partitioned = False
     """Whether weights are partitioned and gathered only while their module computes, as in DeepSpeed's stage 3."""
+    is_compiled = False
+    """Whether torch.compile runs blocks that read more than one token."""
 
     def __init__(self, options: recipe.Model, embeddings: int, activation_checkpointing: bool):
         super().__init__()
@@ -124,7 +130,7 @@ class TextModel(FollowsPolicy, ABC):
         assert state is None and empty is None
 
     @abstractmethod
-    def hidden_states(self, tokens: Tensor, state: Any = None, mask: Tensor | None = None) -> tuple[Tensor, Any]:
+    def forward(self, tokens: Tensor, state: Any = None, mask: Tensor | None = None) -> tuple[Tensor, Any]:
         """Return the last hidden states (B, T, width), starting from `state`, and the state after."""
 
     @abstractmethod
@@ -137,21 +143,25 @@ class TextModel(FollowsPolicy, ABC):
 
     def compile_blocks(self) -> None:
         """Let torch.compile run the blocks, and the loss of each chunk of logits."""
-        self.lm_head.is_compiled = True
-        for block in self.blocks:
-            block.is_compiled = True
+        self.is_compiled = self.lm_head.is_compiled = True
 
     @contextmanager
     def uncompiled(self) -> Iterator[None]:
         """Within this context, blocks run uncompiled, so that the hooks of their parts are called."""
-        changed = [block for block in self.blocks if block.is_compiled]
-        for block in changed:
-            block.is_compiled = False
+        before, self.is_compiled = self.is_compiled, False
         try:
             yield
         finally:
-            for block in changed:
-                block.is_compiled = True
+            self.is_compiled = before
+
+    def call_for(self, time: int) -> Callable[..., Any]:
+        """Return what a block and its inputs of `time` tokens are handed to: the block's own call, or its compiled
+        form; with activation checkpointing, one that computes it again in the backward pass."""
+        compiles = self.is_compiled and time > 1
+        call = compiled(type(self.blocks[0]).forward) if compiles else nn.Module.__call__
+        if self.activation_checkpointing and torch.is_grad_enabled():
+            return partial(checkpoint, call, use_reentrant=False)
+        return call
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits (..., V) of hidden states (..., width), in at least float32."""

@@ -3,22 +3,19 @@
 B batch, T time, H heads.
 """
 
-from collections.abc import Iterable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout, silu
-from torch.utils.checkpoint import checkpoint
 
 from lmlong import recipe
 from lmlong.attention.inputs import Gate, GateProjection, Inputs, Rotated
 from lmlong.attention.plugins import in_words
 from lmlong.attention.registry import CAUSAL
 from lmlong.errors import UsageError
-from lmlong.model.compiling import compiled
 from lmlong.model.layers import Linear, RMSNorm, StackedLinear, SwiGLU
 from lmlong.model.rope import apply_rope
 from lmlong.model.short_conv import ShortConvolution
@@ -32,6 +29,9 @@ class BlockState(NamedTuple):
 
 BlockStates = tuple[BlockState, ...]
 """The states of mixers, in the order in which a token passes them. A layer with added n-gram heads has two."""
+
+CallFor = Callable[[int], Callable[..., Any]]
+"""Returns what a block and its inputs are handed to, for a number of tokens (`TextModel.call_for`)."""
 
 SHARED_PARTS = frozenset({"norm", "in_proj", "convolution", "head_norm", "out_proj"})
 """The parts of a mixer that every attention has; the rest are the attention and its gates."""
@@ -144,22 +144,12 @@ class ResidualBlock(nn.Module):
     """x + mixer(x), then x + mlp(x)."""
 
     mixer: nn.Module
-    is_compiled = False
-    """Whether torch.compile runs the block where it reads more than one token."""
 
     def __init__(self, options: recipe.Model, mixer: nn.Module):
         super().__init__()
         self.mixer = mixer
         self.mlp = SwiGLU(options)
         self.dropout = options.dropout
-
-    def run(self, recompute: bool, x: Tensor, *others: Any) -> Any:
-        """Return the outputs. With `recompute`, activations are recomputed in the backward pass."""
-        compiles = self.is_compiled and x.shape[1] > 1
-        call = partial(compiled(type(self).forward), self) if compiles else self
-        if recompute and torch.is_grad_enabled():
-            return checkpoint(call, x, *others, use_reentrant=False)
-        return call(x, *others)
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         """Add the output of a part of the block to the residual stream x."""
@@ -209,11 +199,11 @@ def with_states(blocks: Iterable[Block], states: BlockStates) -> Iterator[tuple[
 
 
 def run_blocks(
-    blocks: Iterable[Block], x: Tensor, states: BlockStates, stretch: Stretch, recompute: bool = False
+    blocks: Iterable[Block], x: Tensor, states: BlockStates, stretch: Stretch, call_for: CallFor
 ) -> tuple[Tensor, BlockStates]:
-    """Run blocks in sequence. With `recompute`, activations are recomputed in the backward pass."""
-    after: list[BlockState] = []
+    """Run blocks in sequence."""
+    call, after = call_for(x.shape[1]), list[BlockState]()
     for block, own in with_states(blocks, states):
-        x, own = block.run(recompute, x, own, stretch)
+        x, own = call(block, x, own, stretch)
         after.extend(own)
     return x, tuple(after)

@@ -82,12 +82,9 @@ class Encoder(TextModel):
     def init_state(self, batch: int) -> None:
         """Return None: an encoder reads the whole text at once."""
 
-    def forward(self, tokens: Tensor, padding: Tensor | None = None) -> Tensor:
-        """Return logits (B, T, V) of tokens (B, T). Padding does not change the logits of a row's tokens."""
-        return self.logits(self.hidden_states(tokens, padding=padding)[0])
-
-    def hidden_states(self, tokens: Tensor, state: None = None, padding: Tensor | None = None) -> tuple[Tensor, None]:
-        """Return the last hidden states (B, T, width). An encoder has no state."""
+    def forward(self, tokens: Tensor, state: None = None, padding: Tensor | None = None) -> tuple[Tensor, None]:
+        """Return the last hidden states (B, T, width). Padding does not change those of a row's tokens. An encoder has
+        no state."""
         x = self.embedding(tokens)
         if self.sinusoidal:
             # scaled like an initial embedding: at full scale they would drown the tokens and delay learning
@@ -106,8 +103,9 @@ class Encoder(TextModel):
         return sys.maxsize
 
     def _run_blocks(self, blocks: Sequence[EncoderBlock], x: Tensor, padding: Tensor | None) -> Tensor:
+        call = self.call_for(x.shape[1])
         for block in blocks:
-            x = block.run(self.activation_checkpointing, x, padding)
+            x = call(block, x, padding)
         return x
 
 

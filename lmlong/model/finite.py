@@ -39,7 +39,7 @@ def not_finite(model: TextModel, tokens: Tensor, *context: Any) -> NotFinite:
     hooks = [module.register_forward_hook(hook(name)) for name, module in model.named_modules() if name]
     try:
         with torch.no_grad(), model.uncompiled():
-            model.hidden_states(tokens, *context)
+            model(tokens, *context)
     finally:
         for each in hooks:
             each.remove()

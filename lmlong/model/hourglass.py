@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 
 from lmlong import recipe
 from lmlong.attention.device_policy import FollowsPolicy
-from lmlong.model.block import Block, BlockStates, run_blocks
+from lmlong.model.block import Block, BlockStates, CallFor, run_blocks
 from lmlong.model.layers import Linear, RMSNorm
 from lmlong.model.state import concat_states, state_row, where_state
 from lmlong.model.stretch import BlockPhase, Stretch
@@ -93,7 +93,7 @@ class Hourglass(BlockPooling):
         stretch: Stretch,
         middle: Sequence[Block],
         states: BlockStates,
-        recompute: bool = False,
+        call_for: CallFor,
     ) -> tuple[Tensor, HourglassState, BlockStates]:
         """Return x (B, T, width) plus the outputs of the `middle` layers, the hourglass state after, and the middle
         layers' states after."""
@@ -106,7 +106,7 @@ class Hourglass(BlockPooling):
             x = x + self._after_first_block(upsampled, stretch)
             return x, HourglassState(tail, state.upsampled), states
         pooled, of_blocks, slots = self._downsample(seen, stretch, phase)
-        y, after = self._run_middle(pooled, states, of_blocks, slots, middle, recompute)
+        y, after = self._run_middle(pooled, states, of_blocks, slots, middle, call_for)
         upsampled = torch.cat([upsampled, self.project(y).to(x.dtype)], dim=1)  # (B, 1 + N, width)
         if phase.even:
             spread = upsampled.repeat_interleave(self.factor, 1).narrow(1, self.factor - phase.first, x.shape[1])
@@ -156,20 +156,20 @@ class Hourglass(BlockPooling):
         stretch: Stretch,
         slots: Slots | None,
         middle: Sequence[Block],
-        recompute: bool,
+        call_for: CallFor,
     ) -> tuple[Tensor, BlockStates]:
         """Return the outputs of the middle layers for all slots, and their states after the last block of each row."""
         if slots is not None and self.policy_for(pooled).reads_values:
-            y, after = run_blocks(middle, pooled, states, stretch, recompute)
-            return y, _states_after(slots.of_token[:, -1], pooled, states, after, stretch, middle, recompute)
+            y, after = run_blocks(middle, pooled, states, stretch, call_for)
+            return y, _states_after(slots.of_token[:, -1], pooled, states, after, stretch, middle, call_for)
         if slots is None or not slots.of_token.shape[1] % self.factor:
-            return run_blocks(middle, pooled, states, stretch, recompute)
+            return run_blocks(middle, pooled, states, stretch, call_for)
         # the last slot of a row may have no block
         outputs, last = [], pooled.shape[1] - 1
         for begin, end in ((0, last), (last, last + 1)) if last else ((0, 1),):
             before = states
             part = stretch.select(slice(None), slice(begin, end))
-            y, states = run_blocks(middle, pooled[:, begin:end], before, part, recompute)
+            y, states = run_blocks(middle, pooled[:, begin:end], before, part, call_for)
             outputs.append(y)
         return torch.cat(outputs, dim=1), where_state(slots.valid[:, -1], states, before)
 
@@ -181,7 +181,7 @@ def _states_after(
     after: BlockStates,
     stretch: Stretch,
     middle: Sequence[Block],
-    recompute: bool,
+    call_for: CallFor,
 ) -> BlockStates:
     """Return the middle layers' states after the blocks of each row, `counts` (B,). Rows with all or no blocks take
     them from `after` or `before`; other rows are recomputed."""
@@ -193,7 +193,7 @@ def _states_after(
         state = state_row(after if count == blocks else before, row)
         if 0 < count < blocks:
             of_row = stretch.select(slice(row, row + 1), slice(count))
-            _, state = run_blocks(middle, pooled[row : row + 1, :count], state, of_row, recompute)
+            _, state = run_blocks(middle, pooled[row : row + 1, :count], state, of_row, call_for)
         states.append(state)
     return concat_states(states)
 

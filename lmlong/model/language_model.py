@@ -18,7 +18,7 @@ from lmlong.attention.recurrence import Recurrence
 from lmlong.attention.state_check import StateError, check_alike, check_range
 from lmlong.errors import UsageError
 from lmlong.model.base import LMHead, TextModel
-from lmlong.model.block import Block, BlockState, Mixer, run_blocks
+from lmlong.model.block import Block, BlockState, Mixer, with_states
 from lmlong.model.hourglass import Hourglass, HourglassState
 from lmlong.model.layers import RMSNorm
 from lmlong.model.learning.state import Learned
@@ -82,24 +82,47 @@ class LanguageModel(TextModel):
         return ModelState(blocks, position, hourglass, past)
 
     def forward(
-        self, tokens: Tensor, state: ModelState | None = None, document_starts: Tensor | None = None
+        self,
+        tokens: Tensor,
+        state: ModelState | None = None,
+        document_starts: Tensor | None = None,
+        part: SequencePart | None = None,
+        phase: BlockPhase | None = None,
     ) -> tuple[Tensor, ModelState]:
-        """Return logits (B, T, V) of the token after each of `tokens` (B, T), and the state after the last."""
-        hidden, after = self.hidden_states(tokens, state, document_starts)
-        return self.logits(hidden), after
+        """Return the last hidden state (B, T, width) after each of `tokens` (B, T), and the state after the last. If
+        the tokens are a part of longer rows, the states of the layers are those before the rows."""
+        state = self.init_state(len(tokens)) if state is None else state
+        assert state.learned is None, "lmlong.model.learning.read reads with a state that learns"
+        phase = phase or self.block_phase(state, document_starts, tokens.shape[1])
+        x, stretch = self.embed(tokens, state, document_starts)
+        stretch = stretch._replace(part=part, phase=phase)
+        blocks, hourglass, middle = list[BlockState](), None, self.downsampled_layers
+        call = self.call_for(tokens.shape[1])
+        for layer, (block, own) in enumerate(with_states(self.blocks, state.blocks)):
+            if layer not in middle:
+                x, after = call(block, x, own, stretch)
+                blocks += after
+            elif layer == middle.start:  # the hourglass runs the layers in the middle, together
+                assert self.hourglass is not None and state.hourglass is not None
+                inner, states = (each[middle.start : middle.stop] for each in (list(self.blocks), state.blocks))
+                x, hourglass, after = self.hourglass(x, state.hourglass, stretch, inner, states, self.call_for)
+                blocks += after
+        past = state.last_tokens
+        if past is not None:
+            past = torch.cat([past, tokens], dim=1)[:, tokens.shape[1] :].clone()  # a view would keep all tokens alive
+        return self.norm(x), ModelState(tuple(blocks), stretch.in_document[:, -1] + 1, hourglass, past)
 
     def step(self, token: Tensor, state: ModelState) -> tuple[Tensor, ModelState]:
         """Return logits (B, V) of the token after `token` (B,), and the state after it, by torch."""
-        assert state.learned is None, "lmlong.decode.engine reads with a state that learns"
-        logits, _, after = self.decode_step(token, state, self.block_phase(state, None, 1))
+        logits, _, after = self.decode_step(token, state)
         return logits, after
 
     def decode_step(
-        self, token: Tensor, state: ModelState, phase: BlockPhase | None
+        self, token: Tensor, state: ModelState, phase: BlockPhase | None = None
     ) -> tuple[Tensor, Tensor, ModelState]:
-        """Return the logits and the last hidden state after `token`, and the state. This never synchronizes
-        with the device, so it can be a CUDA graph."""
-        hidden, after = self._run(token[:, None], state, None, phase)
+        """Return the logits and the last hidden state after `token`, and the state. Given the phase of a model with
+        downsampling, this never synchronizes with the device, so it can be a CUDA graph."""
+        hidden, after = self(token[:, None], state, phase=phase)
         return self.logits(hidden)[:, 0], hidden[:, 0], after
 
     def settle(self, state: ModelState) -> ModelState:
@@ -121,46 +144,6 @@ class LanguageModel(TextModel):
         check_range("position", state.position, 0, MOST_TOKENS)
         if state.last_tokens is not None:
             check_range("last_tokens", state.last_tokens, 0, self.embedding.num_embeddings - 1)
-
-    def hidden_states(
-        self,
-        tokens: Tensor,
-        state: ModelState | None = None,
-        document_starts: Tensor | None = None,
-        part: SequencePart | None = None,
-    ) -> tuple[Tensor, ModelState]:
-        """Return the last hidden states (B, T, width), and the state after. If the tokens are a part of longer rows,
-        the states of the layers are those before the rows."""
-        state = self.init_state(len(tokens)) if state is None else state
-        assert state.learned is None, "lmlong.model.learning.read reads with a state that learns"
-        phase = self.block_phase(state, document_starts, tokens.shape[1])
-        return self._run(tokens, state, document_starts, phase, part)
-
-    def _run(
-        self,
-        tokens: Tensor,
-        state: ModelState,
-        document_starts: Tensor | None,
-        phase: BlockPhase | None,
-        part: SequencePart | None = None,
-    ) -> tuple[Tensor, ModelState]:
-        x, stretch = self.embed(tokens, state, document_starts)
-        stretch = stretch._replace(part=part, phase=phase)
-        past = state.last_tokens
-        if past is not None:
-            past = torch.cat([past, tokens], dim=1)[:, tokens.shape[1] :].clone()  # a view would keep all tokens alive
-        first, end = self.downsampled_layers.start, self.downsampled_layers.stop
-        layers, states, recompute = list(self.blocks), state.blocks, self.activation_checkpointing
-        x, blocks = run_blocks(layers[:first], x, states[:first], stretch, recompute)
-        hourglass = None
-        if self.hourglass is not None:
-            assert state.hourglass is not None
-            x, hourglass, middle = self.hourglass(
-                x, state.hourglass, stretch, layers[first:end], states[first:end], recompute
-            )
-            blocks += middle
-        x, after = run_blocks(layers[end:], x, states[end:], stretch, recompute)
-        return self.norm(x), ModelState(blocks + after, stretch.in_document[:, -1] + 1, hourglass, past)
 
     def embed(self, tokens: Tensor, state: ModelState, document_starts: Tensor | None) -> tuple[Tensor, Stretch]:
         """Return the scaled embeddings (B, T, width), and what all blocks need to know of the tokens."""

@@ -74,7 +74,7 @@ def text_nll(
     nll, size = [], model.piece(len(tokens))
     for begin in range(0, tokens.shape[1], size):
         piece = slice(begin, begin + size)
-        hidden, state = model.hidden_states(tokens[:, piece], state, None if mask is None else mask[:, piece])
+        hidden, state = model(tokens[:, piece], state, None if mask is None else mask[:, piece])
         nll.append(model.lm_head(hidden, targets=targets[:, piece], reduction="none"))
     return torch.cat(nll, dim=1), state
 

@@ -42,6 +42,9 @@ def text_loss(
     that the exact gradient of a text of any length takes the memory of a segment. The mask of a language model's batch
     is its document starts, that of an encoder's is its padding.
     """
+    if segment is None or not torch.is_grad_enabled():
+        hidden, after = model(tokens, state, mask)
+        return model.loss(hidden, targets), after
     return loss_in_segments(
         model, tokens, mask, state, lambda hidden, span: model.loss(hidden, targets[:, span]), segment
     )
@@ -72,7 +75,7 @@ class _Text(NamedTuple):
 
     def hidden_states(self, span: slice, state: Any) -> tuple[Tensor, Any]:
         mask = None if self.mask is None else self.mask[:, span]
-        return self.model.hidden_states(self.tokens[:, span], state, mask)
+        return self.model(self.tokens[:, span], state, mask)
 
     def loss(self, span: slice, state: Any) -> tuple[Tensor, Any]:
         """Return the loss of a span of tokens, starting from `state`, and the state after."""

@@ -79,8 +79,8 @@ def _likelihoods(
     """Return the session after tokens of the model, and their likelihoods."""
     model, new, predicted = trained.model, session.last.new_tensor([tokens]), list[Tensor]()
     if session.state.learned is None:
-        logits, state = model(torch.cat([session.last[:, None], new[:, :-1]], dim=1), session.state)
-        predicted, session = [*logits[0]], after_tokens(session, new, state)
+        hidden, state = model(torch.cat([session.last[:, None], new[:, :-1]], dim=1), session.state)
+        predicted, session = [*model.logits(hidden[0])], after_tokens(session, new, state)
     else:  # which did not learn from these tokens
         for last in new.unbind(1):
             logits, state = next_logits(model, session)

@@ -101,7 +101,7 @@ class Teacher(NamedTuple):
         for begin in range(0, tokens.shape[1], size):
             piece = slice(begin, begin + size)
             starts = None if document_starts is None else document_starts[:, piece]
-            hidden, state = self.model.hidden_states(tokens[:, piece], state, starts)
+            hidden, state = self.model(tokens[:, piece], state, starts)
             pieces.append(hidden)
         return torch.cat(pieces, dim=1)
 
@@ -156,21 +156,22 @@ def train_ngram_alone(model: LanguageModel) -> None:
 
 def taught_loss(
     model: LanguageModel,
-    teacher: Teacher,
     tokens: Tensor,
     targets: Tensor,
     document_starts: Tensor,
     state: Any = None,
+    *,
+    teacher: Teacher,
     segment: int | None = None,
-) -> tuple[Tensor, Tensor, Any]:
-    """Return the loss to minimize, the reported loss, and the state after the tokens.
+) -> tuple[Tensor, Any]:
+    """Return the loss to minimize and the reported loss, (2,), and the state after the tokens.
 
     The reported loss is the summed -log p of the targets; if the layers of a teacher are learned, their mean error
     times the number of targets.
     """
     if teacher.soft is None:
         error = layer_errors(model, teacher.model, tokens, document_starts).mean()
-        return error * targets.numel(), error.detach() * (targets != IGNORED).sum(), None
+        return torch.stack([error * targets.numel(), error.detach() * (targets != IGNORED).sum()]), None
     output = teacher.output(tokens, document_starts)
 
     def loss_of(hidden: Tensor, span: slice) -> Tensor:
@@ -180,8 +181,7 @@ def taught_loss(
             hidden, partial(chunked_cross_entropy, targets=targets[:, span], policy=policy, of_chunk=of_chunk)
         )
 
-    losses, state = loss_in_segments(model, tokens, document_starts, state, loss_of, segment)
-    return losses[0], losses[1].detach(), state
+    return loss_in_segments(model, tokens, document_starts, state, loss_of, segment)
 
 
 def layer_errors(

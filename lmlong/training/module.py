@@ -13,6 +13,8 @@ is finite in each step by themselves: DeepSpeed, and the gradient scaler of floa
 import math
 import sys
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -135,13 +137,15 @@ class TrainingModule(LightningModule):
         number = self.first_batch + batch_idx
         self._seed(number)
         state, mask = self._initial_state(batch)
+        loss_of = self._loss_function()
         with self.trainer.precision_plugin.forward_context():
-            learned, nll, state = self._loss(batch, mask, state)
+            losses, state = loss_of(self.model, batch.tokens, batch.targets, mask, state)
         if self.recipe.training.passes_states:
             self.carried = detach_state(state if self.group is None else self.group.state_after(state))
         if self.row_optimizer:
             rows, length = batch.tokens.shape
             self.row_optimizer.expect(rows * longest_part(length, self.recipe.training.sequence_parallel))
+        learned, nll = losses.flatten()[0], losses.detach().flatten()[-1]
         self.figures.append(BatchFigures(number, batch.counts, learned.detach(), nll))
         # divided by a constant, so that batches, ranks and accumulated parts add up to the same gradient; the mean over
         # the ranks of the gradients of the parts of a row is multiplied by their number
@@ -223,20 +227,16 @@ class TrainingModule(LightningModule):
         mask[:, 0] &= ~batch.passed
         return where_state(batch.passed, self.carried, self.model.init_state(len(mask))), mask
 
-    def _loss(self, batch: TrainingBatch, mask: Tensor, state: Any) -> tuple[Tensor, Tensor, Any]:
-        """Return the loss to minimize, the reported loss, and the state after the tokens that this process reads."""
-        rows, segment = (batch.tokens, batch.targets, mask, state), self.recipe.training.segment
-        if not isinstance(self.model, LanguageModel):
-            loss, state = text_loss(self.model, *rows)
-        elif self.teacher is not None:
-            return taught_loss(self.model, self.teacher, *rows, segment)
-        elif self._learns():
-            loss, state = loss_while_learning(self.model, *rows)
-        elif self.group is not None:
-            loss, state = loss_of_part(self.model, *rows, self.group)
-        else:
-            loss, state = text_loss(self.model, *rows, segment)
-        return loss, loss.detach(), state
+    def _loss_function(self) -> Callable[..., tuple[Tensor, Any]]:
+        """Return the function from the model, tokens, targets, mask and state to the loss, and the state after the
+        tokens that this process reads. A loss of two numbers is the one to minimize and the one to report."""
+        if self.teacher is not None:
+            return partial(taught_loss, teacher=self.teacher, segment=self.recipe.training.segment)
+        if self._learns():
+            return loss_while_learning
+        if self.group is not None:
+            return partial(loss_of_part, group=self.group)
+        return partial(text_loss, segment=self.recipe.training.segment)
 
     def _learns(self) -> bool:
         """Return whether the output layer learns while it reads at this step."""

@@ -18,8 +18,8 @@ def write_sample(model: LanguageModel, tokenizer: Tokenizer, tokens: int, seed: 
     token, state, written, guard = tokenizer.bos, None, [], LoopGuard(DEFAULTS)
     for _ in range(tokens):
         read = torch.tensor([[token]], device=model.embedding.weight.device)
-        logits, state = model(read, state, read == tokenizer.bos)
-        logits = lower_loops(logits[:, -1].float().cpu(), [guard])
+        hidden, state = model(read, state, read == tokenizer.bos)
+        logits = lower_loops(model.logits(hidden[:, -1]).float().cpu(), [guard])
         token = int(torch.multinomial((logits[0] / DEFAULTS.temperature).softmax(-1), 1, generator=draw))
         written.append(token)
         guard.append(token)

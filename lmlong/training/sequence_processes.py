@@ -33,7 +33,7 @@ def loss_of_part(
         position = document_positions(starts_before, position, before.stop)[:, -1] + 1
         last = None if last is None else after_tail(last, tail_of(tokens[:, before], last.shape[1]))
     entered = state._replace(position=position, last_tokens=last)
-    hidden, after = model.hidden_states(tokens[:, own], entered, starts, part)
+    hidden, after = model(tokens[:, own], entered, starts, part)
     return model.loss(hidden, targets[:, own]), after
 
 

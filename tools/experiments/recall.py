@@ -74,7 +74,7 @@ def train(model: lmlong.LanguageModel, rate: float, checkpoint: Path, options: a
         set_learning_rate(optimizer.weights, rate * learning_rate_factor(step, options.steps, training))
         for pairs in options.pairs:
             tokens, targets = make_rows(pairs, step, options)
-            loss = model.loss(model.hidden_states(tokens)[0], targets)
+            loss = model.loss(model(tokens)[0], targets)
             (loss / (targets != IGNORED).sum() / len(options.pairs)).backward()
         optimizer.step()
         if (step + 1) % 100 == 0:
@@ -90,7 +90,7 @@ def train(model: lmlong.LanguageModel, rate: float, checkpoint: Path, options: a
 def score(model: lmlong.LanguageModel, pairs: int, options: argparse.Namespace) -> float:
     """Return the share of the test's queries that are answered."""
     rows = [make_rows(pairs, options.steps + test, options) for test in range(TESTS)]
-    right = [(model.logits(model.hidden_states(x)[0]).argmax(-1) == y)[y != IGNORED] for x, y in rows]
+    right = [(model.logits(model(x)[0]).argmax(-1) == y)[y != IGNORED] for x, y in rows]
     return float(torch.cat(right).float().mean())
 
 
@@ -103,7 +103,7 @@ def run(name: str, width: int, rate: float, options: argparse.Namespace) -> dict
         model = build(name, width, options)
         train(model, rate, folder / "checkpoint.safetensors", options)
         row, _ = make_rows(max(options.pairs), 0, options)
-        state = lmlong.state_bytes(model.hidden_states(row[:1])[1])
+        state = lmlong.state_bytes(model(row[:1])[1])
         recalled = [score(model, pairs, options) for pairs in options.pairs]
         done.write_text(json.dumps({"rate": rate, "state_bytes": state, "recalled": recalled}))
     return json.loads(done.read_text())

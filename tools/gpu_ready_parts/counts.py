@@ -114,7 +114,7 @@ def layer_pass(kind: str, length: int, starts: bool, width: int | None, trains: 
         tokens = torch.zeros(1, length, dtype=torch.long)
         document_starts = torch.zeros(1, length, dtype=torch.bool) if starts else None
         with watch, torch.set_grad_enabled(trains):
-            hidden = bf16(lambda: model.hidden_states(tokens, None, document_starts)[0])
+            hidden = bf16(lambda: model(tokens, None, document_starts)[0])
             kept = watch.now
             if trains:
                 hidden.backward(torch.zeros_like(hidden))
@@ -144,7 +144,7 @@ def decode_pass(kind: str, length: int, width: int | None) -> Pass:
     def work(model: LanguageModel, watch: Watch) -> int:
         with torch.no_grad():
             phase = BlockPhase(1, 0, even=False, fresh=True) if model.hourglass else None
-            _, state = bf16(lambda: model.hidden_states(torch.zeros(1, length, dtype=torch.long)))
+            _, state = bf16(lambda: model(torch.zeros(1, length, dtype=torch.long)))
             with watch:
                 bf16(lambda: model.decode_step(torch.zeros(1, dtype=torch.long), state, phase))
         return watch.now

@@ -107,7 +107,7 @@ class NgramAttention(CausalAttention[NgramState]):
             sums, numbers, state = step(v, hashes, state, policy)
         else:
             settled = settle(state, policy)
-            sums, numbers, state = self.untraced(self.kernel.read, v, hashes, document_starts, settled)
+            sums, numbers, state = self.apart(self.kernel.read)(v, hashes, document_starts, settled)
         return self._gated(sums, numbers, inputs["read_gate"]).to(v.dtype), state
 
     def effect(

@@ -36,7 +36,7 @@ def loss_while_learning(
 ) -> tuple[Tensor, ModelState]:
     """Return the summed -log p of the targets (B, T), each predicted after learning from those before it in its row and
     document, and the state after, without what was learned."""
-    hidden, state = model.hidden_states(tokens, state, document_starts)
+    hidden, state = model(tokens, state, document_starts)
     learning = Learning(document_starts, model.norm.weight.detach().square().sum())
     return model.lm_head(hidden, partial(learning_loss, targets=targets, learning=learning)), state
 

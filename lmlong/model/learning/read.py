@@ -86,7 +86,7 @@ def read(
     model: LanguageModel, tokens: Tensor, state: ModelState, document_starts: Tensor | None = None
 ) -> tuple[Tensor, ModelState]:
     """Return the last hidden states (B, T, width) of a text, and the state after it."""
-    hidden, after = model.hidden_states(tokens, unlearned(state), document_starts)
+    hidden, after = model(tokens, unlearned(state), document_starts)
     if state.learned is not None:
         _, learned = learn(model, Text(tokens, hidden, state.position, document_starts), None, state.learned)
         after = after._replace(learned=learned)
@@ -104,7 +104,7 @@ def score(
     """Return -log p of each target (B, T), 0 if ignored, and the state after `tokens` (B, T). Raise NotFinite if a
     value is not finite."""
     state = model.init_state(len(tokens)) if state is None else state
-    hidden, after = model.hidden_states(tokens, unlearned(state), document_starts)
+    hidden, after = model(tokens, unlearned(state), document_starts)
     if state.learned is None:
         scored = targets != IGNORED
         nll = model.lm_head(hidden[scored], targets=targets[scored], reduction="none")
