@@ -105,6 +105,12 @@ FORMS: dict[str, dict[str, Any]] = {
 """Models of bytes with every kind of state, and every option that changes how a step computes."""
 
 
+def predict(model: nn.Module, *text: Any) -> tuple[Tensor, Any]:
+    """Return the logits (B, T, V) of the token after each of a text, and the state after the last."""
+    hidden, after = model(*text)
+    return model.logits(hidden), after  # type: ignore[operator]
+
+
 def model_of(form: str, vocabulary: int = 258) -> LanguageModel:
     return _model({"width": 32, "layers": 2, "heads": 4, **FORMS[form]}, vocabulary)
 

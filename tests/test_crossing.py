@@ -86,7 +86,7 @@ def nats_by_definition(trained: TrainedLanguageModel, *end: int) -> float:
     model, tokenizer = trained.model, trained.tokenizer
     tokens = torch.tensor([tokenizer.bos, *tokenizer.encode(TEXT), *end])
     with torch.no_grad():
-        hidden = model.hidden_states(tokens[None, :-1])[0][0]
+        hidden = model(tokens[None, :-1])[0][0]
         if not trained.learn:
             return float(cross_entropy(model.logits(hidden), tokens[1:], reduction="sum"))
         delta = map_state(lambda x: x[0], init_learned(torch.zeros(1), model.embedding.weight).delta)

@@ -42,7 +42,7 @@ lmlong.evaluate("runs/short", ["a.txt", Path("b.txt")])
 
 own = lmlong.LanguageModel(recipe.model, vocabulary=256)
 tokens = torch.zeros(1, 8, dtype=torch.long)
-hidden_states, after = own.hidden_states(tokens)
+hidden_states, after = own(tokens)
 assert_type(own.loss(hidden_states, tokens), torch.Tensor)
 loss, _ = lmlong.text_loss(own, tokens, tokens, segment=4)
 assert_type(loss, torch.Tensor)

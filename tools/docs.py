@@ -32,9 +32,9 @@ SHARED = 3
 SAME_SECTIONS = {"text.validation.sources.N.": "text.sources.N", "conversion.predictions.": "conversion.layers"}
 METHODS = {
     "CausalAttention": ["init_state", "forward", "reference", "effect", "after_effect"],
-    "Encoder": ["forward", "hidden_states"],
+    "Encoder": ["forward"],
     "FeatureMap": ["query", "key"],
-    "LanguageModel": ["init_state", "forward", "step", "loss", "hidden_states"],
+    "LanguageModel": ["init_state", "forward", "step", "logits", "loss"],
     "Recipe": ["load"],
     "TrainedLanguageModel": [
         "stream",

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from models import FORMS, write_run
+from models import FORMS, predict, write_run
 
 import lmlong
 from lmlong import recipe
@@ -30,7 +30,7 @@ CHOICES = ["", "night", " cat", "abcabd" * 4, "x"]
 def log_probabilities(model: LanguageModel, tokens: list[int]) -> torch.Tensor:
     """Log-probabilities (T, V) of what follows each token, by one forward pass."""
     with torch.inference_mode():
-        return model(torch.tensor([tokens]))[0][0].double().log_softmax(-1)
+        return predict(model, torch.tensor([tokens]))[0][0].double().log_softmax(-1)
 
 
 def by_forward(model: LanguageModel, context: list[int], continuation: list[int]) -> tuple[float, bool]:

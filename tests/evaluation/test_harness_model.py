@@ -106,7 +106,7 @@ def test_a_document_that_ends_ends_the_text(tmp_path: Path) -> None:
     model = loaded(tmp_path, "elu")
     with torch.no_grad():
         model.model.embedding.weight[257] = 5 * model.model.embedding.weight.mean(0)
-        hidden, _ = model.model.hidden_states(torch.tensor([[256, 97]]))
+        hidden, _ = model.model(torch.tensor([[256, 97]]))
         model.model.embedding.weight[257] = 10 * hidden[0, -1]
     found = HarnessModel(model).generate_until(requests("generate_until", ("a", {"until": [], "max_gen_toks": 5})))
     assert found == [""]

@@ -65,7 +65,7 @@ def test_the_perplexity_is_that_of_the_hidden_tokens_of_validation(encoder: Path
         tokens, targets, padding = map(torch.from_numpy, batch)
         for row in range(len(tokens)):
             seen = ~padding[row]
-            logits = trained.model.logits(trained.model.hidden_states(tokens[row : row + 1, seen])[0]).detach().double()
+            logits = trained.model.logits(trained.model(tokens[row : row + 1, seen])[0]).detach().double()
             hidden = targets[row, seen] != -100
             lost = torch.nn.functional.cross_entropy(logits[0, hidden], targets[row, seen][hidden], reduction="sum")
             nats.append(float(lost))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from evaluation.conftest import TRAINING_TEXT, VALIDATION_TEXTS
+from models import predict
 
 from lmlong.data.token_file import TokenFile
 from lmlong.errors import UsageError
@@ -24,7 +25,7 @@ from lmlong.model.state import state_bytes
 @torch.no_grad()
 def nats(loaded: TrainedLanguageModel, text: np.ndarray, begin: int, first: int, end: int) -> np.ndarray:
     """Return the loss of each token from `first` to `end`, given those from `begin` on."""
-    logits, _ = loaded.model(torch.from_numpy(text[None, begin : end - 1].astype(np.int64)))
+    logits, _ = predict(loaded.model, torch.from_numpy(text[None, begin : end - 1].astype(np.int64)))
     log_p = logits[0, first - begin - 1 :].double().log_softmax(-1).numpy()
     return -np.take_along_axis(log_p, text[first:end, None].astype(np.int64), axis=1)[:, 0]
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from evaluation.conftest import VALIDATION_TEXTS
+from models import predict
 
 from lmlong.cli.evaluate import eval_ as command
 from lmlong.data.tokenizers.base import ByteTokenizer
@@ -67,7 +68,7 @@ def test_an_answer_is_right_if_it_is_the_likeliest_token(
     loaded: TrainedLanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def likeliest(trial: Trial) -> np.ndarray:
-        logits, _ = loaded.model(torch.tensor([[256, *trial.tokens.tolist()]]))
+        logits, _ = predict(loaded.model, torch.tensor([[256, *trial.tokens.tolist()]]))
         return logits[0].argmax(-1).numpy()[trial.asked]
 
     trials = [made(probe, distance) for probe in ("induction", "mqar") for distance in (16, 40)]

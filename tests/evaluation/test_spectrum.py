@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner, Result
-from models import stirred
+from models import predict, stirred
 from torch import Tensor
 
 from lmlong.attention.device_policy import CPU_POLICY, GPU_POLICY, DevicePolicy, use_policy
@@ -96,10 +96,10 @@ def test_matrices_are_those_of_every_layer_while_a_model_reads() -> None:
     model = LanguageModel(Model(width=8, layers=3, heads=HEADS, attention=options("window", window=1)), 30)
     stirred(model)
     tokens = np.arange(T)
-    before, _ = model(torch.from_numpy(tokens)[None])
+    before, _ = predict(model, torch.from_numpy(tokens)[None])
     matrices = attention_matrices(model, tokens)
     assert len(matrices) == 3 and all(torch.equal(each, torch.eye(T).expand(HEADS, -1, -1)) for each in matrices)
-    after, _ = model(torch.from_numpy(tokens)[None])
+    after, _ = predict(model, torch.from_numpy(tokens)[None])
     assert torch.equal(before, after)  # looking leaves nothing behind
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from models import predict
 
 from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.inference import session as sessions
@@ -56,7 +57,7 @@ def from_scratch(model: LanguageModel, prompt: list[int], count: int) -> list[in
     """The likeliest tokens one after another, everything read again for each."""
     tokens = list(prompt)
     for _ in range(count):
-        logits, _ = model(torch.tensor([tokens]))
+        logits, _ = predict(model, torch.tensor([tokens]))
         tokens.append(int(logits[0, -1].argmax()))
     return tokens[len(prompt) :]
 
@@ -78,7 +79,7 @@ def test_a_prompt_read_in_pieces_is_the_same_prompt(
 ) -> None:
     model = model_of(kind)
     with torch.no_grad():
-        whole, _ = model(torch.tensor([PROMPT]))
+        whole, _ = predict(model, torch.tensor([PROMPT]))
     monkeypatch.setattr(sessions, "PREFILL_TOKENS", piece)
     logits, _ = next_logits(model, prefill(model, [PROMPT]))
     torch.testing.assert_close(logits, whole[:, -1], rtol=1e-10, atol=1e-10)
@@ -204,7 +205,7 @@ def test_log_probabilities_are_those_of_the_model_before_the_temperature(model_o
     list(writing)
     tokens = writing.rows[0].tokens
     with torch.no_grad():
-        logits, _ = model(torch.tensor([PROMPT + tokens]))
+        logits, _ = predict(model, torch.tensor([PROMPT + tokens]))
     expected = logits.log_softmax(-1)[0, len(PROMPT) - 1 : -1].gather(-1, torch.tensor(tokens)[:, None])[:, 0]
     assert writing.rows[0].log_probabilities == pytest.approx(expected.tolist(), abs=1e-9)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
-from models import stirred
+from models import predict, stirred
 
 from lmlong.cli.generate import generate
 from lmlong.data.tokenizers.boundaries import settled
@@ -41,7 +41,7 @@ def text_after(loaded: TrainedLanguageModel, session: Session, **options: object
 def log_prob(loaded: TrainedLanguageModel, tokens: list[int]) -> float:
     """The log-probability of a text that begins with these tokens."""
     with torch.no_grad():
-        logits, _ = loaded.model(torch.tensor([[loaded.tokenizer.bos, *tokens]]))
+        logits, _ = predict(loaded.model, torch.tensor([[loaded.tokenizer.bos, *tokens]]))
     chosen = logits[0, :-1].log_softmax(-1).gather(-1, torch.tensor(tokens)[:, None])
     return float(chosen.sum())
 

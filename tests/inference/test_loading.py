@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from models import predict
 from safetensors.torch import load_file
 
 from lmlong.checkpoint.write import Contents, write
@@ -28,7 +29,7 @@ def test_a_text_begins_with_bos_and_then_the_prompt(run: Path, prompt: str) -> N
     tokens = [loaded.tokenizer.bos, *loaded.tokenizer.encode(prompt)]
     for _ in range(10):
         with torch.no_grad():
-            tokens.append(int(loaded.model(torch.tensor([tokens]))[0][0, -1].argmax()))
+            tokens.append(int(predict(loaded.model, torch.tensor([tokens]))[0][0, -1].argmax()))
     written = "".join(loaded.stream(prompt, temperature=0, max_tokens=10))
     assert written == loaded.tokenizer.decode(tokens[-10:])
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from gguf import quants
 from interop.tiny_llama import CHAT, CONFIG, LLAMA3, TEXT, weights, write_folder, write_gguf
-from models import write_run
+from models import predict, write_run
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -39,7 +39,7 @@ def imported(folder: Path, source: str = "gguf", **changes: Any) -> Path:
 def logits(run: Path, rounding: Any = None) -> Tensor:
     model = lmlong.load(run, state_dtype="32").model
     round_weights(model, rounding)
-    return model(TOKENS)[0]
+    return predict(model, TOKENS)[0]
 
 
 @pytest.mark.parametrize("kind", ["int4", "int8"])

@@ -13,6 +13,7 @@ import torch
 from commands import lmlong as command
 from interop import tiny_llama
 from interop.tiny_llama import CONFIG, LLAMA3, write_folder, write_gguf
+from models import predict
 
 import lmlong
 from lmlong.checkpoint import read
@@ -341,5 +342,5 @@ def test_transformers_has_the_same_logits(tmp_path: Path, changes: dict[str, Any
     import_model(tmp_path / "source", tmp_path / "run")
     with torch.inference_mode():
         expected = source(torch.tensor([TOKENS])).logits
-        found, _ = lmlong.load(tmp_path / "run", state_dtype="32").model(torch.tensor([TOKENS]))
+        found, _ = predict(lmlong.load(tmp_path / "run", state_dtype="32").model, torch.tensor([TOKENS]))
     assert float((found - expected).norm() / expected.norm()) < 1e-5

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from interop.test_gguf_export import imported
+from models import predict
 from torch import Tensor
 
 import lmlong
@@ -46,7 +47,7 @@ def by_lmlong(run: Path, tokens: list[int], weights: Weights) -> Tensor:
     model = lmlong.load(run, state_dtype="32").model
     if weights in ("int4", "int8"):
         round_weights(model, weights)
-    return model(torch.tensor([tokens]))[0][0, -1].log_softmax(-1)
+    return predict(model, torch.tensor([tokens]))[0][0, -1].log_softmax(-1)
 
 
 @pytest.mark.parametrize("weights", ["32", "bf16", "int8", "int4"])

@@ -8,6 +8,7 @@ from typing import Any
 
 import gguf
 import torch
+from models import predict
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
@@ -76,7 +77,7 @@ def logits(config: dict[str, Any], given: dict[str, Tensor], tokens: list[int]) 
 def read_both_ways(model: LanguageModel, tokens: list[int]) -> tuple[Tensor, Tensor]:
     """Return the logits of a model after each token, read at once and token by token."""
     with torch.inference_mode():
-        at_once, _ = model(torch.tensor([tokens]))
+        at_once, _ = predict(model, torch.tensor([tokens]))
         state, steps = model.init_state(1), []
         for token in tokens:
             one, state = model.step(torch.tensor([token]), state)

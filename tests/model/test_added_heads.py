@@ -8,7 +8,7 @@ import torch
 from attention.cases import both_types
 from grids import thinned
 from machine import needs_compiler
-from models import LIKE_LLAMA, kinds, stirred
+from models import LIKE_LLAMA, kinds, predict, stirred
 
 from lmlong import recipe
 from lmlong.decode.choice import fast_engine
@@ -54,7 +54,7 @@ def text(time: int = 90) -> tuple[torch.Tensor, torch.Tensor]:
 def test_new_heads_leave_the_outputs_as_they_were_to_the_bit(shape: dict[str, Any], dtype: torch.dtype) -> None:
     before, after = pair(shape, dtype)
     tokens, starts = text()
-    (logits, state), (expected, expected_state) = (model(tokens, None, starts) for model in (after, before))
+    (logits, state), (expected, expected_state) = (predict(model, tokens, None, starts) for model in (after, before))
     assert torch.equal(logits, expected)
     for token in tokens[:, :3].T:
         (logits, state), (expected, expected_state) = after.step(token, state), before.step(token, expected_state)

@@ -65,20 +65,18 @@ def test_padding_changes_nothing(form: str) -> None:
 def check_padding(model: Encoder) -> None:
     """Neither its tokens, nor its length, nor a row of it alone changes what the rows give."""
     tokens, padding = texts()
-    hidden, _ = model.hidden_states(tokens, None, padding)
+    hidden, _ = model(tokens, None, padding)
     other = torch.where(padding, (tokens + 3) % VOCABULARY, tokens)
-    assert torch.equal(model.hidden_states(other, None, padding)[0][~padding], hidden[~padding])
+    assert torch.equal(model(other, None, padding)[0][~padding], hidden[~padding])
     empty = padding.clone()
     empty[1] = True
-    beside_empty, _ = model.hidden_states(tokens, None, empty)
+    beside_empty, _ = model(tokens, None, empty)
     assert beside_empty.isfinite().all() and torch.equal(beside_empty[[0, 2, 3]], hidden[[0, 2, 3]])
     for row, length in enumerate(LENGTHS):
         for time in {length, min(length + 1, LONGEST), LONGEST}:
-            alone, _ = model.hidden_states(tokens[row : row + 1, :time], None, padding[row : row + 1, :time])
+            alone, _ = model(tokens[row : row + 1, :time], None, padding[row : row + 1, :time])
             assert_close(alone[0, :length], hidden[row, :length], rtol=1e-9, atol=1e-9)
-        assert_close(
-            model.hidden_states(tokens[row : row + 1, :length])[0][0], hidden[row, :length], rtol=1e-9, atol=1e-9
-        )
+        assert_close(model(tokens[row : row + 1, :length])[0][0], hidden[row, :length], rtol=1e-9, atol=1e-9)
 
 
 @every_form
@@ -88,7 +86,7 @@ def test_the_loss_is_that_of_the_targets_by_its_definition(form: str) -> None:
     targets = torch.where((tokens % 3 == 0) & ~padding, (tokens + 1) % VOCABULARY, IGNORED)
     nats, state = text_loss(model, tokens, targets, padding)
     assert state is None
-    logits = model.hidden_states(tokens, None, padding)[0] @ model.embedding.weight[:VOCABULARY].mT
+    logits = model(tokens, None, padding)[0] @ model.embedding.weight[:VOCABULARY].mT
     truth = cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum")
     assert torch.allclose(nats, truth, rtol=1e-12)
     of_each, _ = text_nll(model, tokens, targets, padding)
@@ -108,11 +106,11 @@ def test_the_order_of_tokens_changes_what_is_read(form: str) -> None:
     tokens, _ = texts()
     for positions in ("rotary", "absolute"):
         model = build(form, positions=positions)
-        moved, kept = model.hidden_states(tokens[:1, order])[0], model.hidden_states(tokens[:1])[0][:, order]
+        moved, kept = model(tokens[:1, order])[0], model(tokens[:1])[0][:, order]
         assert (moved - kept).abs().amax(-1).min() > 1e-4
     if form in ("full", "elu", "efficient"):
         bag = build(form, positions="none")
-        moved, kept = bag.hidden_states(tokens[:1, order])[0], bag.hidden_states(tokens[:1])[0][:, order]
+        moved, kept = bag(tokens[:1, order])[0], bag(tokens[:1])[0][:, order]
         assert (moved - kept).abs().max() < 1e-8
 
 

@@ -77,7 +77,7 @@ def test_a_length_that_the_factor_does_not_divide_follows_the_definition(form: s
 
 def check_definition(model: Encoder) -> None:
     tokens, padding = texts()
-    mine = model.hidden_states(tokens, None, padding)[0][~padding]
+    mine = model(tokens, None, padding)[0][~padding]
     truth = torch.cat([defined(model, row[:length]) for row, length in zip(tokens, LENGTHS, strict=True)])
     assert_close(mine, truth, rtol=1e-9, atol=1e-9)
     weights = list(model.parameters())

@@ -7,7 +7,7 @@ import torch
 from attention.cases import FORMS, both_types, name
 from grids import thinned
 from model.test_laws import VOCABULARY, check_laws, check_state_size, text
-from models import stirred
+from models import predict, stirred
 from torch import Tensor, nn
 from torch.testing import assert_close
 
@@ -72,7 +72,7 @@ def test_rows_that_fill_blocks_at_different_times_are_as_if_alone(
         for number, row in enumerate(tokens):
             alone, states[number] = model.step(row[2 + number + at, None], states[number])
             assert laws.error(logits[number], alone[0]) < 1e-10
-    _, at_once = model(torch.stack([row[52 + n : 57 + n] for n, row in enumerate(tokens)]), together)
+    _, at_once = predict(model, torch.stack([row[52 + n : 57 + n] for n, row in enumerate(tokens)]), together)
     logits, _ = model.step(tokens[:, 0], at_once)
     for number, row in enumerate(tokens):
         _, state = model(row[None, 52 + number : 57 + number], states[number])

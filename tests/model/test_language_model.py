@@ -3,7 +3,7 @@
 import math
 
 import torch
-from models import stirred
+from models import predict, stirred
 
 from lmlong import recipe
 from lmlong.model.base import count_parameters
@@ -45,5 +45,5 @@ def test_rotary_positions_make_order_matter_where_nothing_else_does() -> None:
     for positions, same in (("none", True), ("rotary", False)):
         options = recipe.Model(width=32, layers=1, heads=4, positions=positions, **plain)  # type: ignore[arg-type]
         model = stirred(LanguageModel(options, 40)).double()
-        last = [model(tokens)[0][:, -1] for tokens in (TOKENS, swapped)]
+        last = [predict(model, tokens)[0][:, -1] for tokens in (TOKENS, swapped)]
         assert torch.allclose(*last, atol=1e-12) == same

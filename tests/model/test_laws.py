@@ -6,7 +6,7 @@ import pytest
 import torch
 from attention.cases import FORMS, both_types, every_form, name
 from grids import every_nth, thinned
-from models import LIKE_LLAMA, stirred
+from models import LIKE_LLAMA, predict, stirred
 
 from lmlong import recipe
 from lmlong.attention import laws
@@ -46,11 +46,11 @@ def subject(model: LanguageModel) -> Subject:
     def step(x: Text, state: object) -> tuple[torch.Tensor, object]:
         tokens, starts = x
         if starts is not None and starts.any():  # a start within a batch is read, not stepped
-            return model(tokens, state, starts)
+            return predict(model, tokens, state, starts)
         logits, state = model.step(tokens[:, 0], state)
         return logits[:, None], state
 
-    return Subject(model.init_state, lambda x, state: model(x[0], state, x[1]), step, model.settle)
+    return Subject(model.init_state, lambda x, state: predict(model, x[0], state, x[1]), step, model.settle)
 
 
 def text(batch: int = 2, time: int = TIME, seed: int = 0) -> Text:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from models import stirred
+from models import predict, stirred
 from torch import nn
 from torch.testing import assert_close
 
@@ -65,10 +65,10 @@ def test_a_quantized_model_in_float64_is_that_of_dequantized_weights(weights: We
             if isinstance(module, nn.Linear):
                 module.weight.copy_(quantized_linear(module.weight, weights).dequantized(torch.float64))
                 module.register_forward_pre_hook(lambda _, inputs: round_inputs(inputs[0]))
-        hidden, _ = by_hand.hidden_states(tokens)
+        hidden, _ = by_hand(tokens)
         output = quantized_linear(by_hand.embedding.weight, "int8" if weights == "int4" else weights)
         expected = round_inputs(hidden) @ output.dequantized(torch.float64).mT
-        logits, _ = model(tokens)
+        logits, _ = predict(model, tokens)
         assert_close(logits, expected, rtol=1e-12, atol=1e-12)
         state = model.init_state(2)
         for place in range(40):
@@ -81,7 +81,7 @@ def test_scores_are_those_of_the_logits(weights: WeightFormat) -> None:
     model, tokens = stirred(LanguageModel(Model(width=32, layers=1, heads=2), 50)).eval(), torch.randint(50, (2, 41))
     quantize(model, weights)
     with torch.no_grad():
-        logits, _ = model(tokens[:, :-1])
+        logits, _ = predict(model, tokens[:, :-1])
         expected = nn.functional.cross_entropy(logits.mT, tokens[:, 1:], reduction="none")
         assert_close(text_nll(model, tokens[:, :-1], tokens[:, 1:])[0], expected)
         assert_close(score(model, tokens[:, :-1], tokens[:, 1:])[0], expected)
@@ -106,4 +106,4 @@ def test_the_smallest_mlp_has_32_inner_channels() -> None:
     assert SwiGLU(options).out_proj.in_features == 32
     model = stirred(LanguageModel(options, 50)).eval()
     quantize(model, "int4")
-    assert model(torch.tensor([[3]]))[0].isfinite().all()
+    assert predict(model, torch.tensor([[3]]))[0].isfinite().all()

@@ -74,7 +74,7 @@ def test_a_model_computes_as_one_whose_matrices_are_on_the_grid(rounding: GroupF
 def test_a_tied_embedding_is_looked_up_as_it_is(rounding: GroupFormat) -> None:
     model = build()
     round_weights(model, rounding)
-    hidden, _ = model.hidden_states(TOKENS)
+    hidden, _ = model(TOKENS)
     on_grid = quantized(model.embedding.weight, "int8").dequantized()
     assert_close(model.logits(hidden), hidden @ on_grid.mT)
     x, _ = model.embed(TOKENS, model.init_state(2), None)

@@ -9,6 +9,7 @@ from random import Random
 from typing import NamedTuple
 
 import torch
+from models import predict
 from torch import Tensor
 
 from lmlong.decode.engine import step
@@ -62,12 +63,12 @@ def read(model: LanguageModel, text: Text, way: Way) -> Outcome:
 
 
 def at_once(model: LanguageModel, text: Text, state: ModelState) -> Outcome:
-    return Outcome(*model(text.tokens, state, text.document_starts))
+    return Outcome(*predict(model, text.tokens, state, text.document_starts))
 
 
 def without_starts(model: LanguageModel, text: Text, state: ModelState) -> Outcome:
     """Read all at once, without a word on documents where none starts."""
-    return Outcome(*model(text.tokens, state, text.document_starts if text.document_starts.any() else None))
+    return Outcome(*predict(model, text.tokens, state, text.document_starts if text.document_starts.any() else None))
 
 
 def by_token(model: LanguageModel, text: Text, state: ModelState) -> Outcome:
@@ -102,7 +103,7 @@ def by_document(model: LanguageModel, text: Text, state: ModelState) -> Outcome:
         before = None if text.document_starts[row, 0] else state_row(state, row)
         logits = []
         for begin, end in pairwise([*begins, text.tokens.shape[1]]):
-            logits.append(model(text.tokens[row : row + 1, begin:end], before)[0])
+            logits.append(predict(model, text.tokens[row : row + 1, begin:end], before)[0])
             before = None
         rows.append(torch.cat(logits, dim=1))
     return Outcome(torch.cat(rows), None)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from grids import every_nth
 from machine import needs_native
+from models import predict
 from serving.engines import Told, running, subwords, tiny
 
 from lmlong.attention.base import state_tensors
@@ -166,7 +167,7 @@ def test_likelihoods_are_those_of_the_model() -> None:
     assert len(tokens) == 9
     ids = torch.tensor([[256, *b"abc", *(told.token for told in tokens)]])
     with torch.inference_mode():
-        expected = trained.model(ids)[0][0, 3:-1].log_softmax(-1)
+        expected = predict(trained.model, ids)[0][0, 3:-1].log_softmax(-1)
     for told, row in zip(tokens, expected, strict=True):
         assert told.log_probability == pytest.approx(float(row[told.token]), abs=1e-5)
         values, likeliest = row.topk(3)

@@ -68,12 +68,12 @@ def test_growth_and_memory_above_the_limits_are_failures(counts: ModuleType, mon
 
 
 def test_a_wait_is_a_failure(counts: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    hidden_states = LanguageModel.hidden_states
+    forward = LanguageModel.forward
 
     def waits(model: LanguageModel, tokens: torch.Tensor, *rest: object) -> object:
-        return hidden_states(model, tokens, *rest) if (tokens == 0).any() else None  # type: ignore[arg-type]
+        return forward(model, tokens, *rest) if (tokens == 0).any() else None  # type: ignore[arg-type]
 
-    monkeypatch.setattr(LanguageModel, "hidden_states", waits)
+    monkeypatch.setattr(LanguageModel, "forward", waits)
     rows, _, failures = counts.check(["window"], (SHORT, LONG), width=64)
     assert "window, training: waits for aten._local_scalar_dense.default" in failures
     assert "waits" in counts.lines(rows, [counts.Pass()] * 2, (SHORT, LONG))[2]

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from models import predict
 
 from lmlong import recipe
 from lmlong.model.base import count_parameters
@@ -110,7 +111,7 @@ def _read(model: LanguageModel, tokens: torch.Tensor) -> dict[str, torch.Tensor]
         )
 
     hooks = [part.register_forward_hook(keep(name)) for name, part in parts.items()]
-    found["logits"] = model(tokens[:, :-1])[0]
+    found["logits"] = predict(model, tokens[:, :-1])[0]
     for hook in hooks:
         hook.remove()
     return found

@@ -136,9 +136,7 @@ class LmlongForCausalLM(PreTrainedModel, GenerationMixin):
     ) -> CausalLMOutputWithPast:
         cache = past_key_values if cache is None else cache
         cache = StateCache() if cache is None else cache
-        hidden, state = self.model(
-            input_ids, cache.state, document_starts(attention_mask, input_ids.shape[1])
-        )
+        hidden, state = self.model(input_ids, cache.state, document_starts(attention_mask, input_ids.shape[1]))
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits, loss = self.model.logits(hidden[:, kept]), None
         if labels is not None:

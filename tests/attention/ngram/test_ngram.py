@@ -4,7 +4,7 @@ import pytest
 import torch
 from grids import thinned
 from machine import needs_native
-from models import stirred
+from models import predict, stirred
 from torch import Tensor
 
 from lmlong import recipe
@@ -167,7 +167,7 @@ def test_native_decode_over_more_tokens_than_both_lists_hold() -> None:
     model = stirred(LanguageModel(options, 6), 0.5).eval()
     tokens = torch.randint(6, (2, 90)).repeat(1, 13)[:, : WAITING + 2 * RECENT + 20]  # long n-grams come again too
     with torch.inference_mode():
-        truth, end = model(tokens)
+        truth, end = predict(model, tokens)
         model.engine = fast_engine(model)
         state = model.init_state(2)
         for t in range(tokens.shape[1]):

@@ -43,7 +43,7 @@ def tokens() -> Tensor:
 
 def define(model: LanguageModel, document: Tensor, learned: int = TIME) -> tuple[Tensor, Delta]:
     """Return the losses, and what is learned from the first `learned` tokens, by the definition."""
-    hidden = model.hidden_states(document[None])[0][0].detach()
+    hidden = model(document[None])[0][0].detach()
     weight = model.lm_head.weight.detach()
     delta = init_learned(torch.zeros(1), weight).delta
     nll, after = naive_read(
@@ -181,7 +181,7 @@ def test_text_of_the_model_itself_is_predicted_but_not_learned_from(model: Langu
 
 def test_an_old_state_begins_to_learn_from_the_text_after_it(model: LanguageModel, tokens: Tensor) -> None:
     """Its last token was predicted before, so the first token that is learned from is the second after it."""
-    _, state = model.hidden_states(tokens[:, :20])
+    _, state = model(tokens[:, :20])
     learned = init_learned(state.position, model.lm_head.weight)
     assert bool(learned.skip.all()) and bool((learned.targets == NOT_LEARNED).all())
     nll, _ = read(model, tokens[:, 20:], state._replace(learned=learned), [7])
@@ -198,7 +198,7 @@ def test_noise_leaves_everything_finite(model: LanguageModel, monkeypatch: pytes
     nll, state = read(model, noise, first_state(model, 1, True), [])
     assert state.learned is not None
     rates, blocks = RATES._replace(rate=200.0).for_hidden(model.norm.weight), noise.shape[1] / BLOCK
-    largest = float(model.hidden_states(noise[:, :1000])[0].detach().norm(dim=-1).max())
+    largest = float(model(noise[:, :1000])[0].detach().norm(dim=-1).max())
     squares = state.learned.delta.squares[0] / rates.prior
     bound = rates.rate * rates.prior**0.5 * BLOCK**0.5 * 1.1 * largest * (blocks * squares.log1p()).sqrt()
     assert bool((state.learned.delta.D[0].norm(dim=-1) < bound).all())
