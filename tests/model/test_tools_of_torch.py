@@ -3,7 +3,7 @@
 import pytest
 import torch
 from machine import needs_compiler
-from models import stirred
+from models import predict, stirred
 
 from lmlong import recipe
 from lmlong.attention import laws
@@ -25,7 +25,7 @@ def test_a_forward_hook_sees_every_block_and_attention(kind: str) -> None:
     model, seen = build(kind), []
     for name, module in model.named_modules():
         module.register_forward_hook(lambda _, inputs, output, name=name: seen.append(name))
-    model(torch.randint(50, (1, 40)))
+    predict(model, torch.randint(50, (1, 40)))
     # a list has no forward, and a feature map has one for queries and one for keys
     without = {name for name, _ in model.named_modules() if name == "blocks" or name.endswith("feature_map")}
     assert set(seen) == {name for name, _ in model.named_modules()} - without
