@@ -9,7 +9,6 @@ import matplotlib.figure
 import numpy as np
 from matplotlib import colormaps, rc_context
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.ticker import LogLocator, NullLocator
 
 from lmlong.errors import UsageError
@@ -53,15 +52,6 @@ def svg(figure: Figure, name: str) -> str:
         warnings.filterwarnings("ignore", "Glyph")  # the reader's fonts show the text
         draw(figure).savefig(text, format="svg", metadata={"Date": None})
     return text.getvalue()
-
-
-def pixels(figure: Figure) -> np.ndarray:
-    """Return the figure as an RGB image (height, width, 3) of bytes."""
-    drawn = draw(figure)
-    drawn.set_dpi(DPI)
-    canvas = FigureCanvasAgg(drawn)
-    canvas.draw()
-    return np.asarray(canvas.buffer_rgba())[..., :3].copy()
 
 
 def draw(figure: Figure) -> matplotlib.figure.Figure:

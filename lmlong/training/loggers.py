@@ -1,34 +1,27 @@
 """Lightning loggers for the metrics of a run, in addition to metrics.jsonl.
 
-They also receive the recipe when a run begins or resumes, and the final figures and learning curve at its end.
+They also receive the recipe when a run begins or resumes, and the final figures at its end.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from textwrap import indent
-from typing import Any
 
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
 
 from lmlong.checkpoint.manifest import RECIPE
 from lmlong.data.baselines import Baselines
 from lmlong.errors import UsageError, install_command
-from lmlong.model.metrics import Metric
 from lmlong.recipe import Recipe
 from lmlong.recipe.file import flat
-from lmlong.report.figure import Figure, Level, Line, Panel, Style, style
 from lmlong.training.callbacks import TrainingCallback
 from lmlong.training.distributed import is_main_process
-from lmlong.training.metrics_log import read_entries
 
 EXTRAS = ("tensorboard", "wandb")
 """Loggers that need an extra; the extra and the package have the same name."""
 
 PROJECT = "lmlong"
-
-LEARNING_CURVE = "learning_curve"
-GREY = Style("0.75")
 
 
 def _csv(folder: Path, step: int) -> Logger:
@@ -85,18 +78,15 @@ def make_loggers(callback: TrainingCallback) -> list[Logger]:
 
 
 def log_end(loggers: Sequence[Logger], step: int, callback: TrainingCallback, baselines: Baselines | None) -> None:
-    """Log the learning curve of a run, and its final figures unless it was stopped."""
-    if not loggers:
-        return
-    recipe, metric, final = callback.prepared.recipe, callback.metric, callback.final
-    levels = baselines.bits_per_byte if baselines else {}
-    curve = learning_curve(read_entries(callback.metrics_log.path), metric, callback.tokens_at, levels)
-    for logger in loggers:
-        if final:
-            figures = {metric.name: metric.of(final), "tokens": final.tokens, "bytes": final.bytes, **levels}
-            _log_figures(logger, {f"final/{name}": number for name, number in figures.items()}, step, recipe)
-        if curve:
-            _log_curve(logger, curve, step)
+    """Log the final figures of a run, unless it was stopped."""
+    final, metric = callback.final, callback.metric
+    if final:
+        levels = baselines.bits_per_byte if baselines else {}
+        figures = {metric.name: metric.of(final), "tokens": final.tokens, "bytes": final.bytes, **levels}
+        for logger in loggers:
+            _log_figures(
+                logger, {f"final/{name}": number for name, number in figures.items()}, step, callback.prepared.recipe
+            )
 
 
 def finish_loggers(loggers: Sequence[Logger]) -> None:
@@ -105,41 +95,6 @@ def finish_loggers(loggers: Sequence[Logger]) -> None:
         logger.finalize("finished")
         if isinstance(logger, WandbLogger):
             logger.experiment.finish()
-
-
-def learning_curve(
-    entries: Sequence[dict[str, Any]],
-    metric: Metric,
-    tokens_at: Callable[[int], int],
-    baselines: Mapping[str, float],
-) -> Figure | None:
-    """Return the loss on training and validation text against the tokens trained on, from the entries of a metrics log;
-    None without a validation. `tokens_at` gives the tokens trained on after a step."""
-    training = [(entry["step"], entry[metric.name]) for entry in entries if entry.get(metric.name) is not None]
-    validation = [
-        (entry["step"], entry["validation"][metric.name])
-        for entry in entries
-        if metric.name in entry.get("validation", {})
-    ]
-    if not validation:
-        return None
-    lines = [
-        _line("training", training, tokens_at, GREY),
-        _line("validation sample", validation, tokens_at, style(0)),
-    ]
-    levels = [Level(bits, style(number), label=name) for number, (name, bits) in enumerate(baselines.items(), 1)]
-    panel = Panel(
-        lines[0 if training else 1 :],
-        x_label="tokens trained on",
-        y_label=metric.unit,
-        levels=levels,
-        y_scale="linear" if metric.name == "bits_per_byte" else "log",
-    )
-    return Figure([[panel]], size=(8, 5), legend_columns=5)
-
-
-def _line(label: str, points: Sequence[tuple[int, float]], tokens_at: Callable[[int], int], looks: Style) -> Line:
-    return Line(label, [tokens_at(step) for step, _ in points], [value for _, value in points], looks)
 
 
 def _log_recipe(logger: Logger, text: str, step: int) -> None:
@@ -160,12 +115,3 @@ def _log_figures(logger: Logger, figures: dict[str, float], step: int, recipe: R
         )  # shown beside the options in the table of runs
     else:
         logger.log_metrics(figures, step)
-
-
-def _log_curve(logger: Logger, curve: Figure, step: int) -> None:
-    from lmlong.report.plot import pixels
-
-    if isinstance(logger, TensorBoardLogger):
-        logger.experiment.add_image(LEARNING_CURVE, pixels(curve), step, dataformats="HWC")
-    elif isinstance(logger, WandbLogger):
-        logger.log_image(LEARNING_CURVE, [pixels(curve)], step)

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from lmlong.model.metrics import METRICS
-from lmlong.training.loggers import learning_curve
 from lmlong.training.metrics_log import MetricsLog, last_validation, read_entries
 
 GARBAGE = (b"garbage\n", b"\xff\xfe\x00\n", b"[]\n", b'{"step": "3"}\n', b"\n", b'{"loss": 1}\n', b"[" * 10_000 + b"\n")
@@ -68,4 +66,3 @@ def test_a_line_that_no_run_writes_is_left_out_wherever_a_log_is_read(tmp_path: 
     path.write_text("".join(f"{each}\n" for each in (json.dumps(sound[0]), line, json.dumps(sound[1]))))
     assert read_entries(path) == sound
     assert last_validation(read_entries(path)) == {"step": 1, "bits_per_byte": 2.5}
-    assert learning_curve(read_entries(path), METRICS["causal"], lambda step: step, {}) is not None
