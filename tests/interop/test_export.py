@@ -15,7 +15,7 @@ from data.tokenizer_draws import draw_text
 from inference.test_loops import find_loop, write_looping_run
 from interop import tiny_llama
 from interop.tiny_llama import CONFIG, LLAMA3, write_folder
-from models import FORMS, text, write_run
+from models import FORMS, predict, text, write_run
 from torch import Tensor
 
 import lmlong
@@ -94,7 +94,7 @@ def test_transformers_has_the_same_logits(transformers: Any, export: Callable[[s
     original, folder = export(form)
     exported = transformers.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
     ids = text(len(PROMPTS), PROMPTS[0])
-    expected, _ = original(ids)
+    expected, _ = predict(original, ids)
     assert apart(exported(ids).logits, expected) < 1e-5
     assert apart(in_pieces(exported, ids), expected) < 1e-5
     padded, mask = left_padded(ids)
@@ -125,7 +125,7 @@ def test_transformers_generates_the_same_and_has_the_same_gradients(
     original.zero_grad()
     if tables := original.ngram_embedding:
         tables.gradients = RowGradients(len(tables.table), reads_values=True)
-    logits, _ = original(ids)
+    logits, _ = predict(original, ids)
     torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).backward()
     found = {name: weight.grad for name, weight in exported.named_parameters()}
     gradients = {name: weight.grad for name, weight in original.named_parameters() if weight.grad is not None}
@@ -165,7 +165,7 @@ def left_padded(ids: Tensor) -> tuple[Tensor, Tensor]:
 def greedy(model: Any, prompt: Tensor, count: int) -> list[int]:
     ids = prompt[None]
     for _ in range(count):
-        ids = torch.cat([ids, model(ids)[0][:, -1].argmax(-1, keepdim=True)], dim=1)
+        ids = torch.cat([ids, predict(model, ids)[0][:, -1].argmax(-1, keepdim=True)], dim=1)
     return ids[0, -count:].tolist()
 
 
@@ -174,7 +174,7 @@ def by_beams(model: Any, prompt: Tensor, beams: int, count: int) -> list[int]:
     """The likeliest of the texts that are kept, each read again for each token."""
     kept, scores = prompt[None], torch.zeros(1)
     for _ in range(count):
-        sums = scores[:, None] + model(kept)[0][:, -1].log_softmax(-1)
+        sums = scores[:, None] + predict(model, kept)[0][:, -1].log_softmax(-1)
         scores, best = sums.flatten().topk(beams)
         kept = torch.cat([kept[best // sums.shape[1]], best[:, None] % sums.shape[1]], dim=1)
     return kept[0, -count:].tolist()
@@ -188,7 +188,7 @@ def test_a_plug_in_is_loaded_before_its_model(tmp_path: Path, transformers: Any)
         original = write_run(tmp_path / "run", attention={"kind": "two_gates"})
         export_hf(str(tmp_path / "run"), tmp_path / "hf")
         exported = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf", trust_remote_code=True)
-        assert apart(exported(text(2, 40)).logits, original(text(2, 40))[0]) < 1e-5
+        assert apart(exported(text(2, 40)).logits, predict(original, text(2, 40))[0]) < 1e-5
     finally:
         unload_plugin(TWO_GATES)
     with pytest.raises(LmlongError, match="two_gates"):
@@ -286,7 +286,7 @@ def test_an_imported_llama_is_exported_as_a_llama(tmp_path: Path, transformers: 
     assert export_hf(str(tmp_path / "run"), tmp_path / "hf").architecture == "LlamaForCausalLM"
     assert not list((tmp_path / "hf").glob("*.py"))
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
-    expected, _ = lmlong.load(tmp_path / "run", state_dtype="32").model(PROMPT_IDS)
+    expected, _ = predict(lmlong.load(tmp_path / "run", state_dtype="32").model, PROMPT_IDS)
     assert float((model(PROMPT_IDS).logits - expected).norm() / expected.norm()) < 1e-5
     import_model(tmp_path / "hf", tmp_path / "again")
     weights = [lmlong.load(tmp_path / run).model.state_dict() for run in ("run", "again")]

@@ -156,9 +156,9 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> Poison:
         nonlocal calls
         calls = 0
 
-        def loss(*inputs: Any) -> Any:
+        def loss(*inputs: Any, **options: Any) -> Any:
             nonlocal calls
-            nll, state = original(*inputs)
+            nll, state = original(*inputs, **options)
             calls += 1
             return (nll * factor if calls - 1 in batches else nll), state
 
