@@ -14,9 +14,10 @@ from lmlong.data.sources import open_inputs
 from lmlong.data.split import Part, split
 from lmlong.errors import UsageError
 from lmlong.inference.loading import TrainedLanguageModel, load
-from lmlong.inference.sampling import Sampler
+from lmlong.inference.sampling import Sampler, sample
 from lmlong.inference.session import repeat_rows
 from lmlong.io.files import atomic_write
+from lmlong.model.finite import is_finite, not_finite
 from lmlong.model.sampling_options import Sampling
 from lmlong.report.progress import Progress, each
 
@@ -81,14 +82,16 @@ def sampled_text(loaded: TrainedLanguageModel, rows: int, tokens: int, seed: int
     """Sample tokens (rows, tokens) at temperature 1, one document after another; return them and the document
     starts."""
     device = loaded.model.embedding.weight.device
-    sampler = Sampler(_plain(seed), [(row,) for row in range(rows)])
+    samplers = [Sampler(_plain(seed), (row,)) for row in range(rows)]
     token = torch.full((rows,), loaded.tokenizer.bos, device=device)
     written, state = [], None
     for _ in each(range(tokens), "writing a text", tokens, "tokens"):
         written.append(token)
         logits, state = loaded.model(token[:, None], state, token[:, None] == loaded.tokenizer.bos)
+        if not is_finite(logits.amax(-1)):
+            raise not_finite(loaded.model, token[:, None])
         ended = token == loaded.tokenizer.eos
-        token = torch.where(ended, loaded.tokenizer.bos, sampler(logits[:, 0]).to(device))
+        token = torch.where(ended, loaded.tokenizer.bos, torch.tensor(sample(samplers, logits[:, 0]), device=device))
     text = torch.stack(written, dim=1).clone()
     return text, text == loaded.tokenizer.bos
 

@@ -107,7 +107,7 @@ class Texts:
     async def stop(self) -> None:
         """End texts whose generation has begun after their next token, and save the session after them."""
         for writer in self._writers:
-            writer.text.stopping = True
+            writer.stopping = True
         while self._has_begun and not self.ended:
             await self.next()
         await self.saved()

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from lmlong.inference.continuation import End
+from lmlong.inference.row import End
 from lmlong.inference.state_table import Piece, Place
 from lmlong.inference.unread import UnreadText
 from lmlong.model.sampling_options import MAX_TOKENS, Sampling
