@@ -43,9 +43,9 @@ class Generation:
                 each,
                 max_tokens,
                 stop,
-                keep,
-                self.drafts,
-                Rewind(tokenizer, row) if alone else None,
+                keeps_tokens=keep,
+                drafts=self.drafts,
+                rewind=Rewind(tokenizer, row) if alone else None,
             )
             for number, each in enumerate(numbers)
         ]

@@ -43,13 +43,15 @@ class Row:
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
         keeps_tokens: bool = False,
+        keeps_state: bool = True,
         drafts: Drafts | None = None,
         rewind: Rewind | None = None,
     ):
         """Continue a session of one row; its unread text becomes the beginning of the next token.
 
-        `numbers` seed the draws, together with the seed. `drafts` are used while the row is alone. `rewind` is for
-        `finished`.
+        `numbers` seed the draws, together with the seed. Without `keeps_state` there is no session after the text,
+        which takes a CUDA graph a copy of the state for each token. `drafts` are used while the row is alone. `rewind`
+        is for `finished`.
         """
         self.tokenizer, self.drafts = tokenizer, drafts
         self.sampler = Sampler(options, numbers, tokenizer.eos)
@@ -62,7 +64,7 @@ class Row:
         """The tokens of the unread text, before the new ones."""
         self.head = b""
         """The bytes with which the next token must begin: the rest of the prompt, for the first one."""
-        self._max_tokens, self._keeps_tokens = max_tokens, keeps_tokens
+        self.keeps_state, self._keeps_tokens, self._max_tokens = keeps_state, keeps_tokens, max_tokens
         self._text, self._rewind = StreamedText(tokenizer, stop), rewind
         if self.end is None and session.unread.pending.shape[1]:
             session = self._heal(engine, session)
@@ -93,6 +95,7 @@ class Row:
     @torch.inference_mode()
     def session(self) -> Session:
         """Return the session after all tokens so far."""
+        assert self.keeps_state
         if not self.written:
             return self._start
         return session_of(self._engine.save(self.at, self.read), self.last_tokens, self.total)
@@ -137,10 +140,11 @@ class Row:
         return self._text.finish()
 
     def _append(self, token: int) -> None:
-        self.last, self.total, self.read = token, self.total + 1, self.read + 1
+        self.last, self.total = token, self.total + 1
         self.last_tokens.append(token)
-        if self.learned is not None:
-            self.at.learned = will_learn_token(self.learned, False)
+        if self.keeps_state:
+            self.read += 1
+            self.at.learned = None if self.learned is None else will_learn_token(self.learned, False)
         if self.drafts:
             self.drafts.append(token)
 
@@ -159,7 +163,7 @@ class Drawn(NamedTuple):
 
 @torch.inference_mode()
 def advance(engine: Engine, rows: Sequence[Row]) -> list[Drawn]:
-    """Draw the next token of each row. An error of one row does not affect the others."""
+    """Draw the next token of each row. All or no rows keep their states. An error of one does not affect the others."""
     errors: dict[Row, BaseException] = {}
     logits = _apart(rows, partial(_next_logits, engine), errors)
     tokens = dict[Row, int]()
@@ -192,6 +196,8 @@ def _next_logits(engine: Engine, rows: Sequence[Row]) -> Tensor:
     drafts = rows[0].drafts if len(rows) == 1 else None
     if drafts and rows[0].follows_draft:
         drafts.counts.accepted += 1
+    elif not rows[0].keeps_state:
+        return engine.step([row.at for row in rows], [row.last for row in rows])
     else:
         for row in rows:
             engine.advance(row.at, row.read)

@@ -91,8 +91,9 @@ class Writer:
         request, session = self.request, self._place.session
         assert session is not None
         session = with_unread(begin_learning(self._trained.model, session, request.learn), self._unread)
-        ends = request.max_tokens, request.stop, request.keep_session
-        self.row = Row(engine, self._trained.tokenizer, session, request.sampling, request.draws, *ends)
+        how = request.sampling, request.draws, request.max_tokens, request.stop
+        tokenizer, keeps = self._trained.tokenizer, request.keep_session
+        self.row = Row(engine, tokenizer, session, *how, keeps_tokens=keeps, keeps_state=False)
         before = request.start.tokens if request.start else 0
         self.prompt_tokens = self.row.total - before - self._begins_with_bos
         if self.row.end:
