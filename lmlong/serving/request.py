@@ -1,4 +1,4 @@
-"""Requests to the engine, and its events."""
+"""Requests to the scheduler, and its events."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

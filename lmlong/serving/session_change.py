@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 from lmlong.errors import CheckpointError, LmlongError
 from lmlong.inference.state_table import Place
 from lmlong.serving.api_errors import ApiError
-from lmlong.serving.engine import Closed
 from lmlong.serving.request import Turn
+from lmlong.serving.scheduler import Closed
 from lmlong.serving.session_file import Header, SessionInfo
 from lmlong.serving.sessions import LearnsAlready, NoState, QuotaReached, SessionStore, UnknownSession, check_learn
 from lmlong.serving.worker import Worker

@@ -14,8 +14,8 @@ from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.session import Session, after_tokens, append_token, logits_not_finite, next_logits
 from lmlong.inference.state_table import Piece, Place
 from lmlong.inference.unread import UnreadText
-from lmlong.serving.engine import Closed
 from lmlong.serving.request import WrittenToken
+from lmlong.serving.scheduler import Closed
 from lmlong.serving.writer import written_token
 
 Author = Literal["reader", "model", "state"]

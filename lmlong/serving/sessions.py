@@ -35,8 +35,8 @@ from lmlong.io.files import fsync
 from lmlong.io.lock import Held, lock
 from lmlong.io.system_errors import explain_errors
 from lmlong.model.state import state_bytes
-from lmlong.serving.engine import Closed
 from lmlong.serving.request import Turn
+from lmlong.serving.scheduler import Closed
 from lmlong.serving.session_file import (
     FORMAT,
     NAME,

@@ -1,4 +1,4 @@
-"""One request in the engine: its prompt is read in pieces, then its text is generated token by token."""
+"""One request in the scheduler: its prompt is read in pieces, then its text is generated token by token."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
@@ -22,7 +22,7 @@ Deliver = Callable[[Event], None]
 
 
 class Writer:
-    """A running request; `deliver` is called with each event, in the engine's thread."""
+    """A running request; `deliver` is called with each event, in the scheduler's thread."""
 
     def __init__(self, trained: TrainedLanguageModel, request: Request, deliver: Deliver, states: StateTable):
         self.request, self.cancelled, self.ended = request, False, False

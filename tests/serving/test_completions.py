@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from serving.engines import tiny
+from serving.schedulers import tiny
 from serving.servers import NAME, Served, served
 
 import lmlong

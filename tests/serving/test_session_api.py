@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from machine import largest_file
-from serving.engines import subwords, tiny
+from serving.schedulers import subwords, tiny
 from serving.servers import Served, served, until
 
 from lmlong.inference.loading import TrainedLanguageModel
@@ -160,11 +160,11 @@ def test_files_are_taken_and_given(server: Served, trained: TrainedLanguageModel
 
 def test_one_request_works_on_a_session_and_one_that_leaves_changes_nothing(server: Served) -> None:
     session = made(server.post(SESSIONS, text=BOOK))
-    name, engine = session["id"], server.service.engine
+    name, scheduler = session["id"], server.service.scheduler
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     body = json.dumps({"session": name, "prompt": "ca", "stream": True, "max_tokens": 10**6, "temperature": 0})
     connection.request("POST", COMPLETIONS, body, {"Content-Type": "application/json"})
-    until(lambda: engine.active == 1)
+    until(lambda: scheduler.active == 1)
     for call in (
         lambda: server.post(COMPLETIONS, session=name),
         lambda: server.post(f"{SESSIONS}/{name}/append", text="a"),
@@ -173,7 +173,7 @@ def test_one_request_works_on_a_session_and_one_that_leaves_changes_nothing(serv
         assert refused(call()) == (409, "session_in_use")
     assert made(server.post(f"{SESSIONS}/{name}/fork"))["tokens"] == session["tokens"]
     connection.close()
-    until(lambda: engine.active == 0)
+    until(lambda: scheduler.active == 0)
     until(lambda: server.post(f"{SESSIONS}/{name}/append", text="").status_code == 200)
     found = server.client.get(f"{SESSIONS}/{name}").json()
     assert found == {**session, "bytes": found["bytes"], "given": found["given"]}

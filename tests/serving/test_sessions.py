@@ -17,7 +17,7 @@ import torch
 from grids import every_nth
 from machine import largest_file
 from models import FORMS, write_run
-from serving.engines import loaded, tiny
+from serving.schedulers import loaded, tiny
 from serving.turns import (
     continued,
     created,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from serving.engines import Told, loaded
+from serving.schedulers import Told, loaded
 from serving.turns import (
     BOOK,
     continued,
@@ -26,8 +26,8 @@ from lmlong.inference.session import advance, greedy
 from lmlong.inference.state_table import PIECE
 from lmlong.inference.unread import UnreadText
 from lmlong.recipe import Attention, Ngram
-from lmlong.serving.engine import Engine
 from lmlong.serving.request import Request
+from lmlong.serving.scheduler import Scheduler
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["torch", "native"])
@@ -137,14 +137,14 @@ def test_session_of_a_text_that_was_written_before_is_equal_to_the_last_bit(
 ) -> None:
     """It begins with a state of the prompt, and not with that of the steps that wrote the answer."""
     store = opened(trained, tmp_path, memory=1 << 30)
-    engine = Engine(trained, store.states)
+    scheduler = Scheduler(trained, store.states)
     prompt = (trained.tokenizer.bos, *trained.tokenizer.encode(BOOK))
     try:
-        events = Told(engine, Request(prompt, Sampling(temperature=0), max_tokens=20, alternatives=0)).all()
+        events = Told(scheduler, Request(prompt, Sampling(temperature=0), max_tokens=20, alternatives=0)).all()
         written = [event.token.token for event in events if event.token]
-        last = Told(engine, Request((*prompt, *written, 97), max_tokens=0, keep_session=True)).all()[-1]
+        last = Told(scheduler, Request((*prompt, *written, 97), max_tokens=0, keep_session=True)).all()[-1]
     finally:
-        engine.close()
+        scheduler.close()
     assert len(written) == 20 and last.cached_tokens == len(prompt) // PIECE * PIECE and last.turn is not None
     name = store.create(last.turn).id
     assert is_equal(session(opened(trained, tmp_path, disk=0), name), session(store, name))

@@ -1,4 +1,4 @@
-"""Turns of sessions, made without an engine, and stores that keep them."""
+"""Turns of sessions, made without a scheduler, and stores that keep them."""
 
 import random
 from collections.abc import Iterator

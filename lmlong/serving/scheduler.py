@@ -40,19 +40,19 @@ class UnusableSession(LmlongError):
 
 
 class Closed(LmlongError):
-    """The engine is closed for requests, or ended this one."""
+    """The scheduler is closed for requests, or ended this one."""
 
 
-class EngineFailed(LmlongError):
-    """The engine's thread has failed, so no request can be handled."""
+class SchedulerFailed(LmlongError):
+    """The scheduler's thread has failed, so no request can be handled."""
 
     def __init__(self) -> None:
-        super().__init__("The engine has failed; the log says where. Restart the server.")
+        super().__init__("The scheduler has failed; the log says where. Restart the server.")
 
 
 @dataclass
-class EngineCounts:
-    """Counters of an engine since its start."""
+class Counts:
+    """Counters of a scheduler since its start."""
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -63,28 +63,28 @@ class EngineCounts:
     cancelled: int = 0
 
 
-class Engine:
+class Scheduler:
     """Writes the texts of many requests at a time, with one model."""
 
     def __init__(self, trained: TrainedLanguageModel, states: StateTable, settings: Settings = DEFAULT_SETTINGS):
         self.trained, self.states = trained, states
         self.rows, self.most_waiting = settings.rows, settings.waiting
-        self.counts = EngineCounts()
+        self.counts = Counts()
         self._engine = engine_of(trained.model)
         self._waiting = deque[Writer]()
         self._reading = deque[tuple[Writer, Iterator[None]]]()
         self._writing: list[Writer] = []
         self._changed = Condition()
         self._some_cancelled = self._closed = self._failed = False
-        self._thread = Thread(target=self._run, name="lmlong-engine", daemon=True)
+        self._thread = Thread(target=self._run, name="lmlong-scheduler", daemon=True)
         self._thread.start()
 
     def submit(self, request: Request, deliver: Deliver) -> Writer:
-        """Queue a request, whose events `deliver` gets in the engine's thread. Raises Busy, Closed or EngineFailed."""
+        """Queue a request, whose events `deliver` gets in another thread. Raises Busy, Closed or SchedulerFailed."""
         writer = Writer(self.trained, request, deliver, self.states)
         with self._changed:
             if self._failed:
-                raise EngineFailed
+                raise SchedulerFailed
             if self._closed:
                 raise Closed("The server is shutting down.")
             if len(self._waiting) >= self.most_waiting:
@@ -131,10 +131,10 @@ class Engine:
                 self._write()
         except BaseException as error:  # not of one request, whose errors are caught where it is read or written
             stack = "".join(traceback.format_tb(error.__traceback__))  # without the message, which may hold a prompt
-            LOG.critical("the engine has failed: %s\n%s", type(error).__name__, stack)
-            end = EngineFailed()
+            LOG.critical("the scheduler has failed: %s\n%s", type(error).__name__, stack)
+            end = SchedulerFailed()
         with self._changed:
-            self._failed = isinstance(end, EngineFailed)
+            self._failed = isinstance(end, SchedulerFailed)
             writers = [*self._waiting, *self._admitted]
             self._waiting, self._reading, self._writing = deque(), deque(), []
         for writer in writers:
