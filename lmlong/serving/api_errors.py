@@ -11,7 +11,8 @@ from lmlong.data.tokenizers.characters import UnknownCharacter
 from lmlong.errors import CheckpointError
 from lmlong.model.finite import NotFinite
 from lmlong.serving.scheduler import Busy, Closed, SchedulerFailed, UnusableSession
-from lmlong.serving.sessions import LearnsAlready, NoState, QuotaReached, UnknownSession
+from lmlong.serving.session_folder import QuotaReached, UnknownSession
+from lmlong.serving.session_store import LearnsAlready, NoState
 
 LOG = logging.getLogger("lmlong.serving")
 

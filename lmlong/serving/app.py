@@ -31,7 +31,7 @@ from lmlong.serving.request import Request
 from lmlong.serving.scheduler import Scheduler, SchedulerFailed
 from lmlong.serving.session_api import SessionApi
 from lmlong.serving.session_change import Change, Sessions
-from lmlong.serving.sessions import SessionStore
+from lmlong.serving.session_store import SessionStore
 from lmlong.serving.settings import Settings
 from lmlong.serving.streaming import Deadline, Disconnected, TextStream, while_connected, written
 from lmlong.serving.worker import Worker, chat_tokens, score

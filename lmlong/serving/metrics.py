@@ -7,7 +7,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from lmlong.model.state_size import state_size
 from lmlong.serving.scheduler import Scheduler
-from lmlong.serving.sessions import SessionStore
+from lmlong.serving.session_store import SessionStore
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500)
 
@@ -43,8 +43,8 @@ class Metrics:
             "lmlong_queued_texts": ("Texts that wait for a row.", self._scheduler.queued),
             "lmlong_active_rows": ("Texts that are read or written.", self._scheduler.active),
             "lmlong_rows": ("Texts that may be written at a time.", self._scheduler.rows),
-            "lmlong_sessions": ("Sessions.", self._store.count),
-            "lmlong_session_file_bytes": ("Files of sessions, and uploaded states.", self._store.file_bytes),
+            "lmlong_sessions": ("Sessions.", self._store.folder.count),
+            "lmlong_session_file_bytes": ("Files of sessions, and uploaded states.", self._store.folder.bytes),
             "lmlong_state_memory_bytes": ("States in memory.", states.bytes),
             "lmlong_state_disk_bytes": ("States on disk.", states.disk_bytes),
             "lmlong_row_state_bytes": ("State of a row when its text begins.", state.empty.bytes),

@@ -194,7 +194,7 @@ def test_what_is_no_session_is_told(server: Served) -> None:
     files = {b"noise": STATE_FILE, state[:-9]: STATE_FILE, b"": STATE_FILE, b"\xff": TEXT_FILE, b"a\0": TEXT_FILE}
     for data, headers in files.items():
         answer = server.client.post(SESSIONS, content=data, headers=headers)
-        assert answer.status_code == 400 and str(server.service.sessions.store.folder) not in answer.text
+        assert answer.status_code == 400 and str(server.service.sessions.store.folder.path) not in answer.text
     assert refused(server.post(COMPLETIONS, session=name, n=2)) == (400, "invalid_value")
     assert refused(server.post(COMPLETIONS, session=name, prompt=["a", "b"])) == (400, "invalid_value")
     assert refused(server.post(COMPLETIONS, max_tokens=1)) == (400, "invalid_value")
@@ -202,7 +202,7 @@ def test_what_is_no_session_is_told(server: Served) -> None:
     for path in (COMPLETIONS, "/v1/score", f"{SESSIONS}/{name}/fork"):
         assert server.client.post(path, content=b"a", headers=TEXT_FILE).status_code == 415
     assert len(server.client.get(SESSIONS).json()["data"]) == 1
-    (server.service.sessions.store.folder / f"{name}.session").write_bytes(b"damaged")
+    (server.service.sessions.store.folder.path / f"{name}.session").write_bytes(b"damaged")
     made(server.post(SESSIONS, text="a"))  # which lets the other one sleep
     assert refused(server.post(COMPLETIONS, session=name)) == (410, "session_damaged")
     assert "lmlong_sessions 2.0" in server.client.get("/metrics").text
@@ -210,7 +210,7 @@ def test_what_is_no_session_is_told(server: Served) -> None:
 
 def test_a_session_whose_file_was_removed_is_gone(server: Served) -> None:
     store = server.service.sessions.store
-    before = store.file_bytes, store.count
+    before = store.folder.bytes, store.folder.count
     calls: list[Callable[[str], httpx.Response]] = [
         lambda name: server.client.get(f"{SESSIONS}/{name}"),
         lambda name: server.client.get(f"{SESSIONS}/{name}/state"),
@@ -221,16 +221,16 @@ def test_a_session_whose_file_was_removed_is_gone(server: Served) -> None:
     ]
     for call in calls:
         name = made(server.post(SESSIONS, text="abc"))["id"]
-        (store.folder / f"{name}.session").unlink()
+        (store.folder.path / f"{name}.session").unlink()
         assert refused(call(name)) == (404, "session_not_found")
         assert name not in {one["id"] for one in server.client.get(SESSIONS).json()["data"]}
-        assert (store.file_bytes, store.count) == before
+        assert (store.folder.bytes, store.folder.count) == before
 
 
 def test_a_full_disk_is_told_and_leaves_nothing(server: Served) -> None:
     session = made(server.post(SESSIONS, text=BOOK))
     state = server.client.get(f"{SESSIONS}/{session['id']}/state").content
-    folder = server.service.sessions.store.folder
+    folder = server.service.sessions.store.folder.path
     there = sorted(folder.iterdir())
     with largest_file(300):
         answers = (

@@ -13,6 +13,7 @@ from serving.turns import (
     forked,
     grown,
     is_equal,
+    listed,
     opened,
     session,
     turn,
@@ -40,7 +41,7 @@ def test_turns_are_equal_to_the_last_bit_after_a_restart(trained: TrainedLanguag
     """Also without their states, and where only some of these are left."""
     store = opened(trained, tmp_path, memory=1 << 30)
     sessions = grown(store)
-    assert all(info.bytes < 2000 for info in store.list()[1:])
+    assert all(info.bytes < 2000 for info in listed(store)[1:])
     assert 0 < len(list((tmp_path / "states").iterdir())) < 5
     for again in (opened(trained, tmp_path), opened(trained, tmp_path, disk=0)):
         for name, expected in reversed(sessions.items()):
@@ -60,7 +61,7 @@ def test_a_turn_continues_as_it_was_written(trained: TrainedLanguageModel, tmp_p
     read = turn(store, "abc", store.get(name), answer=5)
     assert read.read.session is not None
     stepped = greedy(trained.model, read.read.session, 5)
-    store.update(name, read)
+    store.save(read, name)
     stored = session(store, name)
     assert torch.equal(stored.recent, stepped.recent) and torch.equal(stored.total, stepped.total)
     for x, y in zip(
@@ -88,7 +89,7 @@ def test_unread_text_is_kept(trained: TrainedLanguageModel, tmp_path: Path) -> N
     name = created(store, BOOK)
     for text in (UnreadText(b"a", b"bc", tuple(trained.tokenizer.encode("bc"))), UnreadText(b"", b"d"), UnreadText()):
         name = store.fork(name).id
-        store.update(name, turn(store, "ab", store.get(name))._replace(unread=text))
+        store.save(turn(store, "ab", store.get(name))._replace(unread=text), name)
         fork = store.fork(name).id
         for each in (name, fork):
             found = session(opened(trained, tmp_path), each)
@@ -114,7 +115,7 @@ def test_answers_are_not_learned_from(trained: TrainedLanguageModel, tmp_path: P
     made = turn(store, BOOK[:100], answer=40, learn=True)
     assert made.read.session is not None
     steps = [(token, False) for piece in made.written for token in piece.tokens]
-    stepped, stored = advance(trained.model, made.read.session, steps), session(store, store.create(made).id)
+    stepped, stored = advance(trained.model, made.read.session, steps), session(store, store.save(made).id)
     assert stepped.state.learned is not None and stored.state.learned is not None
     assert torch.equal(stepped.state.learned.delta.D, stored.state.learned.delta.D)
 
@@ -146,5 +147,5 @@ def test_session_of_a_text_that_was_written_before_is_equal_to_the_last_bit(
     finally:
         scheduler.close()
     assert len(written) == 20 and last.cached_tokens == len(prompt) // PIECE * PIECE and last.turn is not None
-    name = store.create(last.turn).id
+    name = store.save(last.turn).id
     assert is_equal(session(opened(trained, tmp_path, disk=0), name), session(store, name))
