@@ -113,7 +113,7 @@ def test_server_refuses_more_sessions_and_bytes_than_its_quota(trained: TrainedL
             created(again)
         with pytest.raises(QuotaReached, match="bytes"):
             continued(again, listed(again)[0].id, "a" * 100)
-        assert again.folder.bytes == size(again.folder)
+        assert again.folder.bytes == size(again.folder.path)
     small.delete(listed(small)[0].id)
     created(small)
 
