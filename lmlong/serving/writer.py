@@ -15,8 +15,7 @@ from lmlong.inference.session import begin_learning, even_pieces, with_unread
 from lmlong.inference.state_table import PIECE, Kind, Piece, Place, StateTable, pieces_of, superseded
 from lmlong.inference.unread import Encoding, UnreadText
 from lmlong.model.sampling_options import Sampling
-from lmlong.serving.reading import ReadingProgress
-from lmlong.serving.request import Event, Request, TokenLikelihood, Turn, WrittenToken
+from lmlong.serving.request import Event, ReadingProgress, Request, TokenLikelihood, Turn, WrittenToken
 
 Deliver = Callable[[Event], None]
 

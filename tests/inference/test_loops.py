@@ -10,8 +10,8 @@ from models import save_run
 from lmlong import recipe
 from lmlong.cli.generate import generate
 from lmlong.data.tokenizers.base import ByteTokenizer
-from lmlong.inference.first_sample import first_sample
 from lmlong.inference.loading import TrainedLanguageModel, load
+from lmlong.inference.samples import first_sample
 from lmlong.inference.sampling import Sampler, sample
 from lmlong.inference.session import repeat_rows
 from lmlong.model.language_model import LanguageModel
@@ -123,7 +123,7 @@ def test_a_large_or_missing_run_has_no_first_sample(
     looping_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert first_sample(tmp_path / "none") == ""
-    monkeypatch.setattr("lmlong.inference.first_sample.LARGEST", 1000)
+    monkeypatch.setattr("lmlong.inference.samples.LARGEST", 1000)
     assert first_sample(looping_run) == ""
 
 
