@@ -13,7 +13,7 @@ from serving.schedulers import subwords, tiny
 from serving.servers import Served, served, until
 
 from lmlong.inference.loading import TrainedLanguageModel
-from lmlong.serving import reading
+from lmlong.serving import request
 
 SESSIONS, COMPLETIONS = "/v1/sessions", "/v1/completions"
 TEXT_FILE = {"Content-Type": "application/octet-stream"}
@@ -113,7 +113,7 @@ def test_a_long_list_comes_in_pages(server: Served) -> None:
 
 
 def test_reading_is_reported_while_it_lasts(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "SECONDS", 0)
+    monkeypatch.setattr(request, "REPORT_SECONDS", 0)
     books = [BOOK[start:] * 120 for start in range(3)]  # what was read before is not read again
     options = {"stream": True, "stream_options": {"include_progress": True}}
     streams = [
