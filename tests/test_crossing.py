@@ -31,7 +31,7 @@ from lmlong.model.quantization import Weights
 from lmlong.model.sampling_options import Sampling
 from lmlong.native.state import map_state
 from lmlong.recipe import Downsample
-from lmlong.serving.sessions import SessionStore
+from lmlong.serving.session_store import SessionStore
 from lmlong.serving.settings import Settings
 
 TEXT = "The quick brown fox jumps over the lazy dog. " * 4 + "Two wizards quickly jump past five boxing ducks."

@@ -88,7 +88,8 @@ def serve(
     from lmlong.checkpoint.location import folder_of
     from lmlong.serving.app import make_app
     from lmlong.serving.guard import Hosts, warning
-    from lmlong.serving.sessions import SessionStore, locked
+    from lmlong.serving.session_folder import locked
+    from lmlong.serving.session_store import SessionStore
 
     listening = bind(host, port)
     body = 4 * given["max_prompt"]
@@ -112,7 +113,7 @@ def serve(
         app = make_app(trained, name, store, chosen, hosts, key)
         prepare_process()
         ended_by = Server(app, listening, chosen.grace, print_address).serve_until_signal()
-    if store.count:
+    if store.folder.count:
         click.echo(f"stopped; sessions are in {folder}", err=True)
     if ended_by:
         sys.exit(128 + ended_by)

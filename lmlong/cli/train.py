@@ -71,6 +71,6 @@ def _sample(result: "TrainingResult") -> str:
 
     if not beats_unigram(result):
         return ""
-    from lmlong.inference.first_sample import first_sample
+    from lmlong.inference.samples import first_sample
 
     return first_sample(result.run)

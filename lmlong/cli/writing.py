@@ -86,7 +86,7 @@ class TextOutput:
         row = writing.rows[index]
         if self.as_json:
             about = {**prompt.line, "sample": sample, "seed": seed, "text": text, "end": row.end}
-            log_probabilities = [round(value, 6) for value in row.log_probabilities]
+            log_probabilities = [round(value, 6) for value in writing.log_probabilities[index]]
             _print(json.dumps({**about, "tokens": row.tokens, "log_probabilities": log_probabilities}) + "\n")
         else:
             print(f"--- prompt {number + 1}, sample {sample + 1}", file=sys.stderr, flush=True)

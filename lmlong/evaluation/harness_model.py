@@ -13,9 +13,9 @@ from lmlong import __version__
 from lmlong.attention.plugins import load_plugin
 from lmlong.errors import UsageError, nearest
 from lmlong.evaluation.likelihoods import Pair, document_likelihoods, likelihoods
+from lmlong.evaluation.padded_batches import batches, prefill_rows
 from lmlong.inference import chat
 from lmlong.inference.loading import TrainedLanguageModel, load
-from lmlong.inference.rows import batches, prefill_rows
 from lmlong.inference.sampling import Sampling
 from lmlong.model.base import count_parameters
 from lmlong.report.progress import Progress, each

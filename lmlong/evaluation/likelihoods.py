@@ -15,9 +15,9 @@ from torch import Tensor
 from lmlong.attention.base import state_tensors
 from lmlong.data.token_file import tokens_of
 from lmlong.evaluation import spans as cut
+from lmlong.evaluation.padded_batches import batches, read_rows, rows_at_once
 from lmlong.evaluation.scorer import Scorer, tokens_read
 from lmlong.inference.loading import TrainedLanguageModel
-from lmlong.inference.rows import batches, read_rows, rows_at_once
 from lmlong.inference.session import PREFILL_TOKENS
 from lmlong.model.finite import is_finite, not_finite
 from lmlong.model.language_model import LanguageModel, ModelState

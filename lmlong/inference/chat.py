@@ -9,9 +9,8 @@ from typing import Any
 
 from lmlong.data.tokenizers.base import Tokenizer
 from lmlong.errors import UsageError
-from lmlong.inference.decoder import drafts_for
+from lmlong.inference.drafts import Drafts
 from lmlong.inference.generation import Generation
-from lmlong.inference.sampling import Sampler
 from lmlong.inference.session import Session, prefill
 from lmlong.io.limited_process import LimitedProcess, RequestFailed
 from lmlong.model.language_model import LanguageModel
@@ -56,10 +55,10 @@ class Conversation:
 
     def _answer(self, text: str, options: Sampling, max_tokens: int | None) -> Iterator[str]:
         self.messages.append({"role": "user", "content": text})
-        sampler = Sampler(options, [(len(self.messages),)], self.tokenizer.eos)
-        session = self._prompted()
-        drafts = drafts_for(self.model, session)
-        generation = Generation(self.model, self.tokenizer, session, sampler, max_tokens, drafts=drafts)
+        numbers = [(len(self.messages),)]
+        generation = Generation(
+            self.model, self.tokenizer, self._prompted(), options, numbers, max_tokens, drafts=Drafts()
+        )
         answer = ""
         for _, piece in generation:
             answer += piece

@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from itertools import count, pairwise
 from statistics import median
 
-from lmlong.inference.session import NO_TOKEN, Session
-
 MAX_DRAFT = 8
 """Maximum number of tokens in a draft."""
 
@@ -171,9 +169,9 @@ class Drafts:
         self._steps = 1  # taken since then, without the tokens of the draft
         self.counts = DraftCounts(0, 0, 0)
 
-    def begin(self, session: Session) -> None:
-        """Begin with the last tokens of a session."""
-        self._lookup, self._new = Lookup([token for token in session.recent[0].tolist() if token != NO_TOKEN]), []
+    def begin(self, tokens: Sequence[int]) -> None:
+        """Begin with the last tokens of a text."""
+        self._lookup, self._new = Lookup(tokens), []
 
     def append(self, token: int) -> None:
         """Append a token to the text."""

@@ -40,8 +40,8 @@ class Start(NamedTuple):
 
 
 @torch.inference_mode()
-def heal(model: LanguageModel, tokenizer: Tokenizer, session: Session, sampler: Sampler, row: int) -> Start:
-    """Draw where the next token of a session of one row begins; `row` is the row's number in the sampler."""
+def heal(model: LanguageModel, tokenizer: Tokenizer, session: Session, sampler: Sampler) -> Start:
+    """Draw where the next token of a session of one row begins."""
     text = session.unread.row(0)
     session = with_unread(session, UnreadText())
     if text.chosen:  # by decode steps, as when they were generated, unless that would take long
@@ -51,7 +51,7 @@ def heal(model: LanguageModel, tokenizer: Tokenizer, session: Session, sampler: 
             read = advance(model, session, [(token, False) for token in text.chosen])
         return Start(0.0, read, Cover(list(text.chosen), b""))
     candidates = starts(model, tokenizer, session, text)
-    return candidates[sampler.choose([start.log_weight for start in candidates], row)]
+    return candidates[sampler.choose([start.log_weight for start in candidates])]
 
 
 def only_beginning_with(tokenizer: Tokenizer, heads: Sequence[bytes], logits: torch.Tensor) -> torch.Tensor:

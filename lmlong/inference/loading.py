@@ -26,10 +26,9 @@ from lmlong.decode.choice import describe_fast_engine, fast_engine, why_no_fast_
 from lmlong.errors import UsageError
 from lmlong.inference import hidden_states, state_file
 from lmlong.inference.chat import Conversation
-from lmlong.inference.decoder import drafts_for
+from lmlong.inference.drafts import Drafts
 from lmlong.inference.generation import Generation, check_end
 from lmlong.inference.hidden_states import HiddenStates
-from lmlong.inference.sampling import Sampler
 from lmlong.inference.session import Session, begin_learning, prefill, with_unread
 from lmlong.inference.unread import Encoding, UnreadText
 from lmlong.model.base import TextModel, count_parameters
@@ -143,9 +142,8 @@ class TrainedLanguageModel(TrainedModel):
         `rows` are numbers that seed each row's draws, together with the seed. With `keep`, tokens and their
         log-probabilities are kept. Without `drafts` each token of a single text takes a step of its own.
         """
-        sampler = Sampler(options, rows, self.tokenizer.eos)
-        ahead = drafts_for(self.model, session) if drafts else None
-        return Generation(self.model, self.tokenizer, session, sampler, max_tokens, stop, keep, ahead)
+        ahead = Drafts() if drafts else None
+        return Generation(self.model, self.tokenizer, session, options, rows, max_tokens, stop, keep, ahead)
 
     def read(
         self,

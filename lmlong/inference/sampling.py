@@ -4,7 +4,6 @@ it.
 B batch, V vocabulary.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -13,94 +12,70 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from lmlong.inference.session import NO_TOKEN
+from lmlong.inference.session import NO_TOKEN, last_tokens
 from lmlong.model.device import as_float64
-from lmlong.model.finite import NotFinite
 from lmlong.model.loop_guard import LoopGuard, lower_loops
 from lmlong.model.sampling_options import Sampling
 
 
 class Sampler:
-    """A sampler of the next token of each row of a batch, from the first generated token on.
+    """Draws the tokens of one text, with random numbers of its own. The loop penalty applies to the tokens that it has
+    drawn."""
 
-    The loop penalty applies to the tokens that it has sampled. A row draws the same random numbers whatever the other
-    rows are.
-    """
-
-    def __init__(self, options: Sampling, rows: Sequence[tuple[int, ...]] = ((0,),), eos: int | None = None):
-        """Create a sampler; `rows` are numbers for each row that its draws depend on, in addition to the seed. `eos` is
-        needed for `ignore_eos`."""
+    def __init__(self, options: Sampling, numbers: Sequence[int] = (0,), eos: int | None = None):
+        """The draws depend on the seed and on `numbers`. `eos` is needed for `ignore_eos`."""
         self.options = options
+        self.distribution = replace(options, seed=0)
+        """The options that determine the probabilities of tokens."""
         self.excluded = eos if options.ignore_eos else None
-        self._random = [np.random.default_rng([options.seed, *row]) for row in rows]
-        self._guards = [LoopGuard(options) for _ in rows if options.effective_loop_penalty]
+        self.random = np.random.default_rng([options.seed, *numbers])
+        self.guards = [LoopGuard(options)] if options.effective_loop_penalty else []
 
-    def __call__(self, logits: Tensor, recent: Tensor | None = None) -> Tensor:
-        """Return tokens (B,) from logits (B, V) and recent tokens (B, any), with NO_TOKEN before the beginning."""
-        check_finite(logits)
-        return _sampled(self.options, self.excluded, self._random, self._guards, logits, recent)
-
-    @property
-    def needs_recent(self) -> bool:
-        """Whether the sampler needs the recent tokens, including the prompt's."""
-        return self.options.repetition_penalty != 1
-
-    def choose(self, log_weights: Sequence[float], row: int) -> int:
-        """Choose one of several beginnings of a row's text by their log-probabilities, and return its index."""
+    def choose(self, log_weights: Sequence[float]) -> int:
+        """Choose one of several beginnings of the text by their log-probabilities, and return its index."""
         weights = torch.tensor([log_weights], dtype=torch.float64)
         if self.options.temperature == 0 or len(log_weights) == 1:
             return int(weights.argmax())
-        uniform = torch.tensor([self._random[row].random()], dtype=torch.float64)
+        uniform = torch.tensor([self.random.random()], dtype=torch.float64)
         return int(draw(tempered(weights, self.options.temperature), uniform))
 
 
-def check_finite(logits: Tensor) -> None:
-    """Raise NotFinite if logits (B, V) have NaN or inf as their maximum."""
-    if not all(map(math.isfinite, logits.amax(-1).tolist())):
-        raise NotFinite()
+def sample(samplers: Sequence[Sampler], logits: Tensor, recent: Sequence[Sequence[int]] = ()) -> list[int]:
+    """Return a token for each row of finite logits (B, V), drawn by the row's sampler.
 
-
-def sample_each(samplers: Sequence[Sampler], logits: Tensor, recent: Sequence[Tensor | None]) -> Tensor:
-    """Return tokens (B,) for rows of logits (B, V) that have a sampler each.
-
-    `recent` are the recent tokens (1, any) of rows whose sampler needs them. Rows with the same options are drawn
+    `recent` are the last tokens of each row, which the repetition penalty needs. Rows with the same options are drawn
     together.
     """
     groups: dict[Sampling, list[int]] = {}
     for row, sampler in enumerate(samplers):
-        groups.setdefault(replace(sampler.options, seed=0), []).append(row)
-    tokens = torch.empty(len(samplers), dtype=torch.long)
-    for options, rows in groups.items():
-        random = [random for row in rows for random in samplers[row]._random]
-        last = [seen for row in rows if (seen := recent[row]) is not None]
-        guards = [guard for row in rows for guard in samplers[row]._guards]
-        together, excluded = torch.cat(last) if last else None, samplers[rows[0]].excluded
-        tokens[rows] = _sampled(options, excluded, random, guards, logits[rows], together).cpu()
+        groups.setdefault(sampler.distribution, []).append(row)
+    if len(groups) == 1:
+        return _sample_alike(samplers, logits, recent)
+    tokens = [0] * len(samplers)
+    for rows in groups.values():
+        alike, last = [samplers[row] for row in rows], [recent[row] for row in rows] if recent else ()
+        for row, token in zip(rows, _sample_alike(alike, logits[rows], last), strict=True):
+            tokens[row] = token
     return tokens
 
 
-def _sampled(
-    options: Sampling,
-    excluded: int | None,
-    randoms: Sequence[np.random.Generator],
-    guards: Sequence[LoopGuard],
-    logits: Tensor,
-    recent: Tensor | None,
-) -> Tensor:
-    """Return a token for each row, drawn with the row's random generator; `guards` are those of all rows, or empty. The
-    token `excluded` is not drawn."""
+def _sample_alike(samplers: Sequence[Sampler], logits: Tensor, recent: Sequence[Sequence[int]]) -> list[int]:
+    """Return a token for each row, by samplers with the same options."""
+    options, excluded = samplers[0].distribution, samplers[0].excluded
+    guards = [guard for sampler in samplers for guard in sampler.guards]
     if excluded is not None:
         logits = logits.index_fill(-1, torch.tensor(excluded, device=logits.device), -torch.inf)
-    if recent is not None and options.repetition_penalty != 1:
-        logits = penalised(logits, recent[:, -options.repetition_window :], options.repetition_penalty)
+    if recent and options.repetition_penalty != 1:
+        last = [last_tokens(tokens, options.repetition_window) for tokens in recent]
+        logits = penalised(logits, torch.tensor(last, device=logits.device), options.repetition_penalty)
     if guards:
         logits = lower_loops(logits, guards)
     if options.temperature == 0:
-        tokens = logits.argmax(-1)
+        tokens = logits.argmax(-1).tolist()
     else:
-        uniform = torch.from_numpy(np.array([random.random() for random in randoms]))
-        tokens = draw(probabilities(logits, options), uniform)
-    for guard, token in zip(guards, tokens.tolist() if guards else [], strict=True):
+        uniform = torch.tensor([sampler.random.random() for sampler in samplers], dtype=torch.float64)
+        tokens = draw(probabilities(logits, options), uniform).tolist()
+    for guard, token in zip(guards, tokens if guards else [], strict=True):
         guard.append(token)
     return tokens
 

@@ -72,10 +72,23 @@ def even_pieces(pieces: Iterable[Sequence[int]], size: int = PREFILL_TOKENS) -> 
 @torch.inference_mode()
 def first(model: LanguageModel, token: int, learn: bool = False) -> Session:
     """Return the session of one row after its first token."""
-    last = torch.tensor([token], device=model.embedding.weight.device)
-    recent = torch.cat([last.new_full((1, RECENT - 1), NO_TOKEN), last[:, None]], dim=1)
-    unread = as_tensors(UnreadText(), last.device)
-    return Session(reading.first_state(model, 1, learn), last, recent, torch.ones_like(last), unread)
+    return session_of(reading.first_state(model, 1, learn), [token], 1)
+
+
+@torch.inference_mode()
+def session_of(state: ModelState, recent: Sequence[int], total: int) -> Session:
+    """Return the session of one row after `total` tokens, with the state after all but the last; `recent` are the last
+    tokens."""
+    device = state.position.device
+    last, size = torch.tensor([recent[-1]], device=device), torch.tensor([total], device=device)
+    tokens = torch.tensor([last_tokens(recent, RECENT)], device=device)
+    return Session(state, last, tokens, size, as_tensors(UnreadText(), device))
+
+
+def last_tokens(tokens: Sequence[int], size: int) -> list[int]:
+    """Return the last `size` tokens of a text, after NO_TOKEN if they are fewer."""
+    last = [*tokens][-size:]
+    return [NO_TOKEN] * (size - len(last)) + last
 
 
 @torch.inference_mode()

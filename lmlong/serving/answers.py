@@ -10,8 +10,7 @@ from typing import Any
 
 from lmlong.data.tokenizers.base import Tokenizer
 from lmlong.serving.inbox import Batch
-from lmlong.serving.reading import Progress
-from lmlong.serving.request import TokenLikelihood, WrittenToken
+from lmlong.serving.request import Progress, TokenLikelihood, WrittenToken
 from lmlong.serving.session_file import SessionInfo
 from lmlong.serving.session_text import Passage
 

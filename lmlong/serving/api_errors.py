@@ -10,8 +10,9 @@ from lmlong.data.tokenizers.base import CannotEncode
 from lmlong.data.tokenizers.characters import UnknownCharacter
 from lmlong.errors import CheckpointError
 from lmlong.model.finite import NotFinite
-from lmlong.serving.engine import Busy, Closed, EngineFailed, UnusableSession
-from lmlong.serving.sessions import LearnsAlready, NoState, QuotaReached, UnknownSession
+from lmlong.serving.scheduler import Busy, Closed, SchedulerFailed, UnusableSession
+from lmlong.serving.session_folder import QuotaReached, UnknownSession
+from lmlong.serving.session_store import LearnsAlready, NoState
 
 LOG = logging.getLogger("lmlong.serving")
 
@@ -73,7 +74,7 @@ def timed_out(seconds: float) -> ApiError:
 RESPONSES: dict[type[Exception], Callable[[Any], ApiError]] = {
     Busy: lambda error: busy(str(error)),
     Closed: lambda error: shutting_down(),
-    EngineFailed: lambda error: not_ready(str(error)),
+    SchedulerFailed: lambda error: not_ready(str(error)),
     CannotEncode: lambda error: ApiError(400, str(error)),
     UnknownCharacter: lambda error: ApiError(400, error.to_client),
     UnusableSession: lambda error: ApiError(400, str(error), "session", "invalid_value"),

@@ -24,30 +24,30 @@ from lmlong.serving.answers import ChatFormat, CompletionFormat, Envelope, Respo
 from lmlong.serving.api_errors import ApiError, api_error, not_ready, shutting_down
 from lmlong.serving.bodies import ChatBody, CompletionBody, ScoreBody, WritingBody, check_length
 from lmlong.serving.body_reader import BodyReader
-from lmlong.serving.engine import Engine, EngineFailed
 from lmlong.serving.guard import BODY, Guard, Hosts
 from lmlong.serving.inbox import Texts
 from lmlong.serving.metrics import Metrics
 from lmlong.serving.request import Request
+from lmlong.serving.scheduler import Scheduler, SchedulerFailed
 from lmlong.serving.session_api import SessionApi
 from lmlong.serving.session_change import Change, Sessions
-from lmlong.serving.sessions import SessionStore
+from lmlong.serving.session_store import SessionStore
 from lmlong.serving.settings import Settings
 from lmlong.serving.streaming import Deadline, Disconnected, TextStream, while_connected, written
 from lmlong.serving.worker import Worker, chat_tokens, score
 
 
 class ModelServer:
-    """A served model, with the engine and workers that handle its requests."""
+    """A served model, with the scheduler and workers that handle its requests."""
 
     def __init__(self, trained: TrainedLanguageModel, name: str, store: SessionStore, settings: Settings):
         self.trained, self.name, self.settings = trained, name, settings
-        self.engine = Engine(trained, store.states, settings)
-        self.metrics = Metrics(self.engine, store)
+        self.scheduler = Scheduler(trained, store.states, settings)
+        self.metrics = Metrics(self.scheduler, store)
         self.sessions = Sessions(store, settings.waiting)
         self.reader = BodyReader(settings)
         self.scorer = Worker("lmlong-scorer", settings.jobs)
-        self.session_api = SessionApi(self.sessions, self.engine, self.reader, self.scorer, settings, self.metrics)
+        self.session_api = SessionApi(self.sessions, self.scheduler, self.reader, self.scorer, settings, self.metrics)
         self.renderer = Worker("lmlong-renderer", settings.jobs)
         self.workers = (self.scorer, self.renderer, self.reader.parser, self.reader.converter, self.sessions.worker)
         self.closing = False
@@ -55,13 +55,13 @@ class ModelServer:
         self.about = about(trained)
 
     def end(self) -> None:
-        """Stop the engine and all workers."""
+        """Stop the scheduler and all workers."""
         self.closing = self.sessions.store.closing = True
         for worker in self.workers:
             worker.close()
         chat.RENDERER.close()  # a template may loop
         self.reader.process.close()
-        self.engine.close()
+        self.scheduler.close()
 
     async def models(self, request: HttpRequest) -> Response:
         return JSONResponse({"object": "list", "data": [self._model()]})
@@ -77,8 +77,8 @@ class ModelServer:
         if self.closing:
             raise shutting_down()
         ended = [worker.name for worker in self.workers if not worker.alive]
-        if not self.engine.alive:
-            raise not_ready(str(EngineFailed()))
+        if not self.scheduler.alive:
+            raise not_ready(str(SchedulerFailed()))
         if ended:
             raise not_ready(f"The thread {ended[0]} has ended. Restart the server.")
         return JSONResponse({"status": "ready"})
@@ -135,7 +135,7 @@ class ModelServer:
         return JSONResponse({"object": "score", "model": self.name, **sums._asdict(), "bits_per_byte": per_byte})
 
     def _maker(self, body: WritingBody, prompts: int) -> Callable[..., list[Request]]:
-        """Return a function that creates the engine requests of a prompt."""
+        """Return a function that creates the scheduler requests of a prompt."""
         self._check_model(body.model)
         if prompts * body.n > self.settings.max_choices:
             raise ApiError(400, f"n: a request may ask for at most {self.settings.max_choices} texts.", "n")
@@ -161,7 +161,7 @@ class ModelServer:
         change: Change | None = None,
     ) -> ASGIApp:
         """Return the texts of requests, whole or as a stream; `change` is the session that they continue."""
-        texts = Texts(self.engine, requests, self.settings.lag, self.metrics, change)
+        texts = Texts(self.scheduler, requests, self.settings.lag, self.metrics, change)
         envelope = Envelope(response_format, self.name, self.trained.weights_hash)
         usage = Usage(body.n)
         if body.stream:

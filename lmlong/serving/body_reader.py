@@ -8,7 +8,7 @@ from lmlong.data.formats.table import SUFFIXES, format_of, suffix_of_bytes
 from lmlong.io.limited_process import LimitedProcess, RequestFailed
 from lmlong.serving.api_errors import ApiError
 from lmlong.serving.bodies import AnyBody, FileQuery, TextBody, parse, parse_query, text_of_file
-from lmlong.serving.engine import Closed
+from lmlong.serving.scheduler import Closed
 from lmlong.serving.settings import Settings
 from lmlong.serving.worker import Ended, Worker
 

@@ -1,4 +1,4 @@
-"""Events from the engine's thread to the event loop, and the texts of one request."""
+"""Events from the scheduler's thread to the event loop, and the texts of one request."""
 
 import asyncio
 import time
@@ -8,9 +8,9 @@ from functools import partial
 from threading import Lock
 
 from lmlong.serving.api_errors import ApiError, api_error
-from lmlong.serving.engine import Engine
 from lmlong.serving.metrics import Metrics
 from lmlong.serving.request import Event, Request, Turn
+from lmlong.serving.scheduler import Scheduler
 from lmlong.serving.session_change import Change
 from lmlong.serving.session_file import SessionInfo
 from lmlong.serving.writer import Writer
@@ -35,7 +35,7 @@ class Inbox:
         self.lagged = False
 
     def put(self, number: int, event: Event) -> None:
-        """Add an event. Called in the engine's thread, so this neither fails nor waits."""
+        """Add an event. Called in the scheduler's thread, so this neither fails nor waits."""
         with self._lock:
             if self.lagged:
                 return
@@ -70,18 +70,18 @@ class Inbox:
 
 
 class Texts:
-    """The texts of one request, while the engine generates them."""
+    """The texts of one request, while the scheduler generates them."""
 
     def __init__(
         self,
-        engine: Engine,
+        scheduler: Scheduler,
         requests: Sequence[Request],
         most: int,
         metrics: Metrics,
         change: Change | None = None,
     ):
         """`change` is the session that the request continues, if any."""
-        self._engine, self._metrics, self._begun = engine, metrics, time.perf_counter()
+        self._scheduler, self._metrics, self._begun = scheduler, metrics, time.perf_counter()
         self._change = change
         self._turn: Turn | None = None
         self._writers: list[Writer] = []
@@ -90,7 +90,7 @@ class Texts:
         self._has_begun = False
         try:
             for number, request in enumerate(requests):
-                self._writers.append(engine.submit(request, partial(self._inbox.put, number)))
+                self._writers.append(scheduler.submit(request, partial(self._inbox.put, number)))
         except Exception as error:
             self.close()
             raise api_error(error) from None
@@ -107,7 +107,7 @@ class Texts:
     async def stop(self) -> None:
         """End texts whose generation has begun after their next token, and save the session after them."""
         for writer in self._writers:
-            writer.text.stopping = True
+            writer.stopping = True
         while self._has_begun and not self.ended:
             await self.next()
         await self.saved()
@@ -121,7 +121,7 @@ class Texts:
 
     def _cancel(self) -> None:
         for writer in self._writers:
-            self._engine.cancel(writer)
+            self._scheduler.cancel(writer)
         self._writers = []  # breaks a reference cycle, which would keep their states until it is collected
 
     async def next(self, seconds: float | None = None) -> Batch:

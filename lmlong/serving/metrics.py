@@ -6,18 +6,18 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from lmlong.model.state_size import state_size
-from lmlong.serving.engine import Engine
-from lmlong.serving.sessions import SessionStore
+from lmlong.serving.scheduler import Scheduler
+from lmlong.serving.session_store import SessionStore
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500)
 
 
 class Metrics:
-    """The metrics of one server and its engine."""
+    """The metrics of one server and its scheduler."""
 
-    def __init__(self, engine: Engine, store: SessionStore):
-        self._engine, self._store = engine, store
-        self._state = state_size(engine.trained.model)
+    def __init__(self, scheduler: Scheduler, store: SessionStore):
+        self._scheduler, self._store = scheduler, store
+        self._state = state_size(scheduler.trained.model)
         self._registry = CollectorRegistry()
         self.responses = Counter(
             "lmlong_http_responses", "Answers by path and status.", ["path", "status"], registry=self._registry
@@ -37,14 +37,14 @@ class Metrics:
         self._registry.register(self)  # type: ignore[arg-type]
 
     def collect(self) -> Iterator[Metric]:
-        """Iterate over the metrics of the engine."""
-        counts, state, states = self._engine.counts, self._state, self._engine.states
+        """Iterate over the metrics of the scheduler."""
+        counts, state, states = self._scheduler.counts, self._state, self._scheduler.states
         gauges = {
-            "lmlong_queued_texts": ("Texts that wait for a row.", self._engine.queued),
-            "lmlong_active_rows": ("Texts that are read or written.", self._engine.active),
-            "lmlong_rows": ("Texts that may be written at a time.", self._engine.rows),
-            "lmlong_sessions": ("Sessions.", self._store.count),
-            "lmlong_session_file_bytes": ("Files of sessions, and uploaded states.", self._store.file_bytes),
+            "lmlong_queued_texts": ("Texts that wait for a row.", self._scheduler.queued),
+            "lmlong_active_rows": ("Texts that are read or written.", self._scheduler.active),
+            "lmlong_rows": ("Texts that may be written at a time.", self._scheduler.rows),
+            "lmlong_sessions": ("Sessions.", self._store.folder.count),
+            "lmlong_session_file_bytes": ("Files of sessions, and uploaded states.", self._store.folder.bytes),
             "lmlong_state_memory_bytes": ("States in memory.", states.bytes),
             "lmlong_state_disk_bytes": ("States on disk.", states.disk_bytes),
             "lmlong_row_state_bytes": ("State of a row when its text begins.", state.empty.bytes),

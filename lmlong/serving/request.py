@@ -1,14 +1,19 @@
-"""Requests to the engine, and its events."""
+"""Requests to the scheduler, and its events."""
 
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from lmlong.inference.continuation import End
+import numpy as np
+
+from lmlong.inference.row import End
 from lmlong.inference.state_table import Piece, Place
 from lmlong.inference.unread import UnreadText
 from lmlong.model.sampling_options import MAX_TOKENS, Sampling
-from lmlong.serving.reading import Progress
+
+REPORT_SECONDS = 0.2
+"""Time between two reports of progress."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,13 @@ class WrittenToken(NamedTuple):
     alternatives: tuple[TokenLikelihood, ...]
 
 
+class Progress(NamedTuple):
+    """How much of a prompt has been read, in bytes of its text."""
+
+    read: int
+    total: int
+
+
 class Event(NamedTuple):
     """An event of a request: text that is final, the generated token, or the end."""
 
@@ -81,3 +93,33 @@ class Event(NamedTuple):
     @property
     def is_last(self) -> bool:
         return self.end is not None or self.error is not None
+
+
+class ReadingProgress:
+    """Estimates the text that has been read from the number of tokens, since text is encoded before it is read."""
+
+    def __init__(self, text: str, token_bytes: np.ndarray, known: Sequence[int] = ()):
+        """`known` are tokens that need not be read."""
+        self._total = len(text.encode("utf-8", "surrogatepass"))
+        self._token_bytes = token_bytes
+        self._known = self._bytes_of(known)
+        self._tokens = self._bytes = 0
+        self._next = time.monotonic() + REPORT_SECONDS
+
+    def counted(self, pieces: Iterable[Sequence[int]]) -> Iterator[Sequence[int]]:
+        """Iterate over pieces of tokens, and count them."""
+        for tokens in pieces:
+            self._tokens += len(tokens)
+            self._bytes += self._bytes_of(tokens)
+            yield tokens
+
+    def _bytes_of(self, tokens: Sequence[int]) -> int:
+        return int(self._token_bytes[np.array(tokens, np.int64)].sum())
+
+    def after(self, tokens: int) -> Progress | None:
+        """Return the progress after reading so many tokens, or None if the last report was a moment ago."""
+        if time.monotonic() < self._next:
+            return None
+        self._next = time.monotonic() + REPORT_SECONDS
+        read = self._known + self._bytes * tokens // max(1, self._tokens)
+        return Progress(min(read, self._total), self._total)

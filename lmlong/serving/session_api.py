@@ -11,11 +11,11 @@ from starlette.types import ASGIApp
 from lmlong.serving.answers import Usage, session_body, text_body
 from lmlong.serving.bodies import FileQuery, ListQuery, NoBody, TextQuery, check_length, parse_query
 from lmlong.serving.body_reader import BodyReader
-from lmlong.serving.engine import Engine
 from lmlong.serving.guard import BODY, STATE, media_type
 from lmlong.serving.inbox import Texts
 from lmlong.serving.metrics import Metrics
 from lmlong.serving.request import Request
+from lmlong.serving.scheduler import Scheduler
 from lmlong.serving.session_change import Sessions
 from lmlong.serving.session_text import Passage
 from lmlong.serving.settings import Settings
@@ -31,13 +31,13 @@ class SessionApi:
     def __init__(
         self,
         sessions: Sessions,
-        engine: Engine,
+        scheduler: Scheduler,
         reader: BodyReader,
         scorer: Worker,
         settings: Settings,
         metrics: Metrics,
     ):
-        self._sessions, self._engine, self._reader, self._scorer = sessions, engine, reader, scorer
+        self._sessions, self._scheduler, self._reader, self._scorer = sessions, scheduler, reader, scorer
         self._settings, self._metrics = settings, metrics
 
     async def create(self, request: HttpRequest) -> ASGIApp:
@@ -104,7 +104,7 @@ class SessionApi:
         try:
             start, learn = await change.start(body.learn)
             reading = Request(body.text, max_tokens=0, start=start, learn=learn, reports=body.stream, keep_session=True)
-            texts = Texts(self._engine, [reading], self._settings.lag, self._metrics, change)
+            texts = Texts(self._scheduler, [reading], self._settings.lag, self._metrics, change)
         except BaseException:
             change.release()
             raise

@@ -7,10 +7,11 @@ from typing import Any, TypeVar
 from lmlong.errors import CheckpointError, LmlongError
 from lmlong.inference.state_table import Place
 from lmlong.serving.api_errors import ApiError
-from lmlong.serving.engine import Closed
 from lmlong.serving.request import Turn
+from lmlong.serving.scheduler import Closed
 from lmlong.serving.session_file import Header, SessionInfo
-from lmlong.serving.sessions import LearnsAlready, NoState, QuotaReached, SessionStore, UnknownSession, check_learn
+from lmlong.serving.session_folder import QuotaReached, UnknownSession
+from lmlong.serving.session_store import LearnsAlready, NoState, SessionStore, check_learn
 from lmlong.serving.worker import Worker
 
 Result = TypeVar("Result")
@@ -70,12 +71,7 @@ class Change:
 
     async def save(self, turn: Turn) -> SessionInfo:
         """Save the session after the request."""
-        store = self._sessions.store
-        if self._name is None:
-            return await self._sessions.run(store.create, turn)
-        if self.branch is not None:
-            return await self._sessions.run(store.create_branch, self.branch, turn)
-        return await self._sessions.run(store.update, self._name, turn)
+        return await self._sessions.run(self._sessions.store.save, turn, self.branch or self._name)
 
     def release(self) -> None:
         """Allow other requests to change the session. Only the first call has an effect, since another request may have

@@ -14,8 +14,9 @@ from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.session import Session, after_tokens, append_token, logits_not_finite, next_logits
 from lmlong.inference.state_table import Piece, Place
 from lmlong.inference.unread import UnreadText
-from lmlong.serving.engine import Closed
-from lmlong.serving.request import TokenLikelihood, WrittenToken
+from lmlong.serving.request import WrittenToken
+from lmlong.serving.scheduler import Closed
+from lmlong.serving.writer import written_token
 
 Author = Literal["reader", "model", "state"]
 """`state`: unknown, since the text is the end of that of an uploaded state."""
@@ -91,7 +92,5 @@ def _likelihoods(
         log_probabilities = logits.double().log_softmax(-1)
         if log_probabilities.isnan().any():
             raise logits_not_finite(model, session.recent)
-        values, likeliest = log_probabilities.topk(min(alternatives, len(log_probabilities)))
-        others = tuple(map(TokenLikelihood, likeliest.tolist(), values.tolist()))
-        written.append(WrittenToken(token, float(log_probabilities[token]), others))
+        written.append(written_token(token, log_probabilities, alternatives))
     return session, written

@@ -106,7 +106,7 @@ class EventStream(ABC):
             await self._end_by(api_error(error), send)
         finally:
             if self._texts.branch:
-                with suppress(Exception):  # such as of an engine that has ended
+                with suppress(Exception):  # such as of a scheduler that has ended
                     await self._texts.stop()
             self._texts.close()
 
@@ -130,7 +130,7 @@ class EventStream(ABC):
 
     @abstractmethod
     def events(self, batch: Batch) -> list[dict[str, Any]]:
-        """Return the events of what the engine delivered."""
+        """Return the events of what the scheduler delivered."""
 
     @abstractmethod
     def last(self, session: SessionInfo | None) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Worker threads beside the engine, and the jobs of two of them: scoring, and rendering chats."""
+"""Worker threads beside the scheduler, and the jobs of two of them: scoring, and rendering chats."""
 
 import asyncio
 import math
@@ -15,7 +15,7 @@ from lmlong.evaluation.spans import documents_of, whole
 from lmlong.inference import chat
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.serving.api_errors import busy
-from lmlong.serving.engine import Closed
+from lmlong.serving.scheduler import Closed
 
 Result = TypeVar("Result")
 Ended = Callable[[], bool]

@@ -1,51 +1,42 @@
-"""One request in the engine: its prompt is read in pieces, then its text is generated token by token."""
+"""One request in the scheduler: its prompt is read in pieces, then its text is generated token by token."""
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import chain
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from lmlong.decode.engine import Engine
-from lmlong.inference.continuation import Continuation
-from lmlong.inference.healing import heal
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.rewind import long_ending
-from lmlong.inference.sampling import Sampler
-from lmlong.inference.session import NO_TOKEN, Session, begin_learning, even_pieces, with_unread
+from lmlong.inference.row import Drawn, Row
+from lmlong.inference.session import begin_learning, even_pieces, with_unread
 from lmlong.inference.state_table import PIECE, Kind, Piece, Place, StateTable, pieces_of, superseded
 from lmlong.inference.unread import Encoding, UnreadText
-from lmlong.model.sampling_options import RECENT, Sampling
-from lmlong.serving.reading import ReadingProgress
-from lmlong.serving.request import Event, Request, TokenLikelihood, Turn, WrittenToken
+from lmlong.model.sampling_options import Sampling
+from lmlong.serving.request import Event, ReadingProgress, Request, TokenLikelihood, Turn, WrittenToken
 
 Deliver = Callable[[Event], None]
 
 
 class Writer:
-    """A running request; `deliver` is called with each event, in the engine's thread."""
+    """A running request; `deliver` is called with each event, in the scheduler's thread."""
 
     def __init__(self, trained: TrainedLanguageModel, request: Request, deliver: Deliver, states: StateTable):
         self.request, self.cancelled, self.ended = request, False, False
-        self.sampler = Sampler(request.sampling, [request.draws], trained.tokenizer.eos)
-        self.text = Continuation(trained.tokenizer, request.max_tokens, request.stop)
-        self.last = 0
-        """The last token, which the next step reads."""
-        self.row: Any
+        self.stopping = False
+        """Whether to end after the next token."""
+        self.row: Row | None = None
+        """The text, once the prompt is read."""
         self.cached_tokens = 0
         """Tokens of the prompt whose state was known."""
         self._trained, self._deliver, self._states = trained, deliver, states
         self.prompt_tokens = 0
-        self._recent: deque[int] = deque(maxlen=RECENT)
         self._place = request.start or Place(states.empty)
         self._prompt: list[Piece] = []  # what the request has read
         self._kept: dict[int, bytes] = {}  # the keys of the states kept on the way, by their tokens
         self._unread = UnreadText()
-        self._healed: list[int] = []  # tokens of the unread text
-        self._noted: list[int] = []  # and those after them
 
     def read(self) -> Iterator[None]:
         """Read the prompt; iterate over its pieces, for other work in between."""
@@ -96,79 +87,66 @@ class Writer:
 
     def begin(self, engine: Engine) -> None:
         """Read the rest of the prompt, and join the batch."""
-        session, tokenizer = self._place.session, self._trained.tokenizer
+        request, session = self.request, self._place.session
         assert session is not None
-        session = with_unread(begin_learning(self._trained.model, session, self.request.learn), self._unread)
-        if self.text.end:
-            self._count_prompt(session)
-            self._end("")
-            return
-        if self._unread.pending:
-            healed = heal(self._trained.model, tokenizer, session, self.sampler, 0)
-            session, self.text.head = healed.session, healed.cover.head
-            self._healed = healed.cover.tokens
-        self._count_prompt(session)
-        self._recent.extend(token for token in session.recent[0].tolist() if token != NO_TOKEN)
-        self.last, self.row = int(session.last), engine.load(session.state)
-
-    def _count_prompt(self, session: Session) -> None:
-        before = self.request.start.tokens if self.request.start else 0
-        self.prompt_tokens = int(session.total) - before - self._begins_with_bos
+        session = with_unread(begin_learning(self._trained.model, session, request.learn), self._unread)
+        how = request.sampling, request.draws, request.max_tokens, request.stop
+        tokenizer, keeps = self._trained.tokenizer, request.keep_session
+        self.row = Row(engine, tokenizer, session, *how, keeps_tokens=keeps, keeps_state=False)
+        before = request.start.tokens if request.start else 0
+        self.prompt_tokens = self.row.total - before - self._begins_with_bos
+        if self.row.end:
+            self._end(self.row, "")
 
     @property
     def _begins_with_bos(self) -> bool:
         """Whether bos was read before the prompt."""
         return self.request.start is None and isinstance(self.request.prompt, str)
 
-    @property
-    def recent(self) -> Tensor | None:
-        """The last tokens (1, RECENT), if the sampler needs them."""
-        return self.last_tokens if self.sampler.needs_recent else None
-
-    def take(self, token: int, log_probabilities: Tensor | None) -> None:
-        """Append a sampled token, and deliver the text that is final."""
-        likelihoods = None if log_probabilities is None else self._likelihoods(token, log_probabilities)
-        piece, self.last = self.text.take(token), token
-        self._noted.append(token)  # also eos: a conversation may continue after it
-        self._recent.append(token)
-        if self.text.end:
-            self._end(piece, likelihoods)
-        elif piece or likelihoods:
-            self._deliver(Event(piece, likelihoods))
+    def take(self, drawn: Drawn) -> None:
+        """Deliver what a turn adds to the text."""
+        row, (text, token, logits, error) = self.row, drawn
+        assert row is not None
+        if error is not None:
+            raise error
+        if self.stopping and not row.end:
+            text += row.finish()
+        alternatives, written = self.request.alternatives, None
+        if alternatives is not None and logits is not None and token is not None:
+            written = written_token(token, logits.double().log_softmax(-1), alternatives)
+        if row.end:
+            self._end(row, text, written)
+        elif text or written:
+            self._deliver(Event(text, written))
 
     def fail(self, error: BaseException) -> None:
         """End by an error."""
         self.ended = True
         self._deliver(Event(error=error))
 
-    def _end(self, piece: str, likelihoods: WrittenToken | None = None) -> None:
+    def _end(self, row: Row, text: str, token: WrittenToken | None = None) -> None:
         self.ended = True
-        turn = self._turn() if self.request.keep_session else None
-        counts = self.prompt_tokens, self.cached_tokens, self.text.written
-        self._deliver(Event(piece, likelihoods, self.text.end, None, turn, *counts))
+        turn = self._turn(row) if self.request.keep_session else None
+        counts = self.prompt_tokens, self.cached_tokens, row.written
+        self._deliver(Event(text, token, row.end, None, turn, *counts))
 
-    def _turn(self) -> Turn:
+    def _turn(self, row: Row) -> Turn:
         """Return what the request adds to its session."""
         read, unread, options = 0, self._unread, dict[str, Any]()
-        if self.text.written:
-            tokens = [*self._healed, *self._noted]
-            if tokens[-1] == self._trained.tokenizer.eos:
-                tokens.pop()
-            read, unread = long_ending(self._trained.tokenizer, tokens, self.text.dropped, unread)
+        if row.written:
+            tokens = [*row.healed, *row.tokens]
+            read, unread = long_ending(self._trained.tokenizer, tokens, row.dropped, unread)
         if self.request.max_tokens:
             given, default = asdict(self.request.sampling), asdict(Sampling())
             options = {name: value for name, value in given.items() if value != default[name]}
             options |= {"max_tokens": self.request.max_tokens, "stop": self.request.stop}
-        healed = pieces_of("wrote" if self._unread.chosen else self._kind, self._healed[:read])
-        written = pieces_of("wrote", self._noted[: max(0, read - len(self._healed))])
+        healed = pieces_of("wrote" if self._unread.chosen else self._kind, row.healed[:read])
+        written = pieces_of("wrote", row.tokens[: max(0, read - len(row.healed))])
         return Turn(self._place, tuple(self._prompt), (*healed, *written), unread, self.request.learn, options)
 
-    @property
-    def last_tokens(self) -> Tensor:
-        """The last tokens (1, RECENT), after NO_TOKEN if they are fewer."""
-        return torch.tensor([[*[NO_TOKEN] * (RECENT - len(self._recent)), *self._recent]])
 
-    def _likelihoods(self, token: int, log_probabilities: Tensor) -> WrittenToken:
-        values, tokens = log_probabilities.topk(min(self.request.alternatives or 0, len(log_probabilities)))
-        likeliest = map(TokenLikelihood, tokens.tolist(), values.tolist())
-        return WrittenToken(token, float(log_probabilities[token]), tuple(likeliest))
+def written_token(token: int, log_probabilities: Tensor, alternatives: int) -> WrittenToken:
+    """Return a token with its log-probability, of all (V,), and the most likely ones in its place."""
+    values, likeliest = log_probabilities.topk(min(alternatives, len(log_probabilities)))
+    others = tuple(map(TokenLikelihood, likeliest.tolist(), values.tolist()))
+    return WrittenToken(token, float(log_probabilities[token]), others)

@@ -18,7 +18,7 @@ from evaluation.harness_models import (
 from models import FORMS, write_run
 
 from lmlong.evaluation.likelihoods import Pair, document_likelihoods, likelihoods
-from lmlong.inference.rows import prefill_rows
+from lmlong.evaluation.padded_batches import prefill_rows
 from lmlong.inference.session import next_logits
 
 

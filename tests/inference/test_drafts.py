@@ -25,9 +25,9 @@ from lmlong.inference.drafts import (
     Pace,
 )
 from lmlong.inference.generation import Generation
-from lmlong.inference.sampling import Sampler, Sampling
 from lmlong.inference.session import Session, prefill
 from lmlong.model.language_model import LanguageModel
+from lmlong.model.sampling_options import Sampling
 
 BYTES = ByteTokenizer()
 PROMPT = "def f(x): return x + 1\n" * 3
@@ -69,12 +69,12 @@ def assert_drafts_change_nothing(
     tokenizer = ByteTokenizer()
     tokenizer.eos = eos
     plain, drafted = (
-        Generation(model, tokenizer, session, Sampler(sampling), max_tokens, stop, keep=True, drafts=each)
+        Generation(model, tokenizer, session, sampling, [(0,)], max_tokens, stop, keep=True, drafts=each)
         for each in (None, Drafts(RandomPace()))
     )
     assert list(plain) == list(drafted)
     row, same = plain.rows[0], drafted.rows[0]
-    assert (row.tokens, row.end, row.log_probabilities) == (same.tokens, same.end, same.log_probabilities)
+    assert (row.tokens, row.end) == (same.tokens, same.end) and plain.log_probabilities == drafted.log_probabilities
     for ends in ((plain.session, drafted.session), (plain.finished(), drafted.finished())):
         pairs = zip(*map(state_tensors, ends), strict=True)
         assert all(x.dtype == y.dtype and torch.equal(x, y) for x, y in pairs)
@@ -131,7 +131,7 @@ def test_drafts_rest_while_they_do_not_pay_and_miss_no_token() -> None:
     session = read(model, PROMPT * 3)
 
     def generate(drafts: Drafts | None) -> list[int]:
-        writing = Generation(model, BYTES, session, Sampler(SAMPLINGS[0]), 600, keep=True, drafts=drafts)
+        writing = Generation(model, BYTES, session, SAMPLINGS[0], max_tokens=600, keep=True, drafts=drafts)
         list(writing)
         return writing.rows[0].tokens
 
@@ -156,7 +156,7 @@ def test_drafts_do_not_change_what_is_learned() -> None:
 @pytest.mark.parametrize("end", ["max_tokens", "stop", "eos"])
 def test_a_text_may_end_within_a_draft(end: str) -> None:
     model = decoding("softmax")
-    whole = Generation(model, BYTES, read(model), Sampler(SAMPLINGS[0]), 60, keep=True)
+    whole = Generation(model, BYTES, read(model), SAMPLINGS[0], max_tokens=60, keep=True)
     list(whole)
     written = whole.rows[0].tokens  # repeats parts of itself, and its beginning is part of the prompt below
     session = prefill(model, [[BYTES.bos, *BYTES.encode(PROMPT), *written[:40]]])
@@ -165,8 +165,8 @@ def test_a_text_may_end_within_a_draft(end: str) -> None:
         if end == "stop" and token >= 128:
             continue
         options = {"max_tokens": at, "stop": (chr(token),), "eos": token}
-        decoder = assert_drafts_change_nothing(model, session, SAMPLINGS[0], **{end: options[end]})._decoder
-        within |= decoder._pass is not None and decoder._read < len(decoder._pass.tokens[0])
+        (row,) = assert_drafts_change_nothing(model, session, SAMPLINGS[0], **{end: options[end]}).rows
+        within |= row.last_pass is not None and row.read < len(row.last_pass.tokens[0])
     assert within
 
 

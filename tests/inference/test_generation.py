@@ -10,11 +10,11 @@ from models import predict
 
 from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.inference import session as sessions
-from lmlong.inference.continuation import StreamedText
 from lmlong.inference.generation import Generation
-from lmlong.inference.sampling import Sampler, Sampling
 from lmlong.inference.session import next_logits, prefill
+from lmlong.inference.streamed_text import StreamedText
 from lmlong.model.language_model import LanguageModel
+from lmlong.model.sampling_options import Sampling
 from lmlong.model.state import concat_states
 from lmlong.model.state_size import size, state_size
 
@@ -23,10 +23,7 @@ ModelOf = Callable[[str], LanguageModel]
 BYTES = ByteTokenizer()
 PROMPT = [BYTES.bos, *BYTES.encode("to be or not to be, that")]
 NEVER = -1  # no token
-
-
-def greedy() -> Sampler:
-    return Sampler(Sampling(temperature=0))
+GREEDY = Sampling(temperature=0)
 
 
 class Bytes(ByteTokenizer):
@@ -67,7 +64,7 @@ def test_a_stream_has_the_tokens_of_a_model_that_reads_everything_again(model_of
     model = model_of(kind)
     expected = from_scratch(model, PROMPT, 20)
     assert len(set(expected)) > 3
-    writing = Generation(model, Bytes(), prefill(model, [PROMPT]), greedy(), 20, keep=True)
+    writing = Generation(model, Bytes(), prefill(model, [PROMPT]), GREEDY, max_tokens=20, keep=True)
     list(writing)
     assert writing.rows[0].tokens == expected
 
@@ -148,15 +145,15 @@ def test_each_prompt_of_a_batch_gives_what_it_gives_alone(model_of: ModelOf, kin
     model, options = model_of(kind), Sampling(temperature=1.0, seed=3)
     together = concat_states([prefill(model, [prompt]) for prompt in PROMPTS])
     logits, _ = next_logits(model, together)
-    writing = Generation(model, Bytes(), together, Sampler(options, [(n, 0) for n in range(4)]), 25, keep=True)
+    writing = Generation(model, Bytes(), together, options, [(n, 0) for n in range(4)], 25, keep=True)
     list(writing)
     for number, prompt in enumerate(PROMPTS):
         session = prefill(model, [prompt])
         torch.testing.assert_close(logits[number : number + 1], next_logits(model, session)[0], rtol=1e-10, atol=1e-10)
-        alone = Generation(model, Bytes(), session, Sampler(options, [(number, 0)]), 25, keep=True)
+        alone = Generation(model, Bytes(), session, options, [(number, 0)], 25, keep=True)
         list(alone)
         assert writing.rows[number].tokens == alone.rows[0].tokens
-        assert writing.rows[number].log_probabilities == pytest.approx(alone.rows[0].log_probabilities, abs=1e-9)
+        assert writing.log_probabilities[number] == pytest.approx(alone.log_probabilities[0], abs=1e-9)
 
 
 def test_rows_end_each_for_its_own_reason(model_of: ModelOf) -> None:
@@ -166,9 +163,7 @@ def test_rows_end_each_for_its_own_reason(model_of: ModelOf) -> None:
     stop = BYTES.decode(second[8:9])
     cut = [tokens[: tokens.index(eos)] if eos in tokens else tokens for tokens in (first, second)]
     session = concat_states([prefill(model, [prompt]) for prompt in PROMPTS[:2]])
-    writing = Generation(
-        model, Bytes(eos), session, Sampler(Sampling(temperature=0), [(0,), (1,)]), 12, [stop], keep=True
-    )
+    writing = Generation(model, Bytes(eos), session, GREEDY, [(0,), (1,)], 12, [stop], keep=True)
     texts = ["", ""]
     for row, piece in writing:
         texts[row] += piece
@@ -187,8 +182,8 @@ def test_the_end_of_the_document_is_not_drawn_if_it_is_ignored(model_of: ModelOf
         model,
         Bytes(eos),
         prefill(model, [PROMPT]),
-        Sampler(Sampling(temperature=0, ignore_eos=True), eos=eos),
-        12,
+        Sampling(temperature=0, ignore_eos=True),
+        max_tokens=12,
         keep=True,
     )
     list(writing)
@@ -200,19 +195,19 @@ def test_the_end_of_the_document_is_not_drawn_if_it_is_ignored(model_of: ModelOf
 def test_log_probabilities_are_those_of_the_model_before_the_temperature(model_of: ModelOf) -> None:
     model = model_of("linear")
     writing = Generation(
-        model, Bytes(), prefill(model, [PROMPT]), Sampler(Sampling(temperature=0.3, top_k=5)), 9, keep=True
+        model, Bytes(), prefill(model, [PROMPT]), Sampling(temperature=0.3, top_k=5), max_tokens=9, keep=True
     )
     list(writing)
     tokens = writing.rows[0].tokens
     with torch.no_grad():
         logits, _ = predict(model, torch.tensor([PROMPT + tokens]))
     expected = logits.log_softmax(-1)[0, len(PROMPT) - 1 : -1].gather(-1, torch.tensor(tokens)[:, None])[:, 0]
-    assert writing.rows[0].log_probabilities == pytest.approx(expected.tolist(), abs=1e-9)
+    assert writing.log_probabilities[0] == pytest.approx(expected.tolist(), abs=1e-9)
 
 
 def test_a_memory_knows_the_last_tokens_of_its_text(model_of: ModelOf) -> None:
     model, text = model_of("linear"), [BYTES.bos, *BYTES.encode("x" * 3000 + "the end")]
-    writing = Generation(model, Bytes(), prefill(model, [text[:2900], text[2900:]]), greedy(), 5, keep=True)
+    writing = Generation(model, Bytes(), prefill(model, [text[:2900], text[2900:]]), GREEDY, max_tokens=5, keep=True)
     list(writing)
     expected = [*text, *writing.rows[0].tokens]
     assert writing.session.recent.tolist() == [expected[-sessions.RECENT :]]

@@ -60,11 +60,11 @@ def test_a_position_weighs_what_all_texts_have_that_continue_from_it(loaded: Tra
 
 
 def test_each_place_is_drawn_as_often_as_it_weighs(loaded: TrainedLanguageModel) -> None:
-    sampler = Sampler(Sampling(temperature=1.0), [(0,)])
+    sampler = Sampler(Sampling(temperature=1.0))
     weights = torch.tensor([0.5, 0.2, 0.3]).log().tolist()
-    drawn = [sampler.choose(weights, 0) for _ in range(2000)]
+    drawn = [sampler.choose(weights) for _ in range(2000)]
     assert [drawn.count(place) / 2000 for place in range(3)] == pytest.approx([0.5, 0.2, 0.3], abs=0.04)
-    assert Sampler(Sampling(temperature=0)).choose(weights, 0) == 0
+    assert Sampler(Sampling(temperature=0)).choose(weights) == 0
 
 
 @pytest.mark.parametrize("cut", CUTS)

@@ -10,9 +10,9 @@ from models import save_run
 from lmlong import recipe
 from lmlong.cli.generate import generate
 from lmlong.data.tokenizers.base import ByteTokenizer
-from lmlong.inference.first_sample import first_sample
 from lmlong.inference.loading import TrainedLanguageModel, load
-from lmlong.inference.sampling import Sampler
+from lmlong.inference.samples import first_sample
+from lmlong.inference.sampling import Sampler, sample
 from lmlong.inference.session import repeat_rows
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.sampling_options import LOOP_PENALTY, Sampling
@@ -123,7 +123,7 @@ def test_a_large_or_missing_run_has_no_first_sample(
     looping_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert first_sample(tmp_path / "none") == ""
-    monkeypatch.setattr("lmlong.inference.first_sample.LARGEST", 1000)
+    monkeypatch.setattr("lmlong.inference.samples.LARGEST", 1000)
     assert first_sample(looping_run) == ""
 
 
@@ -131,6 +131,6 @@ def test_the_guard_takes_no_random_numbers() -> None:
     """The guard takes no random numbers: until a repeat, and where it is off, a seed draws the same tokens."""
     on, off = Sampler(Sampling(seed=7)), Sampler(Sampling(seed=7, loop_penalty=0))
     logits = torch.zeros(1, 100_000)
-    draws = [[int(sampler(logits)) for _ in range(50)] for sampler in (on, off)]
+    draws = [[sample([sampler], logits)[0] for _ in range(50)] for sampler in (on, off)]
     assert draws[0] == draws[1]
     assert draws[0][:6] == [62509, 89721, 77568, 22520, 30016, 87355]

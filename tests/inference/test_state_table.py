@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from models import FORMS
-from serving.engines import Told, loaded, running, subwords, tiny
+from serving.schedulers import Told, loaded, running, subwords, tiny
 from torch import Tensor
 
 from lmlong.data.tokenizers.base import Tokenizer
@@ -50,36 +50,36 @@ def test_prompts_cut_from_each_other_are_continued_alike(
     ]
     written = []
     for memory in (0, MEMORY):
-        with running(trained, rows=3, memory=memory) as engine:
-            written.append([Told(engine, request).text() for request in asked])
-    assert written[0] == written[1] and engine.counts.cached_tokens > 0.1 * engine.counts.prompt_tokens
+        with running(trained, rows=3, memory=memory) as scheduler:
+            written.append([Told(scheduler, request).text() for request in asked])
+    assert written[0] == written[1] and scheduler.counts.cached_tokens > 0.1 * scheduler.counts.prompt_tokens
 
 
 def test_nothing_that_was_read_is_read_again() -> None:
-    with running(tiny(), memory=MEMORY) as engine, counted(tiny()) as read:
+    with running(tiny(), memory=MEMORY) as scheduler, counted(tiny()) as read:
         prompt = "abcd" * 150
-        written = Told(engine, Request(prompt, Sampling(temperature=0), max_tokens=7)).text()
+        written = Told(scheduler, Request(prompt, Sampling(temperature=0), max_tokens=7)).text()
         assert sum(read) == 600 + 7
         read.clear()
-        assert Told(engine, Request(prompt, Sampling(temperature=0), max_tokens=7)).text() == written
+        assert Told(scheduler, Request(prompt, Sampling(temperature=0), max_tokens=7)).text() == written
         assert read == [1] * 7
         read.clear()
-        Told(engine, Request(prompt[:-1] + "x", max_tokens=1)).text()
+        Told(scheduler, Request(prompt[:-1] + "x", max_tokens=1)).text()
         assert sum(read) == 601 - 2 * PIECE + 1  # what follows the last whole piece, and a step
         read.clear()
-        Told(engine, Request("x" + prompt[1:], max_tokens=1)).text()
+        Told(scheduler, Request("x" + prompt[1:], max_tokens=1)).text()
         assert sum(read) == 600 + 1
 
 
 def test_states_of_long_prompts_are_kept_on_the_way() -> None:
     draw = random.Random(0)
     text = "".join(draw.choices("abcd", k=40 * PIECE))
-    with running(tiny(), memory=MEMORY) as engine, counted(tiny()) as read:
-        Told(engine, Request(text, max_tokens=1)).text()
-        assert engine.states.bytes < 10 * state_bytes(tiny().read("a"))
+    with running(tiny(), memory=MEMORY) as scheduler, counted(tiny()) as read:
+        Told(scheduler, Request(text, max_tokens=1)).text()
+        assert scheduler.states.bytes < 10 * state_bytes(tiny().read("a"))
         for shared in (30, 38):
             read.clear()
-            Told(engine, Request(text[: shared * PIECE] + "x", max_tokens=1)).text()
+            Told(scheduler, Request(text[: shared * PIECE] + "x", max_tokens=1)).text()
             assert sum(read) <= (3 * (40 - shared) + 1) * PIECE
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from interop.browser import OPTIONS, PROGRAM, ServerProcess, Visit, process_of, visiting
 from models import write_run
-from serving.engines import subwords
+from serving.schedulers import subwords
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from lmlong.errors import UsageError
-from lmlong.inference.sampling import Sampler, Sampling
+from lmlong.inference.sampling import Sampler, Sampling, sample
 from lmlong.model import device as devices
 from lmlong.model.device import pick_device
 from lmlong.model.language_model import LanguageModel
@@ -61,7 +61,7 @@ def step(options: Model) -> None:
     with torch.no_grad():
         loss_totals(model, [(tokens, tokens, starts)], torch.ones(50, dtype=torch.long, device=META))
         logits, _ = model.step(tokens[:, 0], model.init_state(2))
-    Sampler(Sampling(top_p=0.9), [(0,), (1,)])(logits.nan_to_num())
+    sample([Sampler(Sampling(top_p=0.9), (row,)) for row in range(2)], logits.nan_to_num())
 
 
 ATTENTIONS = {

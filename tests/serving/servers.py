@@ -16,7 +16,7 @@ from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.serving.app import ModelServer, make_app
 from lmlong.serving.guard import Hosts
 from lmlong.serving.server import Server, bind
-from lmlong.serving.sessions import SessionStore
+from lmlong.serving.session_store import SessionStore
 from lmlong.serving.settings import Settings
 
 NAME = "tiny"

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from serving.engines import tiny
+from serving.schedulers import tiny
 
 from lmlong.model.base import count_parameters
 from lmlong.recipe import Recipe

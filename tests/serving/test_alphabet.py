@@ -1,6 +1,6 @@
 """A served model of an alphabet, which refuses other characters."""
 
-from serving.engines import tiny
+from serving.schedulers import tiny
 from serving.servers import served
 
 import lmlong

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from serving.chats import TALK, chatting, expected
-from serving.engines import tiny
+from serving.schedulers import tiny
 from serving.servers import NAME, Served, served, until
 
 from lmlong.inference import chat

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from serving.engines import tiny
+from serving.schedulers import tiny
 from serving.servers import NAME, Served, served
 
 import lmlong
@@ -128,7 +128,7 @@ def test_log_probabilities_are_those_of_the_model(server: Served, trained: Train
         found = {name: [value for each in told for value in each[name]] for name in told[0]}
     else:
         found = server.post(PATH, **body, logprobs=3).json()["choices"][0]["logprobs"]
-    assert sum(found["token_logprobs"]) == pytest.approx(sum(row.log_probabilities), rel=1e-5)
+    assert sum(found["token_logprobs"]) == pytest.approx(sum(written.log_probabilities[0]), rel=1e-5)
     assert len(found["tokens"]) == len(row.tokens)
     for name, value, likeliest in zip(found["tokens"], found["token_logprobs"], found["top_logprobs"], strict=True):
         assert len(likeliest) == 3

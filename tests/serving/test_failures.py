@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from interop import tiny_llama
 from interop.tiny_llama import CONFIG, write_folder
-from serving.engines import tiny
+from serving.schedulers import tiny
 from serving.servers import Served, served
 
 import lmlong
@@ -53,7 +53,7 @@ def test_a_panic_of_a_library_ends_one_request(
         server.service.trained.read(PANICS)
 
 
-def test_a_server_whose_engine_has_ended_is_not_ready(
+def test_a_server_whose_scheduler_has_ended_is_not_ready(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail() -> None:
@@ -61,13 +61,13 @@ def test_a_server_whose_engine_has_ended_is_not_ready(
 
     with served(tiny()) as server:
         assert server.client.get("/ready").status_code == 200
-        monkeypatch.setattr(server.service.engine, "_admit", fail)
+        monkeypatch.setattr(server.service.scheduler, "_admit", fail)
         for _ in range(2):  # the one that it fails with, and one that comes later
             answer = server.post("/v1/completions", prompt="a", max_tokens=1)
             assert answer.status_code == 503 and answer.json()["error"]["code"] == "not_ready"
         answer = server.client.get("/ready")
         assert answer.status_code == 503 and "Restart the server" in answer.json()["error"]["message"]
-        assert server.service.engine.active == server.service.engine.queued == 0
+        assert server.service.scheduler.active == server.service.scheduler.queued == 0
     assert "GeneratorExit" in caplog.text and PANICS[:100] not in caplog.text
 
 

@@ -15,8 +15,8 @@ from typing import Any
 import httpx
 import pytest
 from serving.chats import chatting
-from serving.engines import tiny
 from serving.request_draws import ENDLESS, PATH, connections, requests
+from serving.schedulers import tiny
 from serving.servers import Served, served, until
 
 from lmlong.data.formats.table import SUFFIXES
@@ -176,7 +176,7 @@ def test_no_body_makes_the_server_fail_or_hang(tmp_path: Path) -> None:
             if answer.status_code > 201:
                 error_of(answer)
         assert statuses[200] > 20 and statuses[400] > 100
-        assert server.service.engine.counts.failed == 0
+        assert server.service.scheduler.counts.failed == 0
         assert server.texts(prompt="still there", max_tokens=3)
 
 
@@ -220,29 +220,29 @@ def test_what_is_no_request_is_turned_away_once(
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_the_row_of_a_client_that_left_is_free_at_once(server: Served, stream: bool) -> None:
-    engine, before = server.service.engine, server.service.engine.counts.cancelled
+    scheduler, before = server.service.scheduler, server.service.scheduler.counts.cancelled
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     connection.request("POST", PATH, json.dumps({**ENDLESS, "n": 3, "stream": stream}), JSON)
-    until(lambda: engine.active == 3)
+    until(lambda: scheduler.active == 3)
     if stream:
         assert connection.getresponse().read(10)
     connection.sock.close() if connection.sock else None
     connection.close()
-    until(lambda: engine.active == 0)
-    assert engine.counts.cancelled == before + 3
+    until(lambda: scheduler.active == 0)
+    assert scheduler.counts.cancelled == before + 3
 
 
 def test_a_reader_that_is_too_slow_is_let_go(trained: TrainedLanguageModel) -> None:
     with served(trained, max_tokens=10**6, lag=20_000) as server, socket.socket() as connection:
-        engine = server.service.engine
+        scheduler = server.service.scheduler
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.settimeout(60)
         connection.connect(("127.0.0.1", server.port))
         body = json.dumps({**ENDLESS, "logprobs": 20}).encode()
         head = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         connection.sendall(POST_HEAD + head.encode() + body)
-        until(lambda: engine.counts.cancelled == 1, 60)
-        until(lambda: engine.active == 0)
+        until(lambda: scheduler.counts.cancelled == 1, 60)
+        until(lambda: scheduler.active == 0)
         received = b""
         while b"slow_reader" not in received[-2000:]:
             received += (more := connection.recv(1 << 16))
@@ -257,7 +257,7 @@ def test_tokens_that_come_together_leave_together(server: Served) -> None:
             events += line.startswith("data: ")
             if time.monotonic() - begun > 0.5:
                 break
-    until(lambda: server.service.engine.active == 0)
+    until(lambda: server.service.scheduler.active == 0)
     assert 1 < events <= 0.5 / 0.02 + 5
 
 
@@ -268,24 +268,24 @@ def test_a_request_takes_no_longer_than_it_may(trained: TrainedLanguageModel) ->
         with server.client.stream("POST", PATH, json=ENDLESS) as stream:
             lines = [line for line in stream.iter_lines() if line]
         assert json.loads(lines[-1].removeprefix("data: "))["error"]["code"] == "timeout"
-        until(lambda: server.service.engine.active == 0)
+        until(lambda: server.service.scheduler.active == 0)
 
 
 def test_one_who_comes_when_all_places_are_taken_is_told_to_wait(trained: TrainedLanguageModel) -> None:
     with served(trained, rows=1, waiting=2, max_tokens=10**6, lag=1 << 40) as server, ExitStack() as streams:
-        engine = server.service.engine
+        scheduler = server.service.scheduler
         for count in range(3):
             last = streams.enter_context(server.client.stream("POST", PATH, json=ENDLESS))
-            until(lambda count=count: (engine.active, engine.queued) == (1, count))  # type: ignore[misc]
+            until(lambda count=count: (scheduler.active, scheduler.queued) == (1, count))  # type: ignore[misc]
         answer = server.post(PATH, prompt="a")
         assert answer.status_code == 429 and int(answer.headers["retry-after"]) > 0
         assert error_of(answer)["type"] == "rate_limit_error"
         last.close()
-        until(lambda: engine.queued == 1)
+        until(lambda: scheduler.queued == 1)
         assert server.post(PATH, prompt="a", n=2, stream=True).status_code == 429, "before the stream begins"
-        until(lambda: engine.queued == 1)  # the first of the two has not kept its place
+        until(lambda: scheduler.queued == 1)  # the first of the two has not kept its place
         streams.close()
-        until(lambda: (engine.active, engine.queued) == (0, 0))
+        until(lambda: (scheduler.active, scheduler.queued) == (0, 0))
         assert server.texts(prompt="a", max_tokens=1)
 
 

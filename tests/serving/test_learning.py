@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from serving.engines import Told, running, tiny
+from serving.schedulers import Told, running, tiny
 from serving.servers import Served, served
 
 from lmlong.inference.loading import TrainedLanguageModel
@@ -88,9 +88,9 @@ def test_a_prompt_is_continued_as_by_the_library(server: Served, trained: Traine
 
 def test_texts_that_learn_and_texts_that_do_not_are_written_together(trained: TrainedLanguageModel) -> None:
     asked = [(TEXT, True), (TEXT, False), (MORE, True), (TEXT[:99], True)]
-    with running(trained) as engine:
+    with running(trained) as scheduler:
         told = [
-            Told(engine, Request(text, Sampling(temperature=0), max_tokens=40, learn=learn)) for text, learn in asked
+            Told(scheduler, Request(text, Sampling(temperature=0), max_tokens=40, learn=learn)) for text, learn in asked
         ]
         written = [each.text() for each in told]
     assert written == [text_after(trained, text, learn=learn) for text, learn in asked]
@@ -207,20 +207,20 @@ def own_tokens(trained: TrainedLanguageModel, learn: bool) -> list[int]:
 
 
 def test_cached_states_learn_what_the_request_asks_for(trained: TrainedLanguageModel) -> None:
-    def asked(engine: Any, learn: bool, prompt: str | tuple[int, ...] = TEXT) -> tuple[str, int]:
-        before = engine.counts.cached_tokens
-        text = Told(engine, Request(prompt, Sampling(temperature=0), max_tokens=40, learn=learn)).text()
-        return text, engine.counts.cached_tokens - before
+    def asked(scheduler: Any, learn: bool, prompt: str | tuple[int, ...] = TEXT) -> tuple[str, int]:
+        before = scheduler.counts.cached_tokens
+        text = Told(scheduler, Request(prompt, Sampling(temperature=0), max_tokens=40, learn=learn)).text()
+        return text, scheduler.counts.cached_tokens - before
 
     expected = {learn: text_after(trained, TEXT, learn=learn) for learn in (False, True)}
-    with running(trained, memory=1 << 28) as engine:
-        assert [asked(engine, True, MORE)[1] for _ in range(2)] == [0, len(MORE)]
+    with running(trained, memory=1 << 28) as scheduler:
+        assert [asked(scheduler, True, MORE)[1] for _ in range(2)] == [0, len(MORE)]
         for cached in (0, len(TEXT)):
             for learn, text in expected.items():
-                assert asked(engine, learn) == (text, cached)
+                assert asked(scheduler, learn) == (text, cached)
         for learn in expected:  # what it wrote itself is learned from if a client sends it
             tokens = (trained.tokenizer.bos, *trained.tokenizer.encode(TEXT), *own_tokens(trained, learn), 10)
             again = trained.generate(prefill(trained.model, [tokens], learn=learn), Sampling(temperature=0), [(0,)], 40)
             written = "".join(piece for _, piece in again)
-            assert asked(engine, learn, tokens) == (written, PIECE)
-        assert engine.states.bytes > 4 * state_bytes(trained.read(TEXT, learn=True).state.learned)
+            assert asked(scheduler, learn, tokens) == (written, PIECE)
+        assert scheduler.states.bytes > 4 * state_bytes(trained.read(TEXT, learn=True).state.learned)

@@ -4,8 +4,8 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from serving.engines import tiny
 from serving.request_draws import ENDLESS, PATH
+from serving.schedulers import tiny
 from serving.servers import Served, served, until
 
 from lmlong.serving.writer import Writer
@@ -40,5 +40,5 @@ def test_a_request_that_has_ended_leaves_nothing_to_collect() -> None:
         ):
             with without_collector():
                 ask()
-                until(lambda: server.service.engine.active == 0)
+                until(lambda: server.service.scheduler.active == 0)
                 until(lambda: writers() == 0)

@@ -70,6 +70,6 @@ def test_errors(server: Served, client: Any) -> None:
 def test_a_stream_that_is_closed_frees_its_row(server: Served, client: Any) -> None:
     stream = client.completions.create(model=NAME, prompt="The", temperature=0, max_tokens=10**6, stream=True)
     assert next(iter(stream))
-    assert server.service.engine.active == 1
+    assert server.service.scheduler.active == 1
     stream.close()
-    until(lambda: server.service.engine.active == 0)
+    until(lambda: server.service.scheduler.active == 0)

@@ -8,7 +8,7 @@ from html import unescape
 from typing import Any
 
 import pytest
-from serving.engines import tiny
+from serving.schedulers import tiny
 from serving.servers import Served, served
 
 from lmlong.data.formats.table import MEDIA_TYPES

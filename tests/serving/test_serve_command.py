@@ -16,8 +16,8 @@ import pytest
 from commands import lmlong
 from data.made_documents import epub
 from models import write_run
-from serving.engines import tiny
 from serving.request_draws import ENDLESS
+from serving.schedulers import tiny
 from serving.servers import NAME, served, until
 
 from lmlong.cli.serve import read_key

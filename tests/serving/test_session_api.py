@@ -9,11 +9,11 @@ from typing import Any
 import httpx
 import pytest
 from machine import largest_file
-from serving.engines import subwords, tiny
+from serving.schedulers import subwords, tiny
 from serving.servers import Served, served, until
 
 from lmlong.inference.loading import TrainedLanguageModel
-from lmlong.serving import reading
+from lmlong.serving import request
 
 SESSIONS, COMPLETIONS = "/v1/sessions", "/v1/completions"
 TEXT_FILE = {"Content-Type": "application/octet-stream"}
@@ -113,7 +113,7 @@ def test_a_long_list_comes_in_pages(server: Served) -> None:
 
 
 def test_reading_is_reported_while_it_lasts(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "SECONDS", 0)
+    monkeypatch.setattr(request, "REPORT_SECONDS", 0)
     books = [BOOK[start:] * 120 for start in range(3)]  # what was read before is not read again
     options = {"stream": True, "stream_options": {"include_progress": True}}
     streams = [
@@ -160,11 +160,11 @@ def test_files_are_taken_and_given(server: Served, trained: TrainedLanguageModel
 
 def test_one_request_works_on_a_session_and_one_that_leaves_changes_nothing(server: Served) -> None:
     session = made(server.post(SESSIONS, text=BOOK))
-    name, engine = session["id"], server.service.engine
+    name, scheduler = session["id"], server.service.scheduler
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     body = json.dumps({"session": name, "prompt": "ca", "stream": True, "max_tokens": 10**6, "temperature": 0})
     connection.request("POST", COMPLETIONS, body, {"Content-Type": "application/json"})
-    until(lambda: engine.active == 1)
+    until(lambda: scheduler.active == 1)
     for call in (
         lambda: server.post(COMPLETIONS, session=name),
         lambda: server.post(f"{SESSIONS}/{name}/append", text="a"),
@@ -173,7 +173,7 @@ def test_one_request_works_on_a_session_and_one_that_leaves_changes_nothing(serv
         assert refused(call()) == (409, "session_in_use")
     assert made(server.post(f"{SESSIONS}/{name}/fork"))["tokens"] == session["tokens"]
     connection.close()
-    until(lambda: engine.active == 0)
+    until(lambda: scheduler.active == 0)
     until(lambda: server.post(f"{SESSIONS}/{name}/append", text="").status_code == 200)
     found = server.client.get(f"{SESSIONS}/{name}").json()
     assert found == {**session, "bytes": found["bytes"], "given": found["given"]}
@@ -194,7 +194,7 @@ def test_what_is_no_session_is_told(server: Served) -> None:
     files = {b"noise": STATE_FILE, state[:-9]: STATE_FILE, b"": STATE_FILE, b"\xff": TEXT_FILE, b"a\0": TEXT_FILE}
     for data, headers in files.items():
         answer = server.client.post(SESSIONS, content=data, headers=headers)
-        assert answer.status_code == 400 and str(server.service.sessions.store.folder) not in answer.text
+        assert answer.status_code == 400 and str(server.service.sessions.store.folder.path) not in answer.text
     assert refused(server.post(COMPLETIONS, session=name, n=2)) == (400, "invalid_value")
     assert refused(server.post(COMPLETIONS, session=name, prompt=["a", "b"])) == (400, "invalid_value")
     assert refused(server.post(COMPLETIONS, max_tokens=1)) == (400, "invalid_value")
@@ -202,7 +202,7 @@ def test_what_is_no_session_is_told(server: Served) -> None:
     for path in (COMPLETIONS, "/v1/score", f"{SESSIONS}/{name}/fork"):
         assert server.client.post(path, content=b"a", headers=TEXT_FILE).status_code == 415
     assert len(server.client.get(SESSIONS).json()["data"]) == 1
-    (server.service.sessions.store.folder / f"{name}.session").write_bytes(b"damaged")
+    (server.service.sessions.store.folder.path / f"{name}.session").write_bytes(b"damaged")
     made(server.post(SESSIONS, text="a"))  # which lets the other one sleep
     assert refused(server.post(COMPLETIONS, session=name)) == (410, "session_damaged")
     assert "lmlong_sessions 2.0" in server.client.get("/metrics").text
@@ -210,7 +210,7 @@ def test_what_is_no_session_is_told(server: Served) -> None:
 
 def test_a_session_whose_file_was_removed_is_gone(server: Served) -> None:
     store = server.service.sessions.store
-    before = store.file_bytes, store.count
+    before = store.folder.bytes, store.folder.count
     calls: list[Callable[[str], httpx.Response]] = [
         lambda name: server.client.get(f"{SESSIONS}/{name}"),
         lambda name: server.client.get(f"{SESSIONS}/{name}/state"),
@@ -221,16 +221,16 @@ def test_a_session_whose_file_was_removed_is_gone(server: Served) -> None:
     ]
     for call in calls:
         name = made(server.post(SESSIONS, text="abc"))["id"]
-        (store.folder / f"{name}.session").unlink()
+        (store.folder.path / f"{name}.session").unlink()
         assert refused(call(name)) == (404, "session_not_found")
         assert name not in {one["id"] for one in server.client.get(SESSIONS).json()["data"]}
-        assert (store.file_bytes, store.count) == before
+        assert (store.folder.bytes, store.folder.count) == before
 
 
 def test_a_full_disk_is_told_and_leaves_nothing(server: Served) -> None:
     session = made(server.post(SESSIONS, text=BOOK))
     state = server.client.get(f"{SESSIONS}/{session['id']}/state").content
-    folder = server.service.sessions.store.folder
+    folder = server.service.sessions.store.folder.path
     there = sorted(folder.iterdir())
     with largest_file(300):
         answers = (

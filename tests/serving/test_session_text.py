@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from serving.engines import subwords, tiny
+from serving.schedulers import subwords, tiny
 from serving.servers import Served, served, until
 
 SESSIONS, COMPLETIONS = "/v1/sessions", "/v1/completions"
@@ -65,7 +65,7 @@ def test_stream_creates_one_session(server: Served) -> None:
     root = server.post(SESSIONS, text="bad cab").json()["id"]
     first, *_, last = server.events(COMPLETIONS, session=root, fork=True, prompt=" dab", **OPTIONS)
     assert first["session"] == {"id": last["session"]["id"], "object": "session"} and first["choices"] == []
-    until(lambda: server.service.engine.active == 0)
+    until(lambda: server.service.scheduler.active == 0)
     forked(server, root, "")  # after what the server does once a stream has ended
     assert len(server.client.get(SESSIONS).json()["data"]) == before + 3
     assert server.client.get(f"{SESSIONS}/{last['session']['id']}").json() == last["session"]

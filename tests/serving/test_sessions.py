@@ -17,13 +17,14 @@ import torch
 from grids import every_nth
 from machine import largest_file
 from models import FORMS, write_run
-from serving.engines import loaded, tiny
+from serving.schedulers import loaded, tiny
 from serving.turns import (
     continued,
     created,
     files,
     forked,
     is_equal,
+    listed,
     opened,
     session,
     size,
@@ -36,7 +37,8 @@ from lmlong.attention.base import state_tensors
 from lmlong.errors import CheckpointError, LmlongError, UsageError
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.model.state import rebuild_state
-from lmlong.serving.sessions import LearnsAlready, NoState, QuotaReached, SessionStore, UnknownSession, locked
+from lmlong.serving.session_folder import QuotaReached, UnknownSession, locked
+from lmlong.serving.session_store import LearnsAlready, NoState, SessionStore
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +47,7 @@ def trained() -> TrainedLanguageModel:
 
 
 def path_of(store: SessionStore, name: str) -> Path:
-    return store.folder / f"{name}.session"
+    return store.folder.path / f"{name}.session"
 
 
 def dumped(value: Any) -> str:
@@ -64,10 +66,10 @@ def test_session_continues_the_same_from_memory_from_disk_and_after_a_restart(tm
     trained = loaded(tmp_path / "run", native=False, **FORMS[form])
     expected = "".join(trained.stream("dd", state=trained.read("abcd" * 50)))
     store = SessionStore(trained, tmp_path / "sessions")
-    info = store.create(turn(store, "abcd" * 50))
+    info = store.save(turn(store, "abcd" * 50))
     assert (info.tokens, info.parent, info.tail[-4:]) == (201, None, "abcd")
     stopped = opened(lmlong.load(tmp_path / "run"), tmp_path / "sessions")
-    assert stopped.list() == [info]
+    assert listed(stopped) == [info]
     for one in (store, stopped):
         assert "".join(trained.stream("dd", state=session(one, info.id))) == expected
 
@@ -80,8 +82,8 @@ def test_sessions_are_listed_as_they_are_after_a_restart(trained: TrainedLanguag
     assert grown.made == first.made and grown.tokens == first.tokens + 36
     assert second.parent == first.id and second.tokens == first.tokens
     again = opened(trained, tmp_path)
-    assert again.list() == store.list() == [grown, second]
-    assert again.file_bytes == store.file_bytes == size(tmp_path)
+    assert listed(again) == listed(store) == [grown, second]
+    assert again.folder.bytes == store.folder.bytes == size(tmp_path)
 
 
 def test_memory_and_disk_keep_the_states_used_last(trained: TrainedLanguageModel, tmp_path: Path) -> None:
@@ -93,8 +95,8 @@ def test_memory_and_disk_keep_the_states_used_last(trained: TrainedLanguageModel
     names = [created(store, text) for text in texts]
     assert 0.6 * most < store.states.bytes <= most and 0.6 * file < store.states.disk_bytes <= file
     assert session(store, names[0]).state is session(store, names[0]).state, "which stayed in memory"
-    states = [path.stat().st_size for path in (store.folder / "states").iterdir()]
-    assert sum(states) == store.states.disk_bytes == opened(trained, store.folder).states.disk_bytes
+    states = [path.stat().st_size for path in (store.folder.path / "states").iterdir()]
+    assert sum(states) == store.states.disk_bytes == opened(trained, store.folder.path).states.disk_bytes
 
 
 def test_server_refuses_more_sessions_and_bytes_than_its_quota(trained: TrainedLanguageModel, tmp_path: Path) -> None:
@@ -106,13 +108,13 @@ def test_server_refuses_more_sessions_and_bytes_than_its_quota(trained: TrainedL
     small = opened(trained, tmp_path / "small", max_session_bytes=2 * store.info(names[1]).bytes + 99)
     for _ in range(2):
         created(small)
-    for again in (small, opened(trained, tmp_path / "small", max_session_bytes=small.file_bytes + 99)):
+    for again in (small, opened(trained, tmp_path / "small", max_session_bytes=small.folder.bytes + 99)):
         with pytest.raises(QuotaReached, match="bytes"):
             created(again)
         with pytest.raises(QuotaReached, match="bytes"):
-            continued(again, again.list()[0].id, "a" * 100)
-        assert again.file_bytes == size(again.folder)
-    small.delete(small.list()[0].id)
+            continued(again, listed(again)[0].id, "a" * 100)
+        assert again.folder.bytes == size(again.folder.path)
+    small.delete(listed(small)[0].id)
     created(small)
 
 
@@ -123,15 +125,15 @@ def test_uploaded_state_is_deleted_with_the_last_session_that_begins_with_it(
     data = (tmp_path / "book.state").read_bytes()
     store = opened(trained, tmp_path / "sessions")
     one = store.upload(data)
-    assert one.tokens == 151 and store.file_bytes == size(store.folder) > len(data)
+    assert one.tokens == 151 and store.folder.bytes == size(store.folder.path) > len(data)
     fork = forked(store, one.id, "abc", answer=5)
     expected = session(store, fork)
     store.delete(one.id)
-    without_states(store.folder)
-    again = opened(trained, store.folder)
-    assert is_equal(session(again, fork), expected) and again.file_bytes == size(store.folder)
+    without_states(store.folder.path)
+    again = opened(trained, store.folder.path)
+    assert is_equal(session(again, fork), expected) and again.folder.bytes == size(store.folder.path)
     again.delete(fork)
-    assert files(store.folder) == set() and again.file_bytes == 0
+    assert files(store.folder.path) == set() and again.folder.bytes == 0
 
 
 def test_uploaded_state_learns_as_asked(trained: TrainedLanguageModel, tmp_path: Path) -> None:
@@ -162,7 +164,7 @@ def test_upload_that_is_not_a_state_of_this_model_is_refused(trained: TrainedLan
     for data in uploads:
         with pytest.raises(NoState):
             store.upload(data)
-    assert store.count == 0 and files(store.folder) == set()
+    assert store.folder.count == 0 and files(store.folder.path) == set()
 
 
 def test_files_of_deleted_sessions_stay_while_forks_need_them(trained: TrainedLanguageModel, tmp_path: Path) -> None:
@@ -176,11 +178,11 @@ def test_files_of_deleted_sessions_stay_while_forks_need_them(trained: TrainedLa
         with pytest.raises(UnknownSession):
             store.get(name)
     for again in (store, opened(trained, tmp_path)):
-        assert [info.id for info in again.list()] == names[-1:] and len(files(tmp_path)) == 4
-        assert again.file_bytes == size(tmp_path)
+        assert [info.id for info in listed(again)] == names[-1:] and len(files(tmp_path)) == 4
+        assert again.folder.bytes == size(tmp_path)
         assert is_equal(session(again, names[-1]), expected)
     again.delete(names[-1])
-    assert files(tmp_path) == set() and again.file_bytes == 0
+    assert files(tmp_path) == set() and again.folder.bytes == 0
 
 
 def test_a_kill_between_two_deletions_leaves_no_file(trained: TrainedLanguageModel, tmp_path: Path) -> None:
@@ -189,7 +191,7 @@ def test_a_kill_between_two_deletions_leaves_no_file(trained: TrainedLanguageMod
     fork = store.fork(name).id
     store.delete(name)
     path_of(store, fork).unlink()
-    assert opened(trained, tmp_path).list() == [] and files(tmp_path) == set()
+    assert listed(opened(trained, tmp_path)) == [] and files(tmp_path) == set()
 
 
 def test_session_without_its_parent_is_skipped_until_that_is_back(
@@ -201,7 +203,7 @@ def test_session_without_its_parent_is_skipped_until_that_is_back(
     third = forked(store, second, "b")
     store.delete(first)
     path_of(store, second).rename(tmp_path / "aside")
-    assert opened(trained, tmp_path).list() == []
+    assert listed(opened(trained, tmp_path)) == []
     assert capsys.readouterr().err.count("a session that it begins with is missing") == 1
     (tmp_path / "aside").rename(path_of(store, second))
     assert is_equal(session(opened(trained, tmp_path), third), session(store, third))
@@ -213,7 +215,7 @@ def test_parents_in_a_circle_are_skipped(trained: TrainedLanguageModel, tmp_path
     names += [store.fork(names[0]).id, store.fork(names[0]).id]
     for name, parent in zip(names, (names[1], names[0], names[2]), strict=True):
         rewrite(path_of(store, name), lambda lines, parent=parent: lines[0].update(parent=parent))
-    assert opened(trained, tmp_path).list() == [] and len(files(tmp_path)) == 3
+    assert listed(opened(trained, tmp_path)) == [] and len(files(tmp_path)) == 3
 
 
 def test_torn_last_line_is_dropped(trained: TrainedLanguageModel, tmp_path: Path) -> None:
@@ -226,11 +228,11 @@ def test_torn_last_line_is_dropped(trained: TrainedLanguageModel, tmp_path: Path
     begin = whole.index(b"\n") + 1
     for length in (0, 9, begin - 1, begin, begin + 9, before.bytes - 1):
         path.write_bytes(whole[:length])
-        assert opened(trained, tmp_path).list() == [] and not path.exists()
+        assert listed(opened(trained, tmp_path)) == [] and not path.exists()
     for length in (before.bytes, before.bytes + 1, len(whole) - 1):
         path.write_bytes(whole[:length])
         again = opened(trained, tmp_path)
-        assert again.list() == [before] and path.read_bytes() == whole[: before.bytes]
+        assert listed(again) == [before] and path.read_bytes() == whole[: before.bytes]
         continued(again, name, "dcba")
         assert is_equal(session(again, name), session(opened(trained, tmp_path), name))
 
@@ -240,9 +242,9 @@ def test_turn_that_the_disk_does_not_take_is_undone(trained: TrainedLanguageMode
     name = created(store)
     before, info, more = path_of(store, name).read_bytes(), store.info(name), turn(store, "dcba", store.get(name))
     with largest_file(info.bytes + 10), pytest.raises(LmlongError):
-        store.update(name, more)
+        store.save(more, name)
     assert path_of(store, name).read_bytes() == before and store.info(name) == info
-    store.update(name, more)
+    store.save(more, name)
     assert is_equal(session(opened(trained, tmp_path), name), session(store, name))
 
 
@@ -265,10 +267,10 @@ def test_only_files_of_sessions_are_deleted(trained: TrainedLanguageModel, tmp_p
     for path in in_states:
         path.write_bytes(b"mine")
     again = opened(trained, tmp_path, disk=0)
-    assert [info.id for info in again.list()] == [kept]
+    assert [info.id for info in listed(again)] == [kept]
     created(again, "b" * 300)  # which takes the only place on disk
     again.delete(kept)
-    assert files(tmp_path) == {*mine, copy.name, again.list()[0].id + ".session"} and not ours & files(tmp_path)
+    assert files(tmp_path) == {*mine, copy.name, listed(again)[0].id + ".session"} and not ours & files(tmp_path)
     assert set((tmp_path / "states").iterdir()) == set(in_states)
 
 
@@ -291,7 +293,7 @@ def test_sessions_of_other_models_are_left_alone(trained: TrainedLanguageModel, 
     store = opened(trained, tmp_path)
     name = created(store, "a" * 300)
     other = opened(tiny("delta"), tmp_path)
-    assert other.list() == []
+    assert listed(other) == []
     other.delete(created(other))
     assert is_equal(session(opened(trained, tmp_path), name), session(store, name))
 
@@ -337,7 +339,7 @@ def test_file_with_odd_values_is_skipped_with_one_line(
     long = tmp_path / f"{len(odd) + 1:024x}.session"
     long.write_text(dumped({**header, "id": long.stem, "run": "a" * 10**5}) + "\n\n")
     again = opened(trained, tmp_path)
-    assert [info.id for info in again.list()] == [kept]
+    assert [info.id for info in listed(again)] == [kept]
     lines = capsys.readouterr().err.splitlines()
     skipped = sorted(tmp_path.glob(f"{'0' * 20}*.session"))
     assert sorted(line.split(":")[0] for line in lines) == [f"skipped {path}" for path in skipped]
@@ -389,13 +391,13 @@ def test_session_that_another_program_changes_is_refused(trained: TrainedLanguag
     name = created(store)
     with path_of(store, name).open("ab") as file:
         file.write(b"{}\n")
-    for call in (lambda: store.get(name), lambda: store.fork(name), lambda: store.update(name, turn(store, "a"))):
+    for call in (lambda: store.get(name), lambda: store.fork(name), lambda: store.save(turn(store, "a"), name)):
         with pytest.raises(CheckpointError, match="changed"):
             call()
     path_of(store, name).unlink()
     with pytest.raises(UnknownSession):
         store.get(name)
-    assert store.file_bytes == 0
+    assert store.folder.bytes == 0
 
 
 CHILD = """
@@ -404,10 +406,10 @@ from pathlib import Path
 import lmlong
 run, folder, seed, tests = sys.argv[1:]
 sys.path.insert(0, tests)
-from serving.turns import continued, created, opened
+from serving.turns import continued, created, listed, opened
 store, draw = opened(lmlong.load(run), Path(folder)), random.Random(int(seed))
 while True:
-    names = [info.id for info in store.list()]
+    names = [info.id for info in listed(store)]
     kind = draw.choice(["create", "turn", "turn", "fork", "delete"]) if len(names) > 2 else "create"
     name = draw.choice(names) if kind != "create" else "new"
     print("begin", kind, name, 0, flush=True)
@@ -443,7 +445,7 @@ def test_no_acknowledged_turn_is_lost_by_a_kill(tmp_path: Path, kills: int = 2) 
                 if kind == "delete":
                     del known[name]
         store = opened(trained, folder)
-        found = {info.id: info.tokens for info in store.list()}
+        found = {info.id: info.tokens for info in listed(store)}
         when, kind, name, _ = events[-1]
         if when == "begin" and kind == "turn":
             assert found[name] - known[name] in (0, 7)
@@ -456,4 +458,4 @@ def test_no_acknowledged_turn_is_lost_by_a_kill(tmp_path: Path, kills: int = 2) 
         known = found
     for each in known:
         store.delete(each)
-    assert files(folder) == set() and store.file_bytes == 0
+    assert files(folder) == set() and store.folder.bytes == 0

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from serving.engines import Told, loaded
+from serving.schedulers import Told, loaded
 from serving.turns import (
     BOOK,
     continued,
@@ -13,6 +13,7 @@ from serving.turns import (
     forked,
     grown,
     is_equal,
+    listed,
     opened,
     session,
     turn,
@@ -26,8 +27,8 @@ from lmlong.inference.session import advance, greedy
 from lmlong.inference.state_table import PIECE
 from lmlong.inference.unread import UnreadText
 from lmlong.recipe import Attention, Ngram
-from lmlong.serving.engine import Engine
 from lmlong.serving.request import Request
+from lmlong.serving.scheduler import Scheduler
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["torch", "native"])
@@ -40,7 +41,7 @@ def test_turns_are_equal_to_the_last_bit_after_a_restart(trained: TrainedLanguag
     """Also without their states, and where only some of these are left."""
     store = opened(trained, tmp_path, memory=1 << 30)
     sessions = grown(store)
-    assert all(info.bytes < 2000 for info in store.list()[1:])
+    assert all(info.bytes < 2000 for info in listed(store)[1:])
     assert 0 < len(list((tmp_path / "states").iterdir())) < 5
     for again in (opened(trained, tmp_path), opened(trained, tmp_path, disk=0)):
         for name, expected in reversed(sessions.items()):
@@ -60,7 +61,7 @@ def test_a_turn_continues_as_it_was_written(trained: TrainedLanguageModel, tmp_p
     read = turn(store, "abc", store.get(name), answer=5)
     assert read.read.session is not None
     stepped = greedy(trained.model, read.read.session, 5)
-    store.update(name, read)
+    store.save(read, name)
     stored = session(store, name)
     assert torch.equal(stored.recent, stepped.recent) and torch.equal(stored.total, stepped.total)
     for x, y in zip(
@@ -88,7 +89,7 @@ def test_unread_text_is_kept(trained: TrainedLanguageModel, tmp_path: Path) -> N
     name = created(store, BOOK)
     for text in (UnreadText(b"a", b"bc", tuple(trained.tokenizer.encode("bc"))), UnreadText(b"", b"d"), UnreadText()):
         name = store.fork(name).id
-        store.update(name, turn(store, "ab", store.get(name))._replace(unread=text))
+        store.save(turn(store, "ab", store.get(name))._replace(unread=text), name)
         fork = store.fork(name).id
         for each in (name, fork):
             found = session(opened(trained, tmp_path), each)
@@ -114,7 +115,7 @@ def test_answers_are_not_learned_from(trained: TrainedLanguageModel, tmp_path: P
     made = turn(store, BOOK[:100], answer=40, learn=True)
     assert made.read.session is not None
     steps = [(token, False) for piece in made.written for token in piece.tokens]
-    stepped, stored = advance(trained.model, made.read.session, steps), session(store, store.create(made).id)
+    stepped, stored = advance(trained.model, made.read.session, steps), session(store, store.save(made).id)
     assert stepped.state.learned is not None and stored.state.learned is not None
     assert torch.equal(stepped.state.learned.delta.D, stored.state.learned.delta.D)
 
@@ -137,14 +138,14 @@ def test_session_of_a_text_that_was_written_before_is_equal_to_the_last_bit(
 ) -> None:
     """It begins with a state of the prompt, and not with that of the steps that wrote the answer."""
     store = opened(trained, tmp_path, memory=1 << 30)
-    engine = Engine(trained, store.states)
+    scheduler = Scheduler(trained, store.states)
     prompt = (trained.tokenizer.bos, *trained.tokenizer.encode(BOOK))
     try:
-        events = Told(engine, Request(prompt, Sampling(temperature=0), max_tokens=20, alternatives=0)).all()
+        events = Told(scheduler, Request(prompt, Sampling(temperature=0), max_tokens=20, alternatives=0)).all()
         written = [event.token.token for event in events if event.token]
-        last = Told(engine, Request((*prompt, *written, 97), max_tokens=0, keep_session=True)).all()[-1]
+        last = Told(scheduler, Request((*prompt, *written, 97), max_tokens=0, keep_session=True)).all()[-1]
     finally:
-        engine.close()
+        scheduler.close()
     assert len(written) == 20 and last.cached_tokens == len(prompt) // PIECE * PIECE and last.turn is not None
-    name = store.create(last.turn).id
+    name = store.save(last.turn).id
     assert is_equal(session(opened(trained, tmp_path, disk=0), name), session(store, name))

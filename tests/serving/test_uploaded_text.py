@@ -14,7 +14,7 @@ import httpx
 import pytest
 import zstandard
 from data.made_documents import DOCX_TEXT, PAGE_TEXT, PDF_TEXT, docx, epub, html, pdf, zipped
-from serving.engines import subwords, tiny
+from serving.schedulers import subwords, tiny
 from serving.servers import Served, served, until
 
 from lmlong.data.formats.compression import COMPRESSED

@@ -1,4 +1,4 @@
-"""Work beside the engine: one job at a time, a bounded queue, and cancelled jobs end."""
+"""Work beside the scheduler: one job at a time, a bounded queue, and cancelled jobs end."""
 
 import asyncio
 import threading
@@ -6,11 +6,11 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from serving.engines import tiny
+from serving.schedulers import tiny
 from serving.servers import until
 
 from lmlong.serving.api_errors import ApiError
-from lmlong.serving.engine import Closed
+from lmlong.serving.scheduler import Closed
 from lmlong.serving.worker import Worker, score
 
 

@@ -1,6 +1,7 @@
-"""Turns of sessions, made without an engine, and stores that keep them."""
+"""Turns of sessions, made without a scheduler, and stores that keep them."""
 
 import random
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.session import Session, greedy
 from lmlong.inference.state_table import Place, pieces_of
 from lmlong.serving.request import Turn
-from lmlong.serving.sessions import SessionStore
+from lmlong.serving.session_file import SessionInfo
+from lmlong.serving.session_store import SessionStore
 from lmlong.serving.settings import Settings
 
 BOOK = "".join(random.Random(0).choices("abcd", k=3000))
@@ -39,16 +41,21 @@ def turn(store: SessionStore, text: str, place: Place | None = None, answer: int
 
 
 def created(store: SessionStore, text: str = "abc", **options: Any) -> str:
-    return store.create(turn(store, text, **options)).id
+    return store.save(turn(store, text, **options)).id
 
 
 def continued(store: SessionStore, name: str, text: str, **options: Any) -> str:
-    return store.update(name, turn(store, text, store.get(name), **options)).id
+    return store.save(turn(store, text, store.get(name), **options), name).id
 
 
 def forked(store: SessionStore, name: str, text: str, **options: Any) -> str:
     """A fork of a session, with a turn of its own."""
     return continued(store, store.fork(name).id, text, **options)
+
+
+def listed(store: SessionStore) -> list[SessionInfo]:
+    """All sessions, the oldest first."""
+    return [*store.page(sys.maxsize)[0]]
 
 
 def session(store: SessionStore, name: str) -> Session:

@@ -79,7 +79,7 @@ def examine(server: Server, files: tuple[int, int], findings: Findings) -> None:
     same = becomes_true(lambda: (server.descriptors, server.threads) == files, PATIENCE)
     findings.require(same, f"open files and threads: {server.descriptors}, {server.threads}, before {files}")
     failed = server.metrics()["failed_texts"]
-    findings.require(failed == 0, f"{failed:.0f} texts failed in the engine")
+    findings.require(failed == 0, f"{failed:.0f} texts failed in the scheduler")
     server.check_log(findings)
 
 

@@ -9,19 +9,16 @@ import logging
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from threading import Condition, Thread
 
 import torch
-from torch import Tensor
 
 from lmlong.decode.engine import engine_of
 from lmlong.errors import LmlongError
-from lmlong.inference.healing import only_beginning_with
 from lmlong.inference.loading import TrainedLanguageModel
-from lmlong.inference.sampling import sample_each
-from lmlong.inference.session import logits_not_finite
+from lmlong.inference.row import advance
 from lmlong.inference.state_table import StateTable
 from lmlong.model.finite import NotFinite
 from lmlong.serving.request import Request
@@ -43,19 +40,19 @@ class UnusableSession(LmlongError):
 
 
 class Closed(LmlongError):
-    """The engine is closed for requests, or ended this one."""
+    """The scheduler is closed for requests, or ended this one."""
 
 
-class EngineFailed(LmlongError):
-    """The engine's thread has failed, so no request can be handled."""
+class SchedulerFailed(LmlongError):
+    """The scheduler's thread has failed, so no request can be handled."""
 
     def __init__(self) -> None:
-        super().__init__("The engine has failed; the log says where. Restart the server.")
+        super().__init__("The scheduler has failed; the log says where. Restart the server.")
 
 
 @dataclass
-class EngineCounts:
-    """Counters of an engine since its start."""
+class Counts:
+    """Counters of a scheduler since its start."""
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -66,28 +63,28 @@ class EngineCounts:
     cancelled: int = 0
 
 
-class Engine:
+class Scheduler:
     """Writes the texts of many requests at a time, with one model."""
 
     def __init__(self, trained: TrainedLanguageModel, states: StateTable, settings: Settings = DEFAULT_SETTINGS):
         self.trained, self.states = trained, states
         self.rows, self.most_waiting = settings.rows, settings.waiting
-        self.counts = EngineCounts()
+        self.counts = Counts()
         self._engine = engine_of(trained.model)
         self._waiting = deque[Writer]()
         self._reading = deque[tuple[Writer, Iterator[None]]]()
         self._writing: list[Writer] = []
         self._changed = Condition()
         self._some_cancelled = self._closed = self._failed = False
-        self._thread = Thread(target=self._run, name="lmlong-engine", daemon=True)
+        self._thread = Thread(target=self._run, name="lmlong-scheduler", daemon=True)
         self._thread.start()
 
     def submit(self, request: Request, deliver: Deliver) -> Writer:
-        """Queue a request, whose events `deliver` gets in the engine's thread. Raises Busy, Closed or EngineFailed."""
+        """Queue a request, whose events `deliver` gets in another thread. Raises Busy, Closed or SchedulerFailed."""
         writer = Writer(self.trained, request, deliver, self.states)
         with self._changed:
             if self._failed:
-                raise EngineFailed
+                raise SchedulerFailed
             if self._closed:
                 raise Closed("The server is shutting down.")
             if len(self._waiting) >= self.most_waiting:
@@ -134,10 +131,10 @@ class Engine:
                 self._write()
         except BaseException as error:  # not of one request, whose errors are caught where it is read or written
             stack = "".join(traceback.format_tb(error.__traceback__))  # without the message, which may hold a prompt
-            LOG.critical("the engine has failed: %s\n%s", type(error).__name__, stack)
-            end = EngineFailed()
+            LOG.critical("the scheduler has failed: %s\n%s", type(error).__name__, stack)
+            end = SchedulerFailed()
         with self._changed:
-            self._failed = isinstance(end, EngineFailed)
+            self._failed = isinstance(end, SchedulerFailed)
             writers = [*self._waiting, *self._admitted]
             self._waiting, self._reading, self._writing = deque(), deque(), []
         for writer in writers:
@@ -195,52 +192,15 @@ class Engine:
         writers = self._writing
         if not writers:
             return
-        for group, logits in self._apart(writers, self._logits):
-            self._draw(group, logits)
-        self._writing = [writer for writer in writers if not writer.ended]
-
-    def _apart(
-        self, writers: list[Writer], call: Callable[[list[Writer]], Tensor]
-    ) -> list[tuple[list[Writer], Tensor]]:
-        """Call a function with all writers; if it raises, call it with each, so that only the writers that cause it
-        fail."""
-        try:
-            return [(writers, call(writers))]
-        except BaseException as error:
-            if len(writers) == 1:
-                self._fail(writers[0], error)
-                return []
-        return [result for writer in writers for result in self._apart([writer], call)]
-
-    def _logits(self, writers: list[Writer]) -> Tensor:
-        """Return the logits of the next token of each row; the rows are unchanged if it raises."""
-        return self._engine.step([writer.row for writer in writers], [writer.last for writer in writers])
-
-    def _draw(self, writers: list[Writer], logits: Tensor) -> None:
-        """Draw the next token of each row."""
-        finite = logits.amax(-1).isfinite()
-        if not finite.all():
-            for writer, is_finite in zip(writers, finite.tolist(), strict=True):
-                if not is_finite:
-                    self._fail(writer, logits_not_finite(self.trained.model, writer.last_tokens))
-            logits, writers = logits[finite], [writer for writer in writers if not writer.ended]
-        of_writer = dict(zip(writers, logits, strict=True))
-
-        def sample(group: list[Writer]) -> Tensor:
-            rows = logits if group is writers else torch.stack([of_writer[writer] for writer in group])
-            allowed = only_beginning_with(self.trained.tokenizer, [writer.text.head for writer in group], rows)
-            return sample_each([writer.sampler for writer in group], allowed, [writer.recent for writer in group])
-
-        drawn = self._apart(writers, sample) if writers else []
+        drawn = advance(self._engine, [writer.row for writer in writers if writer.row])
         self.counts.steps += 1  # before any event is delivered
-        self.counts.written_tokens += sum(len(group) for group, _ in drawn)
-        for group, tokens in drawn:
-            for writer, token in zip(group, tokens.tolist(), strict=True):
-                has_alternatives = writer.request.alternatives is not None
-                try:
-                    writer.take(token, of_writer[writer].double().log_softmax(-1) if has_alternatives else None)
-                except BaseException as error:
-                    self._fail(writer, error)
+        self.counts.written_tokens += sum(each.token is not None for each in drawn)
+        for writer, each in zip(writers, drawn, strict=True):
+            try:
+                writer.take(each)
+            except BaseException as error:
+                self._fail(writer, error)
+        self._writing = [writer for writer in writers if not writer.ended]
 
     def _fail(self, writer: Writer, error: BaseException) -> None:
         self.counts.failed += 1

@@ -8,7 +8,7 @@ import torch
 from grids import every_nth
 from machine import needs_native
 from models import predict
-from serving.engines import Told, running, subwords, tiny
+from serving.schedulers import Told, running, subwords, tiny
 
 from lmlong.attention.base import state_tensors
 from lmlong.data.tokenizers.base import Tokenizer
@@ -18,8 +18,8 @@ from lmlong.inference.sampling import Sampling
 from lmlong.inference.session import with_unread
 from lmlong.inference.state_table import Place, StateTable
 from lmlong.model.state import rebuild_state
-from lmlong.serving.engine import Closed, Engine
 from lmlong.serving.request import Request
+from lmlong.serving.scheduler import Closed, Scheduler
 from lmlong.serving.settings import Settings
 
 OPTIONS: list[dict[str, Any]] = [
@@ -60,12 +60,12 @@ def test_a_row_that_cannot_be_written_fails_alone(wrong: dict[str, torch.Tensor]
     """Files are checked before they become sessions; a row must not end others even if such a check fails."""
     trained, sampling = tiny(native=native), Sampling(temperature=1.0, repetition_penalty=1.2)
     bad = trained.read("abc")._replace(**wrong)
-    with running(trained) as engine:
-        good = Told(engine, Request("abcab", sampling, max_tokens=40))
-        failing = Told(engine, Request("", sampling, max_tokens=40, start=Place(b"", bad)))
+    with running(trained) as scheduler:
+        good = Told(scheduler, Request("abcab", sampling, max_tokens=40))
+        failing = Told(scheduler, Request("", sampling, max_tokens=40, start=Place(b"", bad)))
         assert failing.all()[-1].error is not None
         assert good.all()[-1].error is None
-        assert engine.counts.failed == 1
+        assert scheduler.counts.failed == 1
 
 
 @needs_native
@@ -74,63 +74,63 @@ def test_each_is_written_what_it_would_be_alone(form: str) -> None:
     trained, asked = tiny(form, native=True), requests(13)
     expected = [written_alone(trained, request) for request in asked]
     for rows in (1, 4, 64):
-        with running(trained, rows=rows) as engine:
-            told = [Told(engine, request) for request in asked]
+        with running(trained, rows=rows) as scheduler:
+            told = [Told(scheduler, request) for request in asked]
             assert [one.text() for one in told] == expected
-        assert all(one.none_are_left() for one in told) and engine.active == engine.queued == 0
+        assert all(one.none_are_left() for one in told) and scheduler.active == scheduler.queued == 0
     assert len(set(expected)) > 10
 
 
 @pytest.mark.parametrize("tokenizer", [None, subwords()], ids=["bytes", "subwords"])
 def test_by_torch_and_with_prompts_that_end_within_a_word(tokenizer: Tokenizer | None) -> None:
     trained, asked = tiny("delta", tokenizer=tokenizer), requests(6)
-    with running(trained, rows=3) as engine:
-        told = [Told(engine, request) for request in asked]
+    with running(trained, rows=3) as scheduler:
+        told = [Told(scheduler, request) for request in asked]
         assert [one.text() for one in told] == [written_alone(trained, request) for request in asked]
 
 
 def test_nobody_waits_for_a_long_prompt() -> None:
-    with running(tiny(), rows=4) as engine:
-        long = Told(engine, Request("abcd" * 40_000, max_tokens=2))
-        short = Told(engine, Request("abc", max_tokens=5))
+    with running(tiny(), rows=4) as scheduler:
+        long = Told(scheduler, Request("abcd" * 40_000, max_tokens=2))
+        short = Told(scheduler, Request("abc", max_tokens=5))
         assert len(short.text()) >= 1 and long.none_are_left()
-        engine.cancel(long.writer)
+        scheduler.cancel(long.writer)
 
 
 def test_a_row_is_free_as_soon_as_its_request_is_cancelled() -> None:
-    with running(tiny(), rows=1) as engine:
-        endless = Told(engine, ENDLESS)
+    with running(tiny(), rows=1) as scheduler:
+        endless = Told(scheduler, ENDLESS)
         endless.next()
-        waiting, cancelled = (Told(engine, Request("abc", max_tokens=3)) for _ in range(2))
-        engine.cancel(cancelled.writer)
-        engine.cancel(endless.writer)
+        waiting, cancelled = (Told(scheduler, Request("abc", max_tokens=3)) for _ in range(2))
+        scheduler.cancel(cancelled.writer)
+        scheduler.cancel(endless.writer)
         assert waiting.all()[-1].end == "max_tokens"
         assert cancelled.none_are_left()
         while not endless.none_are_left():
             assert not endless.next().is_last
-    assert engine.counts.cancelled == 2 and engine.active == engine.queued == 0
+    assert scheduler.counts.cancelled == 2 and scheduler.active == scheduler.queued == 0
 
 
 def test_who_closes_ends_all_requests() -> None:
-    engine = Engine(tiny(), StateTable(tiny(), 0), Settings(rows=1))
-    told = [Told(engine, ENDLESS) for _ in range(2)]
+    scheduler = Scheduler(tiny(), StateTable(tiny(), 0), Settings(rows=1))
+    told = [Told(scheduler, ENDLESS) for _ in range(2)]
     told[0].next()
-    engine.close()
+    scheduler.close()
     assert all(isinstance(one.all()[-1].error, Closed) for one in told)
     with pytest.raises(Closed):
-        Told(engine, Request("abc"))
+        Told(scheduler, Request("abc"))
 
 
 def test_a_broken_state_ends_its_own_request_alone() -> None:
     good = tiny().read("abc")
     bad = good._replace(state=rebuild_state(good.state, iter([x * math.nan for x in state_tensors(good.state)])))
     bad = bad._replace(state=bad.state._replace(position=good.state.position))
-    with running(tiny()) as engine:
-        told = [Told(engine, Request("abc", start=Place(b"", start), max_tokens=20)) for start in (good, bad)]
-        told.append(Told(engine, Request("abc", max_tokens=20)))
+    with running(tiny()) as scheduler:
+        told = [Told(scheduler, Request("abc", start=Place(b"", start), max_tokens=20)) for start in (good, bad)]
+        told.append(Told(scheduler, Request("abc", max_tokens=20)))
         ends = [one.all()[-1] for one in told]
         assert isinstance(ends[1].error, LmlongError) and ends[0].end == ends[2].end == "max_tokens"
-        assert engine.counts.failed == 1
+        assert scheduler.counts.failed == 1
 
 
 @needs_native
@@ -141,9 +141,9 @@ def test_the_session_at_the_end_goes_on_from_exactly_the_text(form: str) -> None
     for stop in ((), ("cb",), ("bb", "ac")):
         generation = trained.generate(trained.read("abc", start), options, [(0,)], 60, stop)
         expected = "".join(piece for _, piece in generation)
-        with running(trained) as engine:
+        with running(trained) as scheduler:
             asked = Request("abc", options, 60, stop, Place(b"", start), keep_session=True)
-            told, others = Told(engine, asked), [Told(engine, request) for request in requests(3)]
+            told, others = Told(scheduler, asked), [Told(scheduler, request) for request in requests(3)]
             events = told.all()
             assert all(other.all()[-1].end for other in others)
         assert "".join(event.text for event in events) == expected
@@ -159,9 +159,9 @@ def test_the_session_at_the_end_goes_on_from_exactly_the_text(form: str) -> None
 
 def test_likelihoods_are_those_of_the_model() -> None:
     trained = tiny("delta")
-    with running(trained) as engine:
-        others = [Told(engine, request) for request in requests(3)]
-        events = Told(engine, Request("abc", Sampling(seed=2), max_tokens=9, alternatives=3)).all()
+    with running(trained) as scheduler:
+        others = [Told(scheduler, request) for request in requests(3)]
+        events = Told(scheduler, Request("abc", Sampling(seed=2), max_tokens=9, alternatives=3)).all()
         assert all(other.all()[-1].end for other in others)
     tokens = [event.token for event in events if event.token]
     assert len(tokens) == 9

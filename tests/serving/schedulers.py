@@ -1,4 +1,4 @@
-"""Engines of tiny models, and their events."""
+"""Schedulers of tiny models, and their events."""
 
 import random
 from collections.abc import Iterator
@@ -17,8 +17,8 @@ from lmlong.data.tokenizers.base import Tokenizer
 from lmlong.data.tokenizers.factory import train_tokenizer
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.state_table import StateTable
-from lmlong.serving.engine import Engine
 from lmlong.serving.request import Event, Request
+from lmlong.serving.scheduler import Scheduler
 from lmlong.serving.settings import Settings
 from lmlong.serving.writer import Writer
 
@@ -39,14 +39,14 @@ def tiny(form: str = "elu", native: bool = False, tokenizer: Tokenizer | None = 
 
 
 @contextmanager
-def running(trained: TrainedLanguageModel, **changed: Any) -> Iterator[Engine]:
-    """An engine until the block ends; `changed` are settings."""
+def running(trained: TrainedLanguageModel, **changed: Any) -> Iterator[Scheduler]:
+    """A scheduler until the block ends; `changed` are settings."""
     settings = Settings(**{"memory": 0, **changed})
-    engine = Engine(trained, StateTable(trained, settings.memory), settings)
+    scheduler = Scheduler(trained, StateTable(trained, settings.memory), settings)
     try:
-        yield engine
+        yield scheduler
     finally:
-        engine.close()
+        scheduler.close()
 
 
 @cache
@@ -60,9 +60,9 @@ def subwords() -> Tokenizer:
 class Told:
     """The events of one request."""
 
-    def __init__(self, engine: Engine, request: Request):
+    def __init__(self, scheduler: Scheduler, request: Request):
         self._events: Queue[Event] = Queue()
-        self.writer: Writer = engine.submit(request, self._events.put)
+        self.writer: Writer = scheduler.submit(request, self._events.put)
 
     def next(self) -> Event:
         return self._events.get(timeout=60)

@@ -1,0 +1,196 @@
+"""The folder of a server's sessions: their files, forks, order and limits.
+
+fork: a new file that names its parent and how many of the parent's pieces it begins with
+upload: a state in ID.root, without tokens, which the file that begins with it names
+delete: the file, or while forks need it a last line that says so; then the states that no file names
+"""
+
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from threading import RLock
+
+from lmlong.errors import LmlongError, UsageError
+from lmlong.inference import state_file
+from lmlong.inference.state_table import Piece
+from lmlong.io.lock import Held, lock
+from lmlong.io.system_errors import explain_errors
+from lmlong.serving.session_file import NAME, ROOT, Header, Line, SessionFile, reason
+from lmlong.serving.settings import Settings
+
+EARLIER = re.compile(r"[0-9a-f]{24}(\.state|-[0-9a-f]{16}\.base)")
+"""The names of files of sessions of earlier versions."""
+
+
+class UnknownSession(LmlongError):
+    """The requested session does not exist."""
+
+
+class QuotaReached(LmlongError):
+    """There is the maximum number of sessions, or of their bytes."""
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder of sessions, which is created if missing."""
+    with explain_errors(folder):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        with lock(folder / "lock"):
+            yield
+    except Held:
+        remedy = "Name another folder by --sessions."
+        raise UsageError(f"{folder}: another server keeps its sessions there. {remedy}") from None
+
+
+class SessionFolder:
+    """The files of sessions. One thread at a time may change them; any thread may ask what there is."""
+
+    def __init__(self, path: Path, owners: Mapping[str, str], settings: Settings):
+        """`owners` identify a model; the sessions of other models are left alone."""
+        self.path, self.bytes = path, 0
+        self._owners, self._settings = owners, settings
+        self._lock = RLock()
+        self._files: dict[str, SessionFile] = {}  # by id; also deleted ones that forks need, and those of other models
+        self._listed = set[str]()
+        self._forks = Counter[str]()  # by id
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._find()
+
+    @property
+    def count(self) -> int:
+        with self._lock:
+            return len(self._listed)
+
+    def get(self, name: str) -> SessionFile:
+        """Return the file of a session. A session whose file was removed is unknown."""
+        with self._lock:
+            if name in self._listed and not self._files[name].path.exists():
+                self._forget(name)
+            if name not in self._listed:
+                raise UnknownSession(f"There is no session {name!r}.")
+            return self._files[name]
+
+    def page(self, most: int, after: str | None = None) -> tuple[Sequence[SessionFile], str | None]:
+        """Return up to `most` files, the oldest first, after those of earlier pages; and where the rest begins."""
+        with self._lock:
+            files = sorted((self._files[name] for name in self._listed), key=lambda file: file.info.cursor)
+        if after is not None:
+            files = [file for file in files if file.info.cursor > after]
+        return files[:most], files[most - 1].info.cursor if len(files) > most else None
+
+    def create(self, header: Header, line: Line) -> SessionFile:
+        """Write the file of a new session."""
+        if self.count >= self._settings.max_sessions:
+            raise QuotaReached(f"{self.count:,} sessions are all that this server keeps. Delete some.")
+        self.check_quota(len(header.line()) + len(line.line()))
+        if header.parent is not None:
+            self.get(header.parent)
+        with explain_errors(self.path):
+            file = SessionFile.create(self.path, header, line)
+        with self._lock:
+            self._add(file)
+            self._listed.add(header.id)
+        return file
+
+    def append(self, file: SessionFile, line: Line) -> None:
+        """Append a turn to a session."""
+        self.check_quota(len(line.line()))
+        self._append(file, line)
+
+    def delete(self, name: str) -> None:
+        """Delete a session. Its file remains while forks need it."""
+        file = self.get(name)
+        if self._forks[name]:
+            self._append(file, file.last.model_copy(update={"pieces": [], "deleted": True}))
+        self._forget(name)
+
+    def check_quota(self, more: int) -> None:
+        """Raise QuotaReached if there is no room for `more` bytes."""
+        most = self._settings.max_session_bytes
+        if self.bytes + more > most:
+            raise QuotaReached(f"{most:,} bytes of sessions are all that this server keeps. Delete some.")
+
+    def pieces(self, file: SessionFile) -> tuple[SessionFile, list[Piece], int]:
+        """Return the file in which the text of a session begins, its pieces, and how many of them are its parent's."""
+        files, parts = [file], [file.pieces()]
+        while (parent := files[-1].header.parent) is not None:
+            files.append(self._files[parent])
+            inherited, length = files[-1].pieces(), files[-2].header.length
+            if len(inherited) < length:
+                raise file.damaged("a session that it begins with has fewer pieces than it says")
+            parts.append(inherited[:length])
+        pieces = [piece for part in reversed(parts) for piece in part]
+        return files[-1], pieces, len(pieces) - len(parts[0])
+
+    def _append(self, file: SessionFile, line: Line) -> None:
+        before = file.bytes
+        with explain_errors(file.path):
+            file.append(line)
+        self.bytes += file.bytes - before
+
+    def _add(self, file: SessionFile) -> None:
+        with self._lock:
+            self._files[file.header.id] = file
+            self._forks.update(filter(None, [file.header.parent]))
+            self.bytes += file.all_bytes
+
+    def _forget(self, name: str) -> None:
+        """Take a session off the list, and delete all files that no session needs any more."""
+        with self._lock:
+            self._listed.discard(name)
+            unused: str | None = name
+            while unused is not None and not self._forks[unused]:
+                file = self._files.pop(unused)
+                self.bytes -= file.all_bytes
+                file.path.unlink(missing_ok=True)
+                if file.header.root:
+                    state_file.delete(file.root)
+                self._forks.subtract(filter(None, [file.header.parent]))
+                above = self._files.get(file.header.parent or "")
+                unused = above.header.id if above is not None and above.last.deleted else None
+
+    def _find(self) -> None:
+        """Read what is in the folder. Damaged files are reported; these and those of other models are left alone."""
+        skipped = 0
+        for path in sorted(self.path.iterdir()):
+            if EARLIER.fullmatch(path.name):
+                remedy = "Name another folder by --sessions, or rename this one."
+                raise UsageError(f"{self.path}: its sessions are of an earlier version of lmlong. {remedy}")
+            if NAME.fullmatch(path.name):
+                try:
+                    if file := SessionFile.open(path):
+                        self._add(file)
+                except (OSError, ValueError) as error:
+                    skipped += self._skip(path, reason(error))
+        for path in self.path.glob("*.root"):  # those of uploads that were not completed
+            if ROOT.fullmatch(path.name) and not path.with_suffix(".session").exists():
+                state_file.delete(path)
+        whole = self._whole()
+        for name, file in self._files.items():
+            if name not in whole:
+                skipped += self._skip(file.path, "a session that it begins with is missing")
+            elif file.header.owners == self._owners and not file.last.deleted:
+                self._listed.add(name)
+        for file in [] if skipped else [*self._files.values()]:
+            if file.last.deleted and file.header.id in self._files:
+                self._forget(file.header.id)
+
+    def _skip(self, path: Path, why: str) -> bool:
+        print(f"skipped {path}: {why}", file=sys.stderr)
+        return True
+
+    def _whole(self) -> set[str]:
+        """Return the sessions whose parents, and the parents of these, are all there."""
+        whole = dict[str | None, bool]({None: True})
+        for name in self._files:
+            way = dict[str | None, None]()
+            above: str | None = name
+            while above in self._files and above not in whole and above not in way:
+                way[above] = None
+                above = self._files[above].header.parent
+            whole |= dict.fromkeys(way, whole.get(above, False))
+        return {name for name, is_whole in whole.items() if name is not None and is_whole}

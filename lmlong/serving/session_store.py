@@ -1,0 +1,267 @@
+"""The sessions of a server: a session is its tokens, and its state is a cache.
+
+request -> text -> tokens -> pieces -> state after each, by the key of the pieces so far     (writer, state_table)
+a new text starts from the longest beginning whose state is known, a session from its own
+turn: the pieces of the prompt, those of the answer, the unread text at the end              (request)
+the pieces of the answer are read again, since a state is what reading its pieces gives
+the turn becomes a line of the session's file, flushed before the client gets a response     (session_file)
+the state goes into the table, and to disk if PIECE tokens were read since the last there
+a state that is gone is read again, from the pieces after the nearest known one
+"""
+
+import hashlib
+import secrets
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from lmlong.errors import CheckpointError, LmlongError, UsageError
+from lmlong.inference import state_file
+from lmlong.inference.loading import TrainedLanguageModel
+from lmlong.inference.session import begin_learning, with_unread
+from lmlong.inference.state_table import KEY_BYTES, PIECE, Piece, Place, StateTable, superseded
+from lmlong.inference.unread import UnreadText
+from lmlong.io.files import fsync
+from lmlong.io.system_errors import explain_errors
+from lmlong.model.state import state_bytes
+from lmlong.serving.request import Turn
+from lmlong.serving.scheduler import Closed
+from lmlong.serving.session_file import FORMAT, Header, Line, SessionFile, SessionInfo, unread_fields
+from lmlong.serving.session_folder import SessionFolder
+from lmlong.serving.session_text import OwnText
+from lmlong.serving.settings import DEFAULT_SETTINGS, Settings
+
+STATES = "states"
+"""The folder of states that can be read again."""
+
+UNSAVED = 32
+"""Tokens of a long session for each that may have to be read again, because no state after it is on disk."""
+
+BEGINNING = 80
+"""Characters of a turn that its info has."""
+
+
+class NoState(LmlongError):
+    """An upload that is not a state of this model."""
+
+
+class LearnsAlready(LmlongError):
+    """A request asks a session that learns from its text not to."""
+
+
+def check_learn(learns: bool, learn: bool | None) -> None:
+    """Refuse the `learn` of a request that continues a session: what was learned stays in its state, and is used."""
+    if learns and learn is False:
+        raise LearnsAlready(
+            "learn: false, but this session learns until its end. Leave learn out, or create another session."
+        )
+
+
+class SessionStore:
+    """Saves turns of sessions, and returns the places where sessions continue. One thread at a time may do so; any
+    thread may ask what there is."""
+
+    def __init__(self, trained: TrainedLanguageModel, folder: Path, settings: Settings = DEFAULT_SETTINGS):
+        self.trained = trained
+        self.folder = SessionFolder(folder, trained.owners, settings)
+        self.states = StateTable(trained, settings.memory, folder / STATES, settings.disk)
+        self.closing = False
+        """Whether to stop reading texts again."""
+
+    def save(self, turn: Turn, to: str | Header | None = None) -> SessionInfo:
+        """Append a turn to a session, or save it as a new one, which may be the `branch` of another."""
+        file = self.folder.get(to) if isinstance(to, str) else None
+        place, line = self._after(turn)
+        if file is not None:
+            self.folder.append(file, line)
+            file.unsaved += sum(len(piece.tokens) for piece in (*turn.prompt, *turn.written))
+        else:
+            file = self.folder.create(to if isinstance(to, Header) else self._header(), line)
+            file.unsaved = place.tokens
+        self._keep(file, place)
+        return self._info(file)
+
+    def branch(self, name: str) -> Header:
+        """Return the header of a session that begins where this one ends now."""
+        file = self.folder.get(name)
+        return self._header(parent=name, length=len(file.pieces()), repeated=len(self._unread(file).pending))
+
+    def fork(self, name: str) -> SessionInfo:
+        """Save a copy of a session as a new one."""
+        file = self.folder.get(name)
+        fork = self.folder.create(self.branch(name), file.last.model_copy(update={"pieces": [], "at": time.time()}))
+        fork.key, fork.unsaved = file.key, file.unsaved
+        return self._info(fork)
+
+    def upload(self, data: bytes, learn: bool | None = None) -> SessionInfo:
+        """Save the session of a state file, which may be hostile. `learn` works as in `load_state`."""
+        self.folder.check_quota(len(data))
+        header = self._header(root=True)
+        path = self.folder.path / f"{header.id}.root"
+        try:
+            if not state_file.is_state(data):
+                raise UsageError
+            with explain_errors(path):
+                path.touch(state_file.PRIVATE)
+                path.write_bytes(data)
+                fsync(path)
+            session = self.trained.load_state(path, learn=False)
+            check_learn(session.state.learned is not None, learn)
+            learns = session.state.learned is not None or self.trained.learns(learn)
+            unread = session.unread.row(0)
+            place, line = self._after(Turn(Place(self._root_key(header.id), session), (), unread=unread, learn=learns))
+            file = self.folder.create(header.model_copy(update={"repeated": len(unread.pending)}), line)
+        except BaseException as error:
+            path.unlink(missing_ok=True)
+            if isinstance(error, CheckpointError | UsageError):
+                message = "This is not a state of this model, or it is damaged. Read the text again."
+                raise NoState(message) from None
+            raise
+        self._keep(file, place)
+        return self._info(file)
+
+    def get(self, name: str) -> Place:
+        """Return the place where a session ends."""
+        file = self.folder.get(name)
+        file.check()
+        session = self.states.get(file.key) if file.key else None
+        place = Place(file.key, session) if file.key and session else self._read_again(file)
+        assert place.session is not None
+        return Place(place.key, with_unread(place.session, self._unread(file)))
+
+    def info(self, name: str) -> SessionInfo:
+        """Return a session's info."""
+        return self._info(self.folder.get(name))
+
+    def page(self, most: int, after: str | None = None) -> tuple[Sequence[SessionInfo], str | None]:
+        """Return a page of the infos of sessions, and where the rest begins, as `SessionFolder.page` does."""
+        files, rest = self.folder.page(most, after)
+        return [self._info(file) for file in files], rest
+
+    def text(self, name: str, likelihoods: bool) -> OwnText:
+        """Return the text that a session adds to its parent's, and with `likelihoods` what they are computed from."""
+        file = self.folder.get(name)
+        start, pieces, inherited = self._pieces(file)
+        unread = self._unread(file)
+        before = file.lines()[0].tail if file.header.root else ""
+        authors = [piece.kind == "wrote" for piece in pieces[inherited:]] + [bool(unread.chosen)]
+        first = None
+        if likelihoods and True in authors:
+            first, _ = self._after_pieces(start, pieces[: inherited + authors.index(True)])
+        return OwnText(before, file.header.repeated, pieces[inherited:], unread, first)
+
+    def delete(self, name: str) -> None:
+        """Delete a session, and its states on disk."""
+        for key in self.folder.get(name).saved.values():
+            self.states.forget(key)
+            self.states.remove(key)
+        self.folder.delete(name)
+
+    def download(self, name: str) -> bytes:
+        """Return a session as a state file."""
+        learns, session = self.folder.get(name).last.learns, self.get(name).session
+        assert session is not None
+        with TemporaryDirectory(prefix="lmlong-") as folder:
+            self.trained.save_state(begin_learning(self.trained.model, session, learns), Path(folder, "state"))
+            return Path(folder, "state").read_bytes()
+
+    def _after(self, turn: Turn) -> tuple[Place, Line]:
+        """Return the place after a turn, and the line of the turn."""
+        trained = self.trained
+        place = turn.read.after(trained.model, turn.written)
+        session = place.session
+        assert session is not None
+        whole = with_unread(session, turn.unread)
+        line = Line(
+            pieces=[(piece.kind, [*piece.tokens]) for piece in (*turn.prompt, *turn.written)],
+            unread=unread_fields(turn.unread),
+            options={**turn.options},
+            at=time.time(),
+            tokens=place.tokens,
+            state_bytes=state_bytes(begin_learning(trained.model, whole, turn.learn)),
+            learns=turn.learn,
+            tail=state_file.tail_of(whole, trained.tokenizer).encode("utf-8", "replace").decode(),
+        )
+        return place, line
+
+    def _header(self, **about: Any) -> Header:
+        """Return the header of a new session."""
+        name, run, owners = secrets.token_hex(12), str(self.trained.checkpoint), self.trained.owners
+        return Header(lmlong="session", format=FORMAT, id=name, made=time.time(), run=run, owners=owners, **about)
+
+    def _keep(self, file: SessionFile, place: Place) -> None:
+        """Keep the state of a session, on disk too if many tokens would have to be read again."""
+        file.key = place.key
+        self.states.put(place)
+        if file.unsaved >= max(PIECE, place.tokens // UNSAVED):
+            self.states.save(place)
+            file.unsaved, file.saved[place.tokens] = 0, place.key
+            for tokens in superseded(file.saved, place.tokens):
+                self.states.remove(file.saved.pop(tokens))
+
+    def _info(self, file: SessionFile) -> SessionInfo:
+        """Return a session's info, with the beginning of its last turn."""
+        _, pending, chosen = file.last.unread
+        texts, repeated = {"wrote": b"", "read": b""}, file.header.repeated
+        for kind, tokens in [*file.last.pieces, ("wrote", chosen)]:
+            by = "wrote" if kind == "wrote" else "read"
+            if len(texts[by]) < BEGINNING:
+                known = [token for token in tokens[:BEGINNING] if token < self.trained.model.embedding.num_embeddings]
+                text = self.trained.tokenizer.decode_bytes(known)
+                texts[by] += text[repeated:]
+                repeated = max(0, repeated - len(text))
+        if not chosen:
+            texts["read"] += pending.encode("latin-1", "replace")[repeated:]
+        given, written = (texts[by].decode(errors="replace")[:BEGINNING] for by in ("read", "wrote"))
+        return file.info._replace(given=given, written=written)
+
+    def _unread(self, file: SessionFile) -> UnreadText:
+        """Return the unread text at the end of a session."""
+        try:
+            unread = file.last.unread_text
+            state_file.check_unread(unread, self.trained.tokenizer)
+        except (ValueError, IndexError) as error:
+            raise file.damaged(str(error)) from None
+        return unread
+
+    def _pieces(self, file: SessionFile) -> tuple[Place, Sequence[Piece], int]:
+        """Return the place where the text of a session begins, its pieces, and how many of them are its parent's."""
+        first, pieces, inherited = self.folder.pieces(file)
+        if any(max(piece.tokens) >= self.trained.model.embedding.num_embeddings for piece in pieces):
+            raise file.damaged("it has tokens that the model does not have")
+        return self._start(first), pieces, inherited
+
+    def _after_pieces(self, start: Place, pieces: Sequence[Piece]) -> tuple[Place, int]:
+        """Return the place after pieces, and the number of tokens that were read after the nearest known state."""
+        place, known = self.states.nearest(start, pieces)
+        for piece in pieces[known:]:
+            if self.closing:
+                raise Closed("The server is shutting down.")
+            place = place.after(self.trained.model, [piece])
+        return place, sum(len(piece.tokens) for piece in pieces[known:])
+
+    def _read_again(self, file: SessionFile) -> Place:
+        """Return the place after the pieces of a session, of which those after the nearest known state are read."""
+        start, pieces, _ = self._pieces(file)
+        place, read = self._after_pieces(start, pieces)
+        if place.tokens != file.last.tokens:
+            raise file.damaged("it has other tokens than it says")
+        file.unsaved = read
+        self._keep(file, place)
+        return place
+
+    def _start(self, file: SessionFile) -> Place:
+        """Return the place before the first token of a file: that of its uploaded state, if any."""
+        if not file.header.root:
+            return Place(self.states.empty)
+        try:
+            session = self.trained.load_state(file.root, learn=False)
+        except (CheckpointError, UsageError):
+            raise file.damaged("the uploaded state that it begins with is missing or damaged") from None
+        return Place(self._root_key(file.header.id), with_unread(session, UnreadText()))
+
+    def _root_key(self, name: str) -> bytes:
+        """Return the key of the uploaded state of a session."""
+        return hashlib.blake2b(self.states.empty + name.encode(), digest_size=KEY_BYTES).digest()
