@@ -30,7 +30,7 @@ def after_each_block(model: LanguageModel, tokens: torch.Tensor) -> list[torch.T
     for layers in range(1, len(model.blocks) + 1):
         every, model.blocks = model.blocks, model.blocks[:layers]  # type: ignore[assignment]
         norm, model.norm = model.norm, nn.Identity()  # type: ignore[assignment]
-        seen.append(model.hidden_states(tokens)[0][0].detach())
+        seen.append(model(tokens)[0][0].detach())
         model.blocks, model.norm = every, norm
     return seen
 
