@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lmlong.cli import options
-from lmlong.cli.output import show as show_result
+from lmlong.cli.output import show_facts
 from lmlong.cli.plugins import load_recipe
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def info(recipe: str, overrides: tuple[str, ...], json_file: Path | None) -> Non
     tokens = _prepare(recipe, overrides)
     overlap = _wrapped(overlap_note(tokens.info["overlap"])).strip()
     text = "\n\n".join([*map(_table, tokens.info["sources"]), overlap, f"{tokens.folder}"])
-    show_result(text, {"folder": str(tokens.folder), **tokens.info}, json_file)
+    show_facts(text, {"folder": str(tokens.folder), **tokens.info}, json_file)
 
 
 @data.command()
@@ -136,7 +136,7 @@ def tokenizer_info(path: Path, text: str | None, json_file: Path | None) -> None
         tokens = loaded.encode(text)
         size = int(loaded.token_bytes[tokens].sum())
         facts |= {"tokens": tokens, "pieces": [loaded.decode([token]) for token in tokens], "bytes": size}
-    show_result("\n".join(f"{name:<10}  {value}" for name, value in facts.items()), facts, json_file)
+    show_facts("\n".join(f"{name:<10}  {value}" for name, value in facts.items()), facts, json_file)
 
 
 def _text_of(inputs: tuple[str, ...]) -> "Text":

@@ -20,7 +20,8 @@ from lmlong.recipe.lengths import name_length
 from lmlong.report.figure import Figure, Level, Panel, Style, lines_of
 from lmlong.report.json_values import json_keys
 from lmlong.report.progress import Progress
-from lmlong.report.table import Column, format_number, format_table, pivot_rows
+from lmlong.report.report import Report, Table
+from lmlong.report.table import Column, format_number, pivot_rows
 
 LENGTHS = (64, 256, 1024, 4096)
 """The default distances."""
@@ -163,12 +164,12 @@ def _probe_text(loaded: TrainedLanguageModel, text: TokenFile) -> ProbeText:
     return ProbeText(tokenizer, tokens, sorted(set(re.findall(r"\b[a-z]{4,8}\b", tokenizer.decode(tokens)))))
 
 
-def table(results: Sequence[ProbeResult]) -> str:
+def recall_report(results: Sequence[ProbeResult]) -> Report:
     """Return a section for each model, with a column for each probe."""
-    return "\n\n".join(map(_section, results))
+    return Report(list(map(_table, results)), {"runs": results}, lambda: figure(results))
 
 
-def _section(result: ProbeResult) -> str:
+def _table(result: ProbeResult) -> Table:
     probes = list(dict.fromkeys(score.probe for score in result.scores))
     distances = list(dict.fromkeys(score.distance for score in result.scores))
     cells = {
@@ -179,9 +180,8 @@ def _section(result: ProbeResult) -> str:
     for probe in probes:
         columns += [Column(probe, 10, ".3f"), Column("±", 4)]
     chance = ["chance", *(cell for probe in probes for cell in (format_number(result.chance(probe), ".4f"), ""))]
-    rows = [*pivot_rows(distances, probes, cells), chance]
     title = f"  how often the likeliest token is the right one, in {result.scores[0].texts:,} texts each"
-    return "\n".join([result.name, title, *format_table(columns, rows)])
+    return Table(f"{result.name}\n{title}", columns, [*pivot_rows(distances, probes, cells), chance])
 
 
 def figure(results: Sequence[ProbeResult]) -> Figure:
@@ -190,7 +190,7 @@ def figure(results: Sequence[ProbeResult]) -> Figure:
     distances = sorted({score.distance for result in results for score in result.scores})
     panels = []
     for probe in probes:
-        groups = {result.name: [score for score in result.scores if score.probe == probe] for result in results}
+        groups = [(result.name, [score for score in result.scores if score.probe == probe]) for result in results]
         panels.append(
             Panel(
                 lines_of(groups, "distance", "accuracy", error="error"),

@@ -7,9 +7,9 @@ from typing import Any
 
 from lmlong import __version__
 from lmlong.checkpoint.environment import text_sources
-from lmlong.evaluation import perplexity_figure, perplexity_report, probe_accuracy, run_report
+from lmlong.evaluation import perplexity_report, probe_accuracy, run_report
 from lmlong.evaluation.perplexity import VIEWS
-from lmlong.evaluation.results import PerplexityReport
+from lmlong.evaluation.results import CONTEXT, PerplexityReport
 from lmlong.evaluation.run_report import ReportedRun
 from lmlong.evaluation.training_curves import UNITS, TrainingCurves, time_unit, training_panels
 from lmlong.model.state_size import binary_size
@@ -223,14 +223,15 @@ def _perplexity(runs: Sequence[ReportedRun]) -> Parts:
         f"them. By position: each {reports[0].unit} read once, from its beginning. Numbers after ± are standard errors "
         f"over {reports[0].unit}s; an asterisk marks the length of training."
     )
-    parts = [_p(note), charts(perplexity_figure.figure(reports).panels)]
+    parts = [_p(note), charts(perplexity_report.figure(reports).panels)]
     for compared in perplexity_report.differences(reports):
-        title = perplexity_report.difference_lines(compared)[0].rstrip(":")
-        columns = perplexity_report.difference_columns(compared)
-        parts += [data_table(columns, compared.rows, title)] if compared.rows else [_p(title)]
+        table = compared.table
+        parts.append(
+            _p(table) if isinstance(table, str) else data_table(*table[1:], table.title.splitlines()[0].rstrip(":"))
+        )
     for report in reports:
         title = f"{report.name}, by context; {perplexity_report.OF_CHANGE}"
-        parts.append(data_table(perplexity_report.CONTEXT, report.by_context, title))
+        parts.append(data_table(CONTEXT, report.by_context, title))
     return parts
 
 
@@ -247,8 +248,8 @@ def _recall(runs: Sequence[ReportedRun]) -> Parts:
 
 
 def _state(runs: Sequence[ReportedRun]) -> Parts:
-    healths = {report.name: report.health for report in _reports(runs) if report.health}
-    positions = sorted({point.position for points in healths.values() for point in points})
+    healths = [(report.name, report.health) for report in _reports(runs) if report.health]
+    positions = sorted({point.position for _, points in healths for point in points})
     common: dict[str, Any] = {"x_label": "tokens read", "ticks": positions, "tick_name": name_length, "y_scale": "log"}
     shown = {
         "norm": ("Norm of the state S", "median of layers and heads"),

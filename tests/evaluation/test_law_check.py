@@ -18,7 +18,7 @@ from lmlong.attention.linear import chunk, layer
 from lmlong.cli.check import check as command
 from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.decode.choice import why_no_fast_engine
-from lmlong.evaluation.law_check import LawReport, check, table
+from lmlong.evaluation.law_check import LawReport, check, law_report
 from lmlong.evaluation.state_health import denominators
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.samples import sampled_text
@@ -136,7 +136,7 @@ def test_outputs_that_are_not_finite_are_found_with_their_layer_scale_and_remedy
         next(loaded.model.attentions[1].feature_map.parameters()).fill_(3e38)
     report = check(loaded, *text)
     assert any(law.startswith("outputs not finite or dead: layer 2, scale 1") for law in broken(report))
-    assert "lower training.learning_rate" in table(report)
+    assert "lower training.learning_rate" in law_report(report).text()
 
 
 @pytest.mark.usefixtures("by_torch")

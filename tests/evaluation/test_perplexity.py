@@ -14,7 +14,7 @@ from lmlong.data.token_file import TokenFile
 from lmlong.errors import UsageError
 from lmlong.evaluation import scorer as scored
 from lmlong.evaluation.perplexity import PerplexityOptions, measure_perplexity, validation_text
-from lmlong.evaluation.perplexity_report import table
+from lmlong.evaluation.perplexity_report import perplexity_report
 from lmlong.evaluation.spans import GOLDEN, choose_blocks, documents_of
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.model import language_model
@@ -106,7 +106,7 @@ def test_too_few_documents_are_cut_into_parts_and_measured_at_shorter_lengths(lo
     assert [point.length for point in report.context] == [32, 64][: len(report.context)]
     assert report.context[0].sums.documents == 10
     assert report.carried is not None and report.carried.totals.tokens == len(text.tokens) - 10
-    assert "10 parts of 2 documents, each read from an empty state" in table([report])
+    assert "10 parts of 2 documents, each read from an empty state" in perplexity_report([report]).text()
     one = measure_perplexity("one", loaded, text.first(40))
     assert (one.documents, one.parts_of) == (10, 1) and one.context
 

@@ -1,15 +1,13 @@
 """Perplexity reports as tables, as JSON and as plots."""
 
 import dataclasses
-import json
 import math
 
 import pytest
-from evaluation.reports import LINEAR, SOFTMAX, sums
+from evaluation.reports import LINEAR, SOFTMAX, sums, values
 
 from lmlong.evaluation.document_sums import Sums
-from lmlong.evaluation.perplexity_figure import figure
-from lmlong.evaluation.perplexity_report import difference_lines, differences, table, to_json
+from lmlong.evaluation.perplexity_report import differences, figure, perplexity_report
 from lmlong.evaluation.results import AtLength, PerplexityReport
 from lmlong.report.figure import Panel
 
@@ -56,7 +54,7 @@ change is from the row above, in nats/token
 
 
 def test_the_table() -> None:
-    assert table([LINEAR, SOFTMAX]) == EXPECTED
+    assert perplexity_report([LINEAR, SOFTMAX]).text() == EXPECTED
     assert max(map(len, EXPECTED.splitlines())) <= 80
 
 
@@ -78,15 +76,13 @@ def test_the_table() -> None:
 )
 def test_the_first_line_is_the_verdict(context: list[tuple[int, tuple[float, ...]]], verdict: str | None) -> None:
     at = [AtLength(length, sums(*nats), 1.0) for length, nats in context]
-    first = table([dataclasses.replace(LINEAR, context=at)]).splitlines()[0]
+    first = perplexity_report([dataclasses.replace(LINEAR, context=at)]).text().splitlines()[0]
     assert first == (verdict or "linear")
     assert len(first) <= 80
 
 
 def test_json_holds_sums_counts_and_their_ratios() -> None:
-    values = to_json([LINEAR, SOFTMAX])
-    assert json.loads(json.dumps(values, allow_nan=False)) == values
-    first, second = values["runs"]
+    first, second = values(LINEAR, SOFTMAX)["runs"]
     numbers = ("run", "parameters", "trained_length", "left_out", "state_numbers", "state_bytes", "tokens_read")
     assert [first[name] for name in numbers] == ["linear", 1_234_567, 1024, [4096], 49_921, 199_688, 123_456]
     assert first["context"][0] == {
@@ -111,7 +107,7 @@ def test_json_holds_sums_counts_and_their_ratios() -> None:
 
 
 def panels(*reports: PerplexityReport) -> list[Panel]:
-    return [panel for row in figure(reports).rows for panel in row if isinstance(panel, Panel)]
+    return figure(reports).panels
 
 
 def test_the_plot_has_a_panel_for_each_view_with_a_line_for_each_run() -> None:
@@ -160,7 +156,7 @@ def test_a_difference_has_the_error_of_the_differences() -> None:
     for row in found.rows:
         assert row.bits == (pytest.approx(-0.1), pytest.approx(0, abs=1e-9))
         assert row.sums.bits_error > 0.1  # of each run
-    assert difference_lines(found)[3].split() == ["256", "-0.1000", "0.0000", "1.6143", "1.7143"]
+    assert str(found.table).splitlines()[3].split() == ["256", "-0.1000", "0.0000", "1.6143", "1.7143"]
 
 
 def test_runs_on_other_targets_are_not_subtracted() -> None:
@@ -169,18 +165,18 @@ def test_runs_on_other_targets_are_not_subtracted() -> None:
         ([200, 100, 402], "same", "no targets in common. Give --lengths."),
     ):
         (found,) = differences([BASE, scored("b", [300.0, 100.0, 800.0], sizes, text)])
-        assert difference_lines(found) == [f"b minus a: {why}"]
+        assert found.table == f"b minus a: {why}"
         other = dataclasses.replace(found.run, tokenizer="another", data=["a.txt"])
         (found,) = differences([dataclasses.replace(BASE, data=["a.txt"]), other])
-        assert "Measure them by lmlong eval with --by position --min-documents 1" in difference_lines(found)[0]
+        assert "Measure them by lmlong eval with --by position --min-documents 1" in str(found.table)
 
 
 def test_the_table_names_the_weight_format_and_the_text() -> None:
     files = [f"/books/{name}.txt" for name in ("one", "two", "three " * 12, "four")]
     report = dataclasses.replace(SOFTMAX, weights="int4", data=files)
-    lines = table([report]).splitlines()
+    lines = perplexity_report([report]).text().splitlines()
     assert "  weights in int4" in lines and max(map(len, lines)) <= 80
     at = lines.index("  text: one.txt, two.txt, " + " ".join(["three"] * 8))
     assert lines[at + 1] == "  three three three three .txt, four.txt"
-    told = json.loads(json.dumps(to_json([report])))["runs"][0]
+    told = values(report)["runs"][0]
     assert (told["weights"], told["data"]) == ("int4", files)

@@ -13,7 +13,7 @@ from evaluation.conftest import VALIDATION_TEXTS
 from lmlong.cli.evaluate import eval_ as command
 from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.errors import UsageError
-from lmlong.evaluation.probe_accuracy import ProbeResult, ProbeScore, answered, chance_of, figure, table
+from lmlong.evaluation.probe_accuracy import ProbeResult, ProbeScore, answered, chance_of, figure, recall_report
 from lmlong.evaluation.probes import NEEDLES, PAIRS, PROBES, ProbeText, Trial
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.model import language_model
@@ -92,7 +92,7 @@ FOUND = ProbeResult(
 
 
 def test_the_table_and_the_plot() -> None:
-    assert table([FOUND]) == (
+    assert recall_report([FOUND]).text() == (
         "linear\n"
         "  how often the likeliest token is the right one, in 2 texts each\n"
         "  distance      copy   ± induction   ±\n"

@@ -25,10 +25,11 @@ from lmlong.evaluation.spectrum import (
     attention_matrices,
     count_needed,
     cumulative,
+    figure,
     matrix,
     measure_spectra,
+    spectrum_report,
 )
-from lmlong.evaluation.spectrum_report import figure, table, to_json
 from lmlong.inference.loading import TrainedModel
 from lmlong.model.build import build
 from lmlong.model.language_model import LanguageModel
@@ -192,11 +193,12 @@ FOUND = [made_up("one", 16, [[1, 16], [4, 8]]), made_up("two", 1024, [[10, 20]])
 
 
 def test_the_table_has_a_line_for_each_layer() -> None:
-    lines = [line.split() for line in table(FOUND).splitlines()]
-    assert "one: singular values of attention in 2 texts of n = 16 tokens" in table(FOUND)
+    shown = spectrum_report(FOUND).text()
+    lines = [line.split() for line in shown.splitlines()]
+    assert "one: singular values of attention in 2 texts of n = 16 tokens" in shown
     assert ["1", "softmax", "8.0", "50%", "1", "to", "15", "0.625", "0.250", "to", "1.000"] in lines
     assert ["2", "softmax", "6.0", "38%", "4", "to", "8", "0.750", "0.500", "to", "1.000"] in lines
-    wide = table([made_up("run", 65_536, [[60_000, 59_000]])])
+    wide = spectrum_report([made_up("run", 65_536, [[60_000, 59_000]])]).text()
     assert max(map(len, wide.splitlines())) <= 80
 
 
@@ -210,11 +212,15 @@ def test_the_report_marks_layers_that_read_blocks() -> None:
     long, short = made_up("run", 16, [[1, 16], [4, 8]]), made_up("run", 8, [[2, 8], [2, 2]])
     mixed = long._replace(layers=[long.layers[0], *short.layers, long.layers[1]])
     mixed = mixed._replace(layers=[layer._replace(number=number) for number, layer in enumerate(mixed.layers, 1)])
-    shown = table([mixed])
-    assert "\nlayers 2 to 3 read blocks of them: n = 8 there\n" in shown and "blocks of" not in table([long])
+    report = spectrum_report([mixed])
+    shown = report.text()
+    assert (
+        "\nlayers 2 to 3 read blocks of them: n = 8 there\n" in shown
+        and "blocks of" not in spectrum_report([long]).text()
+    )
     lines = [line.split() for line in shown.splitlines()]
     assert ["2", "softmax", "5.0", "62%", "2", "to", "8", "0.625", "0.250", "to", "1.000"] in lines
-    (of_run,) = to_json([mixed])["runs"]
+    (of_run,) = json.loads(report.json())["runs"]
     layers = of_run["spectra"][0]["layers"]
     assert [layer["values"] for layer in layers] == [len(layer["cumulative"][0]) for layer in layers] == [16, 8, 8, 16]
     (curves,) = draw(figure([mixed])).axes
