@@ -28,6 +28,8 @@ LENGTHS = (64, 256, 1024, 4096)
 
 TEXTS = 64
 
+CHANCE = Style("0.5", (0, (1, 2)))
+
 TEXT = 100_000
 """Tokens of the held-out text used as filler; longer distances repeat them."""
 
@@ -41,7 +43,7 @@ class ProbeScore(NamedTuple):
     right_by_text: np.ndarray  # (trials,)
     asked_by_text: np.ndarray  # (trials,)
     chance: float
-    """Accuracy of the answers of another text of this probe, which is that of a guess; nan if there is one text."""
+    """Accuracy of the answers of another text of this probe, which is that of a guess; nan if unknown."""
 
     @property
     def texts(self) -> int:
@@ -61,7 +63,10 @@ class ProbeScore(NamedTuple):
 
     @property
     def error(self) -> float:
-        """Standard error over the texts."""
+        """Standard error over the texts; half of Wilson's interval where all answers are right or all are wrong, which
+        the spread of the texts does not show."""
+        if self.right in (0, self.asked):
+            return 1 / (self.texts + 1) / 2
         return error_of_ratio(self.right_by_text, self.asked_by_text)
 
 
@@ -135,13 +140,13 @@ def answered(model: LanguageModel, trials: Sequence[Trial], bos: int) -> list[np
 
 def chance_of(answers: Sequence[np.ndarray]) -> float:
     """Return the rate at which two answers have the same token at the same index, over all pairs of answers and all
-    indices; nan for a single answer."""
+    indices; nan for a single answer, or if no two agree: chance is lower than what so few answers show."""
     same, pairs = 0.0, 0.0
     for index in range(max(map(len, answers))):
         counts = np.unique([answer[index] for answer in answers if len(answer) > index], return_counts=True)[1]
         same += float((counts * (counts - 1)).sum())
         pairs += float(counts.sum() * (counts.sum() - 1))
-    return same / pairs if pairs else math.nan
+    return same / pairs if same else math.nan
 
 
 def _batches(trials: Iterator[Trial]) -> Iterator[list[Trial]]:
@@ -191,6 +196,7 @@ def figure(results: Sequence[ProbeResult]) -> Figure:
     panels = []
     for probe in probes:
         groups = [(result.name, [score for score in result.scores if score.probe == probe]) for result in results]
+        chance = results[0].chance(probe)
         panels.append(
             Panel(
                 lines_of(groups, "distance", "accuracy", error="error"),
@@ -201,7 +207,7 @@ def figure(results: Sequence[ProbeResult]) -> Figure:
                 tick_name=name_length,
                 y_range=(-0.03, 1.03),
                 y_limits=(0.0, 1.0),
-                levels=[Level(results[0].chance(probe), Style("0.5", (0, (1, 2))), text="chance", width=1)],
+                levels=[] if math.isnan(chance) else [Level(chance, CHANCE, text="chance", width=1)],
             )
         )
     return Figure([panels], size=(max(6.4, 3.2 * len(probes)), 4.0), share_y=True, legend_columns=3)

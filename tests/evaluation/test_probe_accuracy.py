@@ -1,6 +1,7 @@
 """Probes ask for what was said exactly so far back, and answers are counted as right where they are."""
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -96,8 +97,8 @@ def test_the_table_and_the_plot() -> None:
         "linear\n"
         "  how often the likeliest token is the right one, in 2 texts each\n"
         "  distance      copy   ± induction   ±\n"
-        "        64     1.000 .00     0.500 .50\n"
-        "        1k     1.000 .00     0.500 .50\n"
+        "        64     1.000 .17     0.500 .50\n"
+        "        1k     1.000 .17     0.500 .50\n"
         "    chance    0.2500        0.2500"
     )
     (panels,) = figure([FOUND]).rows
@@ -113,6 +114,21 @@ def test_chance_is_how_often_a_guess_of_the_same_kind_is_right(probe: str) -> No
     else:
         expected = 1 / {"copy": 256, "induction": 255, "mqar": 256 - PAIRS}[probe]
     assert chance_of(answers) == pytest.approx(expected, rel=0.15)
+
+
+def test_chance_is_unknown_if_no_answers_of_two_texts_agree() -> None:
+    assert math.isnan(chance_of([np.array([1, 2]), np.array([2, 3])])) and math.isnan(chance_of([np.array([1])]))
+    unknown = FOUND._replace(scores=[score._replace(chance=math.nan) for score in FOUND.scores])
+    assert recall_report([unknown]).text().splitlines()[-1].split() == ["chance", "-", "-"]
+    assert not figure([unknown]).panels[0].levels
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+@pytest.mark.parametrize("texts", [1, 2, 64])
+def test_answers_that_are_all_right_or_all_wrong_have_an_error(share: float, texts: int) -> None:
+    """Wilson's interval of one standard error is from 0 to 1 / (n + 1), or from n / (n + 1) to 1."""
+    asked = np.full(texts, 8.0)
+    assert ProbeScore("mqar", 64, share * asked, asked, 0.1).error == pytest.approx(1 / (texts + 1) / 2)
 
 
 RECALL = ("--by", "recall")
