@@ -50,7 +50,7 @@ def prepare(recipe: str, overrides: tuple[str, ...], processes: int | None) -> N
     Example: tokenize your own books before training.
       lmlong data prepare books.yaml
     """
-    from lmlong.data.notes import text_notes
+    from lmlong.data.text_info import text_notes
 
     tokens = _prepare(recipe, overrides, processes)
     for line in text_notes(tokens.info):
@@ -69,7 +69,7 @@ def info(recipe: str, overrides: tuple[str, ...], json_file: Path | None) -> Non
     Example: the bytes per token of a vocabulary of 8,192.
       lmlong data info quickstart text.tokenizer.vocabulary=8192
     """
-    from lmlong.data.notes import overlap_note
+    from lmlong.data.text_info import overlap_note
 
     tokens = _prepare(recipe, overrides)
     overlap = _wrapped(overlap_note(tokens.info["overlap"])).strip()
@@ -128,7 +128,7 @@ def tokenizer_info(path: Path, text: str | None, json_file: Path | None) -> None
     Example: the tokens of a line.
       lmlong data tokenizer-info runs/quickstart --text "for line in lines:"
     """
-    from lmlong.data.tokenizers.factory import load_tokenizer
+    from lmlong.data.tokenizers import load_tokenizer
 
     loaded = load_tokenizer(path / "tokenizer.model" if path.is_dir() else path)
     facts = {"vocabulary": loaded.vocabulary, "bos": loaded.bos, "eos": loaded.eos, "hash": loaded.hash}
@@ -205,7 +205,7 @@ def _prepare(recipe: str, overrides: tuple[str, ...], processes: int | None = No
 
 def _table(source: dict[str, Any]) -> str:
     """Return the counts of one source: documents read and skipped, and a line for each split."""
-    from lmlong.data.notes import named, notes
+    from lmlong.data.text_info import named, notes
 
     read, near = source["read"], source["near_copies"]
     columns = ("documents", "bytes", "tokens", "bytes/token")

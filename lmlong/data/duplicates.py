@@ -34,13 +34,6 @@ by nature, like logs whose lines follow a few templates, and every document stay
 EMPTY = bytes(SIZE)
 
 
-def divide(inputs: list[Input], duplicates: Duplicates) -> Iterator[tuple[int, Part | Skipped]]:
-    """Divide the documents of all sources as `split` does. Yield each part with the number of its source."""
-    for number, entries in enumerate(divided(inputs, duplicates)):
-        for entry in entries:
-            yield number, entry
-
-
 def divided(
     inputs: list[Input], duplicates: Duplicates, near: frozenset[bytes] | None = None
 ) -> list[Iterator[Part | Skipped]]:

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lmlong import recipe
-from lmlong.data.document import Document, Errors, Skipped, file_fields, text_document
+from lmlong.data.document import Document, Errors, ReadOptions, Skipped, file_fields
 from lmlong.data.encoding import UTF8, EncodingError
-from lmlong.data.formats.base import PlainText, ReadOptions
-from lmlong.data.formats.compression import COMPRESSED, read_bytes
+from lmlong.data.formats.compression import is_compressed, read_bytes
 from lmlong.data.formats.datasets import documents_of_records, hub_records, hub_revision
 from lmlong.data.formats.table import format_of
 from lmlong.data.source_files import find_files, refuse
@@ -39,6 +38,14 @@ class Source(NamedTuple):
     left_out: Sequence[Skipped] = ()  # files that a folder or glob skips
     mistakes: Callable[[], list[str]] = list
     """Returns a message for each file that cannot be read."""
+
+
+class Checked(NamedTuple):
+    """The files of a source that are not empty, as far as they could be read."""
+
+    encodings: dict[Path, str]
+    skipped: dict[Path, str]  # why files that were not named cannot be decoded
+    mistakes: list[str]  # in all other files
 
 
 def open_source(options: recipe.Source, errors: Errors, encoding: str = "auto") -> Source:
@@ -74,7 +81,7 @@ def _stdlib_names(root: Path) -> Iterator[str]:
 def _stdlib_document(root: Path, name: str) -> Document | Skipped:
     """Return a module. The few that are not UTF-8 are skipped, whatever `text.errors` is."""
     try:
-        return text_document(name, (root / name).read_bytes().decode(), "strict", file_fields(root / name))
+        return Document.of_text(name, (root / name).read_bytes().decode(), "strict", file_fields(root / name))
     except UnicodeDecodeError:
         return Skipped(name, "not UTF-8", (root / name).stat().st_size)
 
@@ -86,35 +93,32 @@ def _files(options: recipe.Files, errors: Errors, encoding: str) -> Source:
     reading = ReadOptions(options.column, errors, encoding, options.soft_masks)
 
     @cache
-    def checked() -> dict[Path, str | UsageError]:
-        """Return the encoding of each file that is not empty, or its mistake."""
-        return {path: _check_file(path, reading) for path in paths if path.stat().st_size}
-
-    @cache
-    def undecodable() -> dict[Path, str]:
-        """Return why unnamed files that cannot be decoded are skipped; empty if no other file remains."""
-        errors = {path: result for path, result in checked().items() if isinstance(result, EncodingError)}
-        if len(errors) == len(checked()):
-            return {}
-        return {path: error.reason for path, error in errors.items() if path not in named}
-
-    def mistakes() -> list[str]:
-        skipped = undecodable()
-        return [
-            str(error) for path, error in checked().items() if isinstance(error, UsageError) and path not in skipped
-        ]
+    def checked() -> Checked:
+        encodings: dict[Path, str] = {}
+        errors: dict[Path, UsageError] = {}
+        for path in paths:
+            try:
+                if path.stat().st_size:
+                    encodings[path] = format_of(path).check(path, reading)
+            except UsageError as error:
+                errors[path] = error
+        skipped = {path: error.reason for path, error in errors.items() if isinstance(error, EncodingError)}
+        if len(skipped) == len(encodings) + len(errors):  # no other file remains
+            skipped = {}
+        skipped = {path: reason for path, reason in skipped.items() if path not in named}
+        return Checked(encodings, skipped, [str(error) for path, error in errors.items() if path not in skipped])
 
     def documents() -> Iterator[Document | Skipped]:
-        refuse(mistakes())
+        encodings, skipped, mistakes = checked()
+        refuse(mistakes)
         for path in paths:
-            if not path.stat().st_size:
-                yield Skipped(str(path), "empty")
-            elif reason := undecodable().get(path):
-                yield Skipped(str(path), reason, path.stat().st_size)
+            size = path.stat().st_size
+            if reason := skipped.get(path) if size else "empty":
+                yield Skipped(str(path), reason, size)
             else:
-                yield from format_of(path).documents(path, reading._replace(encoding=str(checked().get(path, UTF8))))
+                yield from format_of(path).documents(path, reading._replace(encoding=encodings.get(path, UTF8)))
 
-    is_plain = all(isinstance(format_of(path), PlainText) and path.suffix.lower() not in COMPRESSED for path in paths)
+    is_plain = all(format_of(path).is_text and format_of(path).is_whole and not is_compressed(path) for path in paths)
     return Source(
         f"files {' '.join(options.paths)}",
         _fingerprint((format_of(path).fingerprint(path, reading), path) for path in paths),
@@ -122,15 +126,8 @@ def _files(options: recipe.Files, errors: Errors, encoding: str) -> Source:
         False,
         documents,
         left_out,
-        mistakes,
+        lambda: checked().mistakes,
     )
-
-
-def _check_file(path: Path, options: ReadOptions) -> str | UsageError:
-    try:
-        return format_of(path).check(path, options)
-    except UsageError as error:
-        return error
 
 
 def _hub(options: recipe.Hub, errors: Errors) -> Source:

@@ -24,8 +24,8 @@ import numpy as np
 
 from lmlong.data.split import Split
 from lmlong.data.token_file import token_type
+from lmlong.data.tokenizers import load_tokenizer
 from lmlong.data.tokenizers.base import Tokenizer
-from lmlong.data.tokenizers.factory import load_tokenizer
 from lmlong.errors import LmlongError
 
 BATCH = 1 << 18

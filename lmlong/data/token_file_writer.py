@@ -7,6 +7,7 @@ encoded again.
 
 import os
 from contextlib import ExitStack, closing
+from dataclasses import astuple
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
@@ -80,7 +81,7 @@ class TokenFileWriter:
             "characters": token_encoding.BATCH,
             "batches": self.batches,
             "files": {name: [file.size, file.digest] for name, file in self._files.items()},
-            "counts": [[*destination, *count] for destination, count in self.counts.items()],
+            "counts": [[*destination, *astuple(count)] for destination, count in self.counts.items()],
         }
         files.atomic_write(self.folder / PROGRESS, files.with_checksum(progress))
 
@@ -140,7 +141,7 @@ def _saved_progress(folder: Path, names: set[str]) -> SavedProgress:
         if any(hashed[name][1].hexdigest() != digest for name, (_, digest) in saved["files"].items()):
             return nothing
         counts = {Destination(source, split): Count(*count) for source, split, *count in saved["counts"]}
-        if not all(map(_is_count, chain.from_iterable(counts.values()))):
+        if not all(map(_is_count, chain.from_iterable(map(astuple, counts.values())))):
             return nothing
         return SavedProgress(saved["batches"], hashed, counts)
     except (OSError, ValueError, KeyError, TypeError):

@@ -9,8 +9,8 @@ import pytest
 
 from lmlong import recipe
 from lmlong.data.duplicates import near_copies
-from lmlong.data.notes import text_notes
 from lmlong.data.sources import Input, Source, open_inputs
+from lmlong.data.text_info import text_notes
 from lmlong.data.token_dataset import TokenDataset, prepare
 from lmlong.data.tokenizers.base import ByteTokenizer
 

@@ -8,9 +8,9 @@ import pytest
 
 from lmlong import recipe
 from lmlong.data.document import Skipped
-from lmlong.data.notes import notes
 from lmlong.data.source_files import find_files
 from lmlong.data.sources import Source, open_source
+from lmlong.data.text_info import notes
 from lmlong.data.token_dataset import prepare
 from lmlong.errors import RecipeError, UsageError
 

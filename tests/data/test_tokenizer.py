@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from sentencepiece import SentencePieceTrainer
 
 from lmlong import recipe
+from lmlong.data.tokenizers import load_tokenizer, train_tokenizer
 from lmlong.data.tokenizers.base import PART, ByteTokenizer, Tokenizer, parts
-from lmlong.data.tokenizers.factory import load_tokenizer, train_tokenizer
 from lmlong.data.tokenizers.training import head, sample
 from lmlong.errors import UsageError
 

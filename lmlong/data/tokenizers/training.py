@@ -7,8 +7,8 @@ from lmlong.data.document import Skipped
 from lmlong.data.duplicates import Duplicates, divided, split_key
 from lmlong.data.sources import Input, check_inputs, size_of
 from lmlong.data.split import Part
+from lmlong.data.tokenizers import load_tokenizer, train_tokenizer
 from lmlong.data.tokenizers.base import Tokenizer
-from lmlong.data.tokenizers.factory import load_tokenizer, train_tokenizer
 from lmlong.data.tokenizers.sentencepiece import lines
 from lmlong.io.cache import cache_folder, fetch, key_of
 from lmlong.io.folder_manifest import Format
