@@ -38,6 +38,9 @@ class Source(NamedTuple):
     left_out: Sequence[Skipped] = ()  # files that a folder or glob skips
     mistakes: Callable[[], list[str]] = list
     """Returns a message for each file that cannot be read."""
+    weight: float = 1.0  # in the training text
+    held_out: float = 0.0  # the share of its text that is held out for validation
+    errors: Errors = "strict"
 
 
 class Checked(NamedTuple):
@@ -160,35 +163,26 @@ def _fingerprint(files: Iterable[tuple[str, Path]]) -> str:
     return total.hexdigest()
 
 
-class Input(NamedTuple):
-    """A source, its weight in the training text, and the share of it that is held out for validation."""
-
-    source: Source
-    weight: float
-    held_out: float  # share of its text
-    errors: Errors = "strict"
-
-
-def open_inputs(text: recipe.Text) -> list[Input]:
+def open_sources(text: recipe.Text) -> list[Source]:
     """Return the sources to train on, then those to validate on."""
     held_out = 0.0 if text.validation.sources else text.validation.fraction
     shares = [(options, options.weight, held_out) for options in text.sources]
     shares += [(options, 0.0, 1.0) for options in text.validation.sources]
     return [
-        Input(open_source(options, text.errors, text.encoding), weight, share, text.errors)
+        open_source(options, text.errors, text.encoding)._replace(weight=weight, held_out=share, errors=text.errors)
         for options, weight, share in shares
     ]
 
 
-def size_of(inputs: list[Input]) -> int | None:
+def size_of(sources: list[Source]) -> int | None:
     """Return the bytes of text of some sources. None if they are not known before reading."""
-    sizes = [entry.source.bytes for entry in inputs]
+    sizes = [source.bytes for source in sources]
     return None if None in sizes else sum(size or 0 for size in sizes)
 
 
-def check_inputs(inputs: list[Input]) -> None:
+def check_sources(sources: list[Source]) -> None:
     """Raise one UsageError that lists every unreadable file of the sources."""
-    refuse([mistake for entry in inputs for mistake in entry.source.mistakes()])
+    refuse([mistake for source in sources for mistake in source.mistakes()])
 
 
 def check_quickly(text: recipe.Text) -> None:
@@ -203,4 +197,4 @@ def check_quickly(text: recipe.Text) -> None:
                 if time.monotonic() > end:
                     return
                 if not format_of(path).quick_check(path, options):
-                    check_inputs(open_inputs(text))  # lists all unreadable files
+                    check_sources(open_sources(text))  # lists all unreadable files

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from lmlong import recipe
 from lmlong.data.document import Skipped
 from lmlong.data.duplicates import Duplicates, divided, split_key
-from lmlong.data.sources import Input, check_inputs, open_inputs, size_of
+from lmlong.data.sources import Source, check_sources, open_sources, size_of
 from lmlong.data.split import Part
 from lmlong.data.text_info import Info, Read, SourceInfo, by_reason
 from lmlong.data.token_encoding import Batch, Cut, Destination, batches_of, cores, encode_all
@@ -66,19 +66,19 @@ def prepare(text: recipe.Text, tokenizer: Tokenizer | None = None, processes: in
     `processes`, by default one for each core, encode the text; their number does not affect the tokens. Interrupted
     work is resumed.
     """
-    inputs = open_inputs(text)
-    chosen = tokenizer or tokenizer_of(inputs, text.tokenizer, text.duplicates)
-    key = key_of(FORMAT, chosen.hash, *split_key(inputs, text.duplicates))
+    sources = open_sources(text)
+    chosen = tokenizer or tokenizer_of(sources, text.tokenizer, text.duplicates)
+    key = key_of(FORMAT, chosen.hash, *split_key(sources, text.duplicates))
     folder = fetch(
         cache_folder() / "tokens" / key,
         FORMAT,
-        lambda unfinished: _write(unfinished, inputs, chosen, text.duplicates, processes or cores()),
+        lambda unfinished: _write(unfinished, sources, chosen, text.duplicates, processes or cores()),
         resumable=True,
-        check=lambda folder: _check_readable(folder, len(text.sources), len(inputs)),
+        check=lambda folder: _check_readable(folder, len(text.sources), len(sources)),
     )
     tokens = _open(folder, [options.weight for options in text.sources])
-    for entry, source in zip(inputs, tokens.info["sources"], strict=True):  # known without reading, so never cached
-        source["left_out"] = by_reason(entry.source.left_out)
+    for source, info in zip(sources, tokens.info["sources"], strict=True):  # known without reading, so never cached
+        info["left_out"] = by_reason(source.left_out)
     _check(tokens, text)
     return tokens
 
@@ -96,13 +96,13 @@ def _token_files(sources: int) -> list[str]:
     return [*(f"train-{number}.tokens" for number in range(sources)), VALIDATION]
 
 
-def _check_readable(folder: Path, sources: int, inputs: int) -> None:
+def _check_readable(folder: Path, trained: int, sources: int) -> None:
     """Raise DamagedFolder or UsageError unless the files of a folder are what `write` writes."""
     try:
         tokenizer = load_tokenizer(folder / "tokenizer.model")
-        for name in _token_files(sources):
+        for name in _token_files(trained):
             check_tokens(folder / name, tokenizer)
-        if len(Info.model_validate_json((folder / INFO).read_bytes()).sources) != inputs:
+        if len(Info.model_validate_json((folder / INFO).read_bytes()).sources) != sources:
             raise ValueError
     except OSError as error:
         raise DamagedFolder(f"{error.filename}: {error.strerror}.") from None
@@ -129,24 +129,24 @@ def _check(tokens: TokenDataset, text: recipe.Text) -> None:
         )
 
 
-def _write(folder: Path, inputs: list[Input], tokenizer: Tokenizer, duplicates: Duplicates, processes: int) -> None:
+def _write(folder: Path, sources: list[Source], tokenizer: Tokenizer, duplicates: Duplicates, processes: int) -> None:
     """Write the token files to a folder, or resume interrupted work in it."""
-    check_inputs(inputs)
+    check_sources(sources)
     model = folder / "tokenizer.model"
     tokenizer.save(model)
-    sources = [SourceInfo(name=entry.source.name) for entry in inputs]
+    infos = [SourceInfo(name=source.name) for source in sources]
     destinations = [
         Destination(number, split)
-        for number, entry in enumerate(inputs)
-        for split in (("train", "validation") if entry.held_out < 1 else ("validation",))
+        for number, source in enumerate(sources)
+        for split in (("train", "validation") if source.held_out < 1 else ("validation",))
     ]
     names = set(map(token_file, destinations))
     with (
         closing(TokenFileWriter(folder, names)) as files,
-        Progress("tokens", size_of(inputs)) as progress,
+        Progress("tokens", size_of(sources)) as progress,
         _full_disk(files, progress),
     ):
-        batches = batches_of(_cuts(divided(inputs, duplicates), sources, tokenizer))
+        batches = batches_of(_cuts(divided(sources, duplicates), infos, tokenizer))
         _pass_over(batches, files, progress)
         with closing(encode_all(batches, tokenizer, model, processes)) as encoded:
             for batch in encoded:
@@ -154,12 +154,12 @@ def _write(folder: Path, inputs: list[Input], tokenizer: Tokenizer, duplicates: 
                 progress.update(sum(tokens.bytes for tokens in batch.values()))
         files.save()
         for destination in destinations:
-            setattr(sources[destination.source], destination.split, files.counts.get(destination, Count()))
+            setattr(infos[destination.source], destination.split, files.counts.get(destination, Count()))
         train = [read_tokens(folder / name, tokenizer) for name in sorted(names - {VALIDATION})]
         info = Info(
             tokenizer=tokenizer.hash,
             vocabulary=tokenizer.vocabulary,
-            sources=sources,
+            sources=infos,
             overlap=overlap(train, read_tokens(folder / VALIDATION, tokenizer), tokenizer),
         )
         files.discard()
