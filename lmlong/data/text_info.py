@@ -5,12 +5,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from lmlong.data.document import Skipped
 from lmlong.data.encoding import UTF8
 from lmlong.data.split import Part
 from lmlong.data.token_file import Count
+from lmlong.io.checked import Checked
 
 SHOWN, NAMED = 5, 20
 """Maximum number of documents named for each reason: to the user, and in the info of token files."""
@@ -19,11 +20,7 @@ NOTED_OVERLAP = 0.05
 """Share of the windows of the held-out text from which training begins with a note."""
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True)
-
-
-class Documents(_Strict):
+class Documents(Checked):
     """Some documents of a source, and the first of their names."""
 
     documents: int = 0
@@ -40,7 +37,7 @@ class Documents(_Strict):
 ByReason = dict[str, Documents]
 
 
-class Read(_Strict):
+class Read(Checked):
     """What was read of a source."""
 
     documents: int = 0
@@ -51,7 +48,7 @@ class Read(_Strict):
     replaced_characters: int | None = None  # those that the tokenizer does not have
 
 
-class SourceInfo(_Strict):
+class SourceInfo(Checked):
     """A source: what was read of it and skipped, and its size in each split."""
 
     name: str
@@ -80,7 +77,7 @@ class SourceInfo(_Strict):
                 _count(self.encodings, part.document.encoding, name, measure.read_bytes)
 
 
-class Overlap(_Strict):
+class Overlap(Checked):
     """Windows of the held-out text that occur in the training text."""
 
     window_bytes: int
@@ -89,7 +86,7 @@ class Overlap(_Strict):
     share: float
 
 
-class Info(_Strict):
+class Info(Checked):
     """The content of info.json, which describes token files."""
 
     tokenizer: str = ""

@@ -97,6 +97,12 @@ def test_a_mistake_is_named(run: Path) -> None:
         (["--by", "recall", "--learn"], "^--learn: belongs to --by context, --by position, --by state, not to --by re"),
         (["--by", "recall,spectrum"], "^--by: recall is measured alone"),
         (["--by", "state", "--tasks", "arc_easy"], "^--by, --tasks: mutually exclusive"),
+        (["--by", "recall", "--probes", "cpy"], r"^--probes: there is no 'cpy'\. Did you mean 'copy'\?$"),
+        (["--by", "recall", "--lengths", "4"], r"^--lengths: 4 is too short for a probe\. Give lengths from 16 up\.$"),
+        (
+            ["--by", "spectrum", "--lengths", "64k"],
+            r"fewer than 65,536\. Give shorter lengths, or more text \(--data\)",
+        ),
         (["--lengths", "64"], "^--lengths: the shortest takes 10 documents of 96 tokens"),
         (["--plot", "plot.txt"], r"^plot\.txt: cannot be drawn"),
         (["--json", "nowhere/numbers.json"], r"^nowhere/numbers\.json: its folder is missing"),

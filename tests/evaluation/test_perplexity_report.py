@@ -9,7 +9,6 @@ from evaluation.reports import LINEAR, SOFTMAX, sums, values
 from lmlong.evaluation.document_sums import Sums
 from lmlong.evaluation.perplexity_report import differences, figure, perplexity_report
 from lmlong.evaluation.results import AtLength, PerplexityReport
-from lmlong.report.figure import Panel
 
 SECOND = dataclasses.replace(SOFTMAX, context=[AtLength(256, sums(2.0, 2.1), 1.0), AtLength(1024, sums(1.7, 1.8), 1.0)])
 
@@ -106,12 +105,8 @@ def test_json_holds_sums_counts_and_their_ratios() -> None:
     assert second["context"][0]["bits_per_byte"] is None and second["carried"] is None
 
 
-def panels(*reports: PerplexityReport) -> list[Panel]:
-    return figure(reports).panels
-
-
-def test_the_plot_has_a_panel_for_each_view_with_a_line_for_each_run() -> None:
-    context, position = panels(LINEAR, SECOND)
+def test_the_plot_has_a_panel_for_each_view_with_a_line_and_a_band_of_two_errors_for_each_run() -> None:
+    context, position = figure([LINEAR, SECOND]).panels
     labels = [panel.x_label.partition("\n")[0] for panel in (context, position)]
     assert labels == ["tokens read before the same targets", "tokens before, read from the beginning"]
     assert (context.ticks, position.ticks) == ([256, 1024], [1, 1024])
@@ -119,23 +114,15 @@ def test_the_plot_has_a_panel_for_each_view_with_a_line_for_each_run() -> None:
         assert (line.label, line.x) == (report.name, [256, 1024])
         assert line.y == [point.sums.totals.bits_per_byte for point in report.context]
     assert len({line.style for line in context.lines}) == 2
-    assert len(panels(SECOND)) == 1
-
-
-def test_bands_are_two_standard_errors_wide_on_either_side() -> None:
-    context, position = panels(LINEAR, SECOND)
-    line, (first, last) = context.lines[0], LINEAR.context
+    first, last = context.lines[0].y
     error = (0.2 - 0.1) / 2 / 4 / math.log(2)  # of the differences of two documents, in bits per byte
-    assert line.low == pytest.approx([first.sums.totals.bits_per_byte, last.sums.totals.bits_per_byte - 2 * error])
-    assert line.high == pytest.approx([first.sums.totals.bits_per_byte, last.sums.totals.bits_per_byte + 2 * error])
+    assert context.lines[0].low == pytest.approx([first, last - 2 * error])
+    assert context.lines[0].high == pytest.approx([first, last + 2 * error])
     at = LINEAR.position[0].sums
     assert position.lines[0].low and position.lines[0].low[0] == at.totals.bits_per_byte - 2 * at.bits_error
-
-
-def test_trained_lengths_within_the_plot_are_marked() -> None:
-    context = panels(LINEAR, SECOND)[0]
     assert [(mark.x, mark.text) for mark in context.marks] == [(512, "trained at 512"), (1024, "trained at 1k")]
-    assert not panels(SOFTMAX)[0].marks
+    (alone,) = figure([SOFTMAX]).panels
+    assert not alone.marks
 
 
 def scored(name: str, nats: list[float], sizes: list[int], text: str = "same") -> PerplexityReport:

@@ -13,7 +13,6 @@ from evaluation.conftest import VALIDATION_TEXTS
 
 from lmlong.cli.evaluate import eval_ as command
 from lmlong.data.tokenizers.base import ByteTokenizer
-from lmlong.errors import UsageError
 from lmlong.evaluation.probe_accuracy import ProbeResult, ProbeScore, answered, chance_of, figure, recall_report
 from lmlong.evaluation.probes import NEEDLES, PAIRS, PROBES, ProbeText, Trial
 from lmlong.inference.loading import TrainedLanguageModel
@@ -131,11 +130,8 @@ def test_answers_that_are_all_right_or_all_wrong_have_an_error(share: float, tex
     assert ProbeScore("mqar", 64, share * asked, asked, 0.1).error == pytest.approx(1 / (texts + 1) / 2)
 
 
-RECALL = ("--by", "recall")
-
-
 def test_the_command(run: Path, tmp_path: Path) -> None:
-    words = [str(run), *RECALL, "--probes", "all", "--lengths", "16,32", "--texts", "3", "--device", "cpu"]
+    words = [str(run), "--by", "recall", "--probes", "all", "--lengths", "16,32", "--texts", "3", "--device", "cpu"]
     numbers, plot = tmp_path / "numbers.json", tmp_path / "plot.png"
     done = CliRunner().invoke(command, [*words, "--json", str(numbers), "--plot", str(plot)], catch_exceptions=False)
     assert (done.exit_code, done.stderr) == (0, "")
@@ -144,18 +140,3 @@ def test_the_command(run: Path, tmp_path: Path) -> None:
     assert [at["probe"] for at in found["recall"][::2]] == list(PROBES)
     assert {at["texts"] for at in found["recall"]} == {3}
     assert plot.read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--probes", "cpy"], r"^--probes: there is no 'cpy'\. Did you mean 'copy'\?$"),
-        (
-            ["--probes", "copy", "--lengths", "4"],
-            r"^--lengths: 4 is too short for a probe\. Give lengths from 16 up\.$",
-        ),
-    ],
-)
-def test_a_mistake_is_named(run: Path, words: list[str], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        CliRunner().invoke(command, [str(run), *RECALL, *words, "--device", "cpu"], catch_exceptions=False)

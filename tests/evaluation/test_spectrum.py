@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 from models import stirred
 from torch import Tensor
 
@@ -155,14 +155,10 @@ def test_layers_that_read_blocks_have_smaller_matrices(length: int, blocks: int,
         assert layer.quarter == pytest.approx([max(layer.values // 4, 1) / layer.values] * HEADS)
 
 
-def command(*words: str) -> Result:
-    return CliRunner().invoke(eval_, [*words, "--by", "spectrum", "--device", "cpu"])
-
-
 def test_the_command_tabulates_draws_and_writes_json(run: Path, tmp_path: Path) -> None:
     numbers, plot = tmp_path / "spectrum.json", tmp_path / "spectrum.png"
-    words = ["--lengths", "16,32", "--texts", "4"]
-    done = command(str(run), *words, "--json", str(numbers), "--plot", str(plot))
+    words = [str(run), "--by", "spectrum", "--lengths", "16,32", "--texts", "4", "--device", "cpu"]
+    done = CliRunner().invoke(eval_, [*words, "--json", str(numbers), "--plot", str(plot)])
     assert done.exit_code == 0, done.output
     assert plot.read_bytes().startswith(b"\x89PNG")
     (written,) = json.loads(numbers.read_text())["runs"]
@@ -174,12 +170,6 @@ def test_the_command_tabulates_draws_and_writes_json(run: Path, tmp_path: Path) 
     assert first["quarter"] == [curve[3] for curve in first["cumulative"]]
     shown = next(line.split() for line in done.stdout.splitlines() if line.startswith("      1"))
     assert float(shown[2]) == pytest.approx(np.mean(first["needed"]), abs=0.051)
-
-
-def test_a_text_that_is_too_short_is_a_usage_error(run: Path) -> None:
-    done = command(str(run), "--lengths", "64k")
-    assert isinstance(done.exception, UsageError)
-    assert "fewer than 65,536. Give shorter lengths, or more text (--data)." in str(done.exception)
 
 
 def made_up(name: str, length: int, layers: Sequence[Sequence[int]]) -> Spectrum:
