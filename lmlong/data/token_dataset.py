@@ -23,7 +23,6 @@ from lmlong.data.token_file import Count, TokenFile, check_tokens, read_tokens
 from lmlong.data.token_file_writer import VALIDATION, TokenFileWriter, token_file
 from lmlong.data.tokenizers import load_tokenizer
 from lmlong.data.tokenizers.base import Tokenizer, parts
-from lmlong.data.tokenizers.characters import CharacterTokenizer
 from lmlong.data.tokenizers.training import tokenizer_of
 from lmlong.data.windows import overlap
 from lmlong.errors import LmlongError, UsageError
@@ -188,10 +187,8 @@ def _cuts(
 def _readable(part: Part, tokenizer: Tokenizer, read: Read) -> Iterator[str]:
     """Yield the text of a part. Count characters missing from the tokenizer's alphabet, or raise an error."""
     for piece in part.pieces():
-        if isinstance(tokenizer, CharacterTokenizer) and (outside := len(tokenizer.outside(piece))):
-            if tokenizer.unknown == "error":
-                raise tokenizer.unknown_in(part.document)
-            read.replaced_characters = (read.replaced_characters or 0) + outside
+        if replaced := tokenizer.count_replaced(piece, part.document):
+            read.replaced_characters = (read.replaced_characters or 0) + replaced
         yield piece
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from lmlong.data.converters.document_limits import Broken
+from lmlong.data.converters import Broken
 from lmlong.data.converters.html import html_text
 from lmlong.data.converters.office import docx_text, epub_text
 from lmlong.data.document import Document, ReadOptions, Skipped

@@ -76,17 +76,14 @@ def test_the_same_targets_are_scored_by_the_definition_at_each_length(loaded: Tr
         assert sums.bytes.sum() == loaded.tokenizer.token_bytes[text.tokens[position]].sum()
 
 
-def test_the_default_text_is_the_one_held_out_of_training(loaded: TrainedLanguageModel) -> None:
+def test_the_default_text_is_the_one_held_out_of_training(loaded: TrainedLanguageModel, tmp_path: Path) -> None:
     text = validation_text(loaded)
     framed = [[256, *text.encode(), 257] for text in VALIDATION_TEXTS]
     assert text.tokens.tolist() in (framed[0] + framed[1], framed[1] + framed[0])
     first = validation_text(loaded, limit=100)
     assert (first.tokens.tolist(), first.starts.tolist()) == (text.tokens[:100].tolist(), [0])
-
-
-def test_other_files_are_read_whole(loaded: TrainedLanguageModel, tmp_path: Path) -> None:
-    text = validation_text(loaded, [str(tmp_path / "train.txt")])
-    assert text.tokens.tolist() == [256, *TRAINING_TEXT.encode(), 257]
+    other = validation_text(loaded, [str(tmp_path / "train.txt")])
+    assert other.tokens.tolist() == [256, *TRAINING_TEXT.encode(), 257]
 
 
 def test_lengths_that_too_few_documents_reach_are_left_out(loaded: TrainedLanguageModel) -> None:
