@@ -19,6 +19,7 @@ from lmlong.recipe.paths import last_part, without_folders
 from lmlong.report.chart import charts
 from lmlong.report.figure import Panel, lines_of
 from lmlong.report.html import Html, data_table, details, element, page
+from lmlong.report.report import Table
 from lmlong.report.table import Column, cell_texts, format_number, in_words, plural
 
 SAMPLES, SAMPLE_SIZE = 4, 2000
@@ -62,7 +63,7 @@ def _by_run(runs: Sequence[ReportedRun], facts: Sequence[Column], caption: str) 
     columns = [Column(title, align="<") for title in ("", *(run.name for run in runs))]
     texts = zip(*(cell_texts(facts, run) for run in runs), strict=True)
     rows = [[fact.title, *of_runs] for fact, of_runs in zip(facts, texts, strict=True) if any(of_runs)]
-    return data_table(columns, rows, caption)
+    return data_table(Table(caption, columns, rows))
 
 
 def _fact(name: str) -> Callable[[ReportedRun], Any]:
@@ -186,7 +187,7 @@ def _measured_text(runs: Sequence[ReportedRun]) -> str:
 
 def _text(runs: Sequence[ReportedRun]) -> Parts:
     sources = {run.name: text_sources(run.environment, run.recipe) for run in runs}
-    return [data_table(SOURCES, rows, f"Text of {name}, by source") for name, rows in sources.items() if rows]
+    return [data_table(Table(f"Text of {name}, by source", SOURCES, rows)) for name, rows in sources.items() if rows]
 
 
 def _training(runs: Sequence[ReportedRun]) -> Parts:
@@ -226,12 +227,13 @@ def _perplexity(runs: Sequence[ReportedRun]) -> Parts:
     parts = [_p(note), charts(perplexity_report.figure(reports).panels)]
     for compared in perplexity_report.differences(reports):
         table = compared.table
-        parts.append(
-            _p(table) if isinstance(table, str) else data_table(*table[1:], table.title.splitlines()[0].rstrip(":"))
-        )
+        if isinstance(table, str):
+            parts.append(_p(table))
+        else:
+            parts.append(data_table(table._replace(title=table.title.splitlines()[0].rstrip(":"))))
     for report in reports:
         title = f"{report.name}, by context; {perplexity_report.OF_CHANGE}"
-        parts.append(data_table(CONTEXT, report.by_context, title))
+        parts.append(data_table(Table(title, CONTEXT, report.by_context)))
     return parts
 
 
@@ -270,7 +272,8 @@ def _recipes(runs: Sequence[ReportedRun]) -> Parts:
         keys = dict.fromkeys(key for each in options for key in each)
         rows = [[key, *(str(each.get(key, "")) for each in options)] for key in keys]
         columns = [Column(title, align="<") for title in ("option", *(run.name for run in runs))]
-        parts.append(data_table(columns, [row for row in rows if len(set(row[1:])) > 1], "Options that differ"))
+        differ = [row for row in rows if len(set(row[1:])) > 1]
+        parts.append(data_table(Table("Options that differ", columns, differ)))
     for run in runs:
         recipe = element("pre", recipe_file.dump_without_folders(run.recipe))
         parts.append(details(f"{run.recipe.name}.yaml of {run.name}", recipe, class_="printed"))
