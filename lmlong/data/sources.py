@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from lmlong import recipe
 from lmlong.data.document import Document, Errors, ReadOptions, Skipped, file_fields
-from lmlong.data.encoding import UTF8, EncodingError
+from lmlong.data.encoding import EncodingError
 from lmlong.data.formats.compression import is_compressed, read_bytes
 from lmlong.data.formats.datasets import documents_of_records, hub_records, hub_revision
 from lmlong.data.formats.table import format_of
@@ -44,11 +44,10 @@ class Source(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """The files of a source that are not empty, as far as they could be read."""
+    """The files of a source that cannot be read."""
 
-    encodings: dict[Path, str]
     skipped: dict[Path, str]  # why files that were not named cannot be decoded
-    mistakes: list[str]  # in all other files
+    mistakes: list[str]  # in all others
 
 
 def open_source(options: recipe.Source, errors: Errors, encoding: str = "auto") -> Source:
@@ -97,29 +96,23 @@ def _files(options: recipe.Files, errors: Errors, encoding: str) -> Source:
 
     @cache
     def checked() -> Checked:
-        encodings: dict[Path, str] = {}
-        errors: dict[Path, UsageError] = {}
-        for path in paths:
-            try:
-                if path.stat().st_size:
-                    encodings[path] = format_of(path).check(path, reading)
-            except UsageError as error:
-                errors[path] = error
+        full = [path for path in paths if path.stat().st_size]
+        errors = {path: error for path in full if (error := _mistake(path, reading))}
         skipped = {path: error.reason for path, error in errors.items() if isinstance(error, EncodingError)}
-        if len(skipped) == len(encodings) + len(errors):  # no other file remains
+        if len(skipped) == len(full):  # no other file remains
             skipped = {}
         skipped = {path: reason for path, reason in skipped.items() if path not in named}
-        return Checked(encodings, skipped, [str(error) for path, error in errors.items() if path not in skipped])
+        return Checked(skipped, [str(error) for path, error in errors.items() if path not in skipped])
 
     def documents() -> Iterator[Document | Skipped]:
-        encodings, skipped, mistakes = checked()
+        skipped, mistakes = checked()
         refuse(mistakes)
         for path in paths:
             size = path.stat().st_size
             if reason := skipped.get(path) if size else "empty":
                 yield Skipped(str(path), reason, size)
             else:
-                yield from format_of(path).documents(path, reading._replace(encoding=encodings.get(path, UTF8)))
+                yield from format_of(path).documents(path, reading)
 
     is_plain = all(format_of(path).is_text and format_of(path).is_whole and not is_compressed(path) for path in paths)
     return Source(
@@ -131,6 +124,14 @@ def _files(options: recipe.Files, errors: Errors, encoding: str) -> Source:
         left_out,
         lambda: checked().mistakes,
     )
+
+
+def _mistake(path: Path, options: ReadOptions) -> UsageError | None:
+    try:
+        format_of(path).check(path, options)
+    except UsageError as error:
+        return error
+    return None
 
 
 def _hub(options: recipe.Hub, errors: Errors) -> Source:

@@ -1,7 +1,8 @@
 """The table of file formats, by suffix, media type and first bytes."""
 
+from collections import deque
 from collections.abc import Callable, Container, Iterator
-from functools import partial
+from functools import lru_cache, partial
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path, PurePath
@@ -29,15 +30,13 @@ class Format(NamedTuple):
     """How the files of a suffix are read."""
 
     documents: Callable[[Path, ReadOptions], Iterator[Document | Skipped]] = _refused
-    """Iterates over the documents of a file, in the encoding that `check` returned."""
+    """Iterates over the documents of a file; raises a UsageError if it cannot be read."""
     is_text: bool = False
     """Whether the bytes of a file, once decompressed, are text."""
     is_whole: bool = False
     """Whether a file is one document."""
     trial: int | None = None
     """The number of documents that `check` reads; None for all."""
-    encoding: Callable[[Path, ReadOptions], str] = lambda path, options: options.encoding
-    """Returns the encoding to read a file in; raises a UsageError if there is none."""
     quick_check: Callable[[Path, ReadOptions], bool] = lambda path, options: True
     """Returns whether a file appears to be readable; raises a UsageError that explains a certain mistake."""
     depends_on: Callable[[Path, ReadOptions], str] = lambda path, options: ""
@@ -62,12 +61,9 @@ class Format(NamedTuple):
         """Return why a folder skips a file that is not named, or None if it is read."""
         return self.refusal or self.skip(path, column)
 
-    def check(self, path: Path, options: ReadOptions) -> str:
-        """Return the encoding to read a file in; raise a UsageError if the file cannot be read."""
-        encoding = self.encoding(path, options)
-        for _ in islice(self.documents(path, options), self.trial):
-            pass
-        return encoding
+    def check(self, path: Path, options: ReadOptions) -> None:
+        """Raise a UsageError if a file cannot be read."""
+        deque(islice(self.documents(path, options), self.trial), maxlen=0)
 
     def fingerprint(self, path: Path, options: ReadOptions) -> str:
         """Return what the text of a file depends on in addition to its bytes."""
@@ -75,13 +71,21 @@ class Format(NamedTuple):
 
 
 def _plain(path: Path, options: ReadOptions) -> Iterator[Document]:
-    yield Document.of_file(path, options.errors, options.encoding)
+    yield Document.of_file(path, options.errors, _encoding(path, options))
 
 
-def _plain_encoding(path: Path, options: ReadOptions) -> str:
-    if options.errors == "strict":
-        return find_encoding(partial(read_bytes, path), str(path), options.encoding)
-    return _declared_encoding(path, options) or UTF8
+def _encoding(path: Path, options: ReadOptions) -> str:
+    """Return the encoding to read a plain file in; raise a UsageError if there is none."""
+    if options.errors == "replace":
+        return _declared_encoding(path, options) or UTF8
+    about = path.stat()
+    return _found_encoding(path, options.encoding, about.st_mtime_ns, about.st_size)
+
+
+@lru_cache(maxsize=1 << 16)
+def _found_encoding(path: Path, requested: str, changed: int, size: int) -> str:
+    """Find the encoding once of a file that is read several times."""
+    return find_encoding(partial(read_bytes, path), str(path), requested)
 
 
 def _declared_encoding(path: Path, options: ReadOptions) -> str | None:
@@ -102,7 +106,7 @@ def _plain_depends_on(path: Path, options: ReadOptions) -> str:
 def _is_decodable(path: Path, options: ReadOptions) -> bool:
     try:
         if options.errors == "strict" and path.stat().st_size < LARGE:
-            _plain_encoding(path, options)
+            _encoding(path, options)
         return True
     except UsageError:
         return False
@@ -132,8 +136,7 @@ PLAIN = Format(
     _plain,
     is_text=True,
     is_whole=True,
-    trial=0,
-    encoding=_plain_encoding,
+    trial=1,
     quick_check=_is_decodable,
     depends_on=_plain_depends_on,
 )
@@ -225,7 +228,7 @@ def text_file(path: Path) -> Document:
         raise UsageError(f"{path}: {file_format.refusal}.")
     if file_format.is_text:
         try:
-            return Document.of_file(path, encoding=_plain_encoding(path, ReadOptions()))
+            return Document.of_file(path, encoding=_encoding(path, ReadOptions()))
         except EncodingError as error:
             raise EncodingError(error.what, "Convert the file to UTF-8.") from None
     if not file_format.is_whole:
