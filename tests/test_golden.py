@@ -11,7 +11,7 @@ import lmlong
 from lmlong.checkpoint import manifest
 from lmlong.data import token_dataset
 from lmlong.data.token_file import read_tokens
-from lmlong.data.tokenizers.factory import load_tokenizer
+from lmlong.data.tokenizers import load_tokenizer
 from lmlong.errors import CheckpointError, UsageError
 from lmlong.io import folder_manifest
 from lmlong.recipe import file as recipe_file

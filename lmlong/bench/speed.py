@@ -12,8 +12,8 @@ import torch
 from lmlong.bench.timer import MAX_SECONDS, Pass, peak_bytes, quartiles, time_once, time_rounds
 from lmlong.recipe.lengths import name_length
 from lmlong.report.figure import Figure, Panel, lines_of
-from lmlong.report.json_values import json_values
 from lmlong.report.progress import Progress
+from lmlong.report.report import Report
 from lmlong.report.table import Column, format_table, pivot_rows, three_digits
 
 AGAINST = "softmax"
@@ -122,24 +122,36 @@ class Title(NamedTuple):
     bytes: Callable[[Result], float]  # in the unit that `memory` names
 
 
-def table(title: Title, results: Sequence[Result]) -> str:
-    """Return for an 80-column terminal the ratios to softmax, the speeds, and the memory."""
-    lines = [title.work, f"on {title.machine}"]
+def speed_report(title: Title, settings: dict[str, Any], results: Sequence[Result]) -> Report:
+    """Return the ratios to softmax, the speeds, and the memory; in JSON all seconds and bytes, the ratios, and the
+    lengths from which softmax is slower."""
+    parts, faster_from = [f"{title.work}\non {title.machine}"], {}
     for precision, of_precision in groupby(results, key=lambda result: result.precision):
         measured = list(of_precision)
+        faster_from[precision] = crossovers(measured)
         if any(result.name == AGAINST for result in measured):
-            ratios = {(result.length, result.name): three_digits(ratio(measured, result)) for result in measured}
-            lines += ["", f"in {precision}, times as fast as {AGAINST}", *_grid(measured, ratios, crossovers(measured))]
-        speeds = {(result.length, result.name): _speed(result) for result in measured}
-        lines += ["", f"in {precision}, tokens/s, and half of the distance between the quartiles"]
-        lines += _grid(measured, speeds)
-        memory = {(result.length, result.name): three_digits(title.bytes(result)) for result in measured}
-        lines += ["", f"in {precision}, {title.memory}", *_grid(measured, memory)]
+            ratios = [three_digits(ratio(measured, result)) for result in measured]
+            heading = f"in {precision}, times as fast as {AGAINST}"
+            parts.append(_grid(heading, measured, ratios, faster_from[precision]))
+        heading = f"in {precision}, tokens/s, and half of the distance between the quartiles"
+        parts.append(_grid(heading, measured, [_speed(result) for result in measured]))
+        memory = [three_digits(title.bytes(result)) for result in measured]
+        parts.append(_grid(f"in {precision}, {title.memory}", measured, memory))
     rounds = sorted({len(result.seconds) for result in results})
-    lines += ["", f"medians of {rounds[0]} to {rounds[-1]} rounds, in each of which all have their turn"]
+    notes = [f"medians of {rounds[0]} to {rounds[-1]} rounds, in each of which all have their turn"]
     if len({(result.name, result.length) for result in results}) < len(_names(results)) * len(_lengths(results)):
-        lines.append(f"- left out: a pass would take longer than {LIMIT:.0f} s")
-    return "\n".join(lines)
+        notes.append(f"- left out: a pass would take longer than {LIMIT:.0f} s")
+    values = {
+        "work": title.work,
+        "machine": title.machine,
+        **settings,
+        "results": [
+            {**result._asdict(), "tokens_per_second": result.speeds[1], "ratio": ratio(results, result)}
+            for result in results
+        ],
+        "faster_from": faster_from,
+    }
+    return Report([*parts, "\n".join(notes)], values, lambda: figure(results))
 
 
 def ratio(results: Sequence[Result], result: Result) -> float:
@@ -171,18 +183,18 @@ def _crossover(points: Sequence[tuple[int, float]]) -> str:
     return f"{short * (long / short) ** share:,.0f}"
 
 
-def _grid(
-    results: Sequence[Result], cells: dict[tuple[int, str], str], last: dict[str, str] | None = None
-) -> list[str]:
-    """Return a row for each length with a column for each candidate, and optionally a last row."""
-    lines, names = [], _names(results)
+def _grid(title: str, results: Sequence[Result], texts: list[str], last: dict[str, str] | None = None) -> str:
+    """Return a row for each length with a column for each candidate, and optionally a last row; `texts` are the cells
+    of the results."""
+    lines, names = [title], _names(results)
+    cells = {(result.length, result.name): (text,) for result, text in zip(results, texts, strict=True)}
     for begin in range(0, len(names), SIDE_BY_SIDE):
         some = names[begin : begin + SIDE_BY_SIDE]
-        rows = pivot_rows(_lengths(results), some, {key: (cell,) for key, cell in cells.items()}, "-")
+        rows = pivot_rows(_lengths(results), some, cells, "-")
         if last:
             rows.append(["faster >", *(last[name] for name in some)])
         lines += format_table([Column("tokens", 8, ","), *(Column(name, 14) for name in some)], rows)
-    return lines
+    return "\n".join(lines)
 
 
 def _median(result: Result) -> float:
@@ -202,29 +214,12 @@ def _speed(result: Result) -> str:
     return f"{middle:,.0f} ±{(high - low) / 2 / middle:>3.0%}"
 
 
-def to_json(title: Title, settings: dict[str, Any], results: Sequence[Result]) -> dict[str, Any]:
-    """Return all seconds and bytes, the ratios to softmax and the lengths from which softmax is slower."""
-    by_precision = groupby(results, key=lambda result: result.precision)
-    return json_values(
-        {
-            "work": title.work,
-            "machine": title.machine,
-            **settings,
-            "results": [
-                {**result._asdict(), "tokens_per_second": result.speeds[1], "ratio": ratio(results, result)}
-                for result in results
-            ],
-            "faster_from": {precision: crossovers(list(measured)) for precision, measured in by_precision},
-        }
-    )
-
-
 def figure(results: Sequence[Result]) -> Figure:
     """Return tokens per second against length, both on log scales, a panel for each number format."""
     panels = []
     for precision in dict.fromkeys(result.precision for result in results):
         of_precision = [result for result in results if result.precision == precision]
-        groups = {name: [result for result in of_precision if result.name == name] for name in _names(results)}
+        groups = [(name, [result for result in of_precision if result.name == name]) for name in _names(results)]
         panels.append(
             Panel(
                 lines_of(groups, "length", _median, band=lambda result: result.speeds[::2], marker_size=6),

@@ -22,8 +22,8 @@ from lmlong.checkpoint import manifest
 from lmlong.checkpoint.location import BEST, find
 from lmlong.checkpoint.manifest import RECIPE, TOKENIZER, TRAINING_TENSORS, TRAINING_VALUES, WEIGHTS
 from lmlong.checkpoint.write import NAMES
+from lmlong.data.tokenizers import load_tokenizer
 from lmlong.data.tokenizers.base import Tokenizer
-from lmlong.data.tokenizers.factory import load_tokenizer
 from lmlong.errors import CheckpointError, RecipeError, UsageError
 from lmlong.io.files import parse_json
 from lmlong.io.folder_manifest import MAX_SIZE

@@ -81,13 +81,13 @@ def bench(
     names = (*ATTENTIONS, *plugin_candidates()) if only is None else parse_names("--only", only, candidates())
     formats = usual.precisions if precisions is None else parse_names("--precisions", precisions, usual.formats)
 
-    from lmlong.bench.speed import figure, run_benchmark, table, to_json
+    from lmlong.bench.speed import run_benchmark, speed_report
     from lmlong.model.device import pick_device
 
     picked = pick_device(device)
     title, build = _benchmark(what, chosen, picked)
     results = run_benchmark(build, names, formats, lengths or parse_lengths(usual.lengths), picked)
-    show(table(title, results), to_json(title, {"recipe": recipe}, results), json_file, plot, lambda: figure(results))
+    show(speed_report(title, {"recipe": recipe}, results), json_file, plot)
 
 
 def _benchmark(what: str, chosen: "Recipe", device: "torch.device") -> tuple["Title", "Build"]:

@@ -41,7 +41,7 @@ def check(run: str | None, json_file: Path | None, weights: Any, device: str) ->
         _check_plugins(json_file)
         return
     from lmlong.evaluation.law_check import check as check_laws
-    from lmlong.evaluation.law_check import table
+    from lmlong.evaluation.law_check import law_report
     from lmlong.inference.loading import load
     from lmlong.inference.samples import sampled_text
     from lmlong.model.device import float64_device, pick_device
@@ -50,20 +50,20 @@ def check(run: str | None, json_file: Path | None, weights: Any, device: str) ->
     text = sampled_text(loaded, rows=3, tokens=TOKENS)
     with waiting("checking the invariants"):
         report = check_laws(loaded, *text)
-    show(table(report), report, json_file)
+    show(law_report(report), json_file)
     if not report.kept:
         raise SystemExit(1)
 
 
 def _check_plugins(json_file: Path | None) -> None:
     from lmlong.attention.plugins import LOADED
-    from lmlong.evaluation.law_check import table_of_plugins
+    from lmlong.evaluation.law_check import plugin_report
     from lmlong.testing import examine_plugin
 
     if not LOADED:
         raise UsageError("check: RUN and --plugin are missing. Name a run, or a plug-in with --plugin FILE.")
     with waiting("checking the plug-in"):
         reports = [report for plugin in LOADED.values() for report in examine_plugin(plugin)]
-    show(table_of_plugins(reports), reports, json_file)
+    show(plugin_report(reports), json_file)
     if not all(report.kept for report in reports):
         raise SystemExit(1)

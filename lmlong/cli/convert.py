@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from lmlong.cli import options
-from lmlong.cli.output import show
+from lmlong.cli.output import show_facts
 from lmlong.cli.plugins import load_recipe
 
 
@@ -75,11 +75,11 @@ def convert(
     conversion.check_text(run, planned)
     if dry_run:
         measured = dict(conversion.dry_runs(planned))
-        show("\n\n".join(f"{name}\n{stage.text()}" for name, stage in measured.items()), measured, json_file)
+        show_facts("\n\n".join(f"{name}\n{stage.text()}" for name, stage in measured.items()), measured, json_file)
         return
     if status := conversion.train_stages(planned, overwrite):
         if status > 128:
             click.echo("stopped; run the same command with --resume to continue", err=True)
         raise SystemExit(status)
     points = conversion_report.measure(run, planned)
-    show(conversion_report.table(points, length), json_values(points), json_file)
+    show_facts(conversion_report.table(points, length), json_values(points), json_file)

@@ -1,6 +1,7 @@
 """`lmlong data`: tokenize the text of a recipe, inspect it, and train tokenizers."""
 
 import json
+import math
 import sys
 import textwrap
 from itertools import islice
@@ -10,16 +11,21 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lmlong.cli import options
-from lmlong.cli.output import show as show_result
+from lmlong.cli.output import show_facts
 from lmlong.cli.plugins import load_recipe
+from lmlong.report.table import Column, plural
 
 if TYPE_CHECKING:
     from lmlong.data.document import Document
-    from lmlong.data.sources import Input
     from lmlong.data.token_dataset import TokenDataset
     from lmlong.recipe import Text
 
 SPLITS = ("train", "validation")
+COLUMNS = [
+    Column("", 12, align="<"),
+    *(Column(name, 13, ",") for name in ("documents", "bytes", "tokens")),
+    Column("bytes/token", 13, ".2f"),
+]
 DOCUMENTS, CHARACTERS = 10, 1000
 """Documents of each source, and characters of each, that are shown without --all."""
 
@@ -50,7 +56,7 @@ def prepare(recipe: str, overrides: tuple[str, ...], processes: int | None) -> N
     Example: tokenize your own books before training.
       lmlong data prepare books.yaml
     """
-    from lmlong.data.notes import text_notes
+    from lmlong.data.text_info import text_notes
 
     tokens = _prepare(recipe, overrides, processes)
     for line in text_notes(tokens.info):
@@ -69,12 +75,12 @@ def info(recipe: str, overrides: tuple[str, ...], json_file: Path | None) -> Non
     Example: the bytes per token of a vocabulary of 8,192.
       lmlong data info quickstart text.tokenizer.vocabulary=8192
     """
-    from lmlong.data.notes import overlap_note
+    from lmlong.data.text_info import overlap_note
 
     tokens = _prepare(recipe, overrides)
     overlap = _wrapped(overlap_note(tokens.info["overlap"])).strip()
     text = "\n\n".join([*map(_table, tokens.info["sources"]), overlap, f"{tokens.folder}"])
-    show_result(text, {"folder": str(tokens.folder), **tokens.info}, json_file)
+    show_facts(text, {"folder": str(tokens.folder), **tokens.info}, json_file)
 
 
 @data.command()
@@ -108,12 +114,12 @@ def train_tokenizer(recipe: str, overrides: tuple[str, ...], out: Path) -> None:
     Example: a tokenizer for your own books.
       lmlong data train-tokenizer books.yaml --out books.model
     """
-    from lmlong.data.sources import check_quickly, open_inputs
+    from lmlong.data.sources import check_quickly, open_sources
     from lmlong.data.tokenizers.training import tokenizer_of
 
     text = load_recipe(recipe, overrides).text
     check_quickly(text)
-    tokenizer_of(open_inputs(text), text.tokenizer, text.duplicates).save(out)
+    tokenizer_of(open_sources(text), text.tokenizer, text.duplicates).save(out)
     click.echo(out)
 
 
@@ -128,7 +134,7 @@ def tokenizer_info(path: Path, text: str | None, json_file: Path | None) -> None
     Example: the tokens of a line.
       lmlong data tokenizer-info runs/quickstart --text "for line in lines:"
     """
-    from lmlong.data.tokenizers.factory import load_tokenizer
+    from lmlong.data.tokenizers import load_tokenizer
 
     loaded = load_tokenizer(path / "tokenizer.model" if path.is_dir() else path)
     facts = {"vocabulary": loaded.vocabulary, "bos": loaded.bos, "eos": loaded.eos, "hash": loaded.hash}
@@ -136,7 +142,7 @@ def tokenizer_info(path: Path, text: str | None, json_file: Path | None) -> None
         tokens = loaded.encode(text)
         size = int(loaded.token_bytes[tokens].sum())
         facts |= {"tokens": tokens, "pieces": [loaded.decode([token]) for token in tokens], "bytes": size}
-    show_result("\n".join(f"{name:<10}  {value}" for name, value in facts.items()), facts, json_file)
+    show_facts("\n".join(f"{name:<10}  {value}" for name, value in facts.items()), facts, json_file)
 
 
 def _text_of(inputs: tuple[str, ...]) -> "Text":
@@ -153,13 +159,13 @@ def _text_of(inputs: tuple[str, ...]) -> "Text":
 def _show_documents(text: "Text", everything: bool, as_json: bool) -> None:
     """Print all documents of each source, or the beginnings of the first ones."""
     from lmlong.data.document import Skipped
-    from lmlong.data.sources import open_inputs
+    from lmlong.data.sources import open_sources
 
-    for entry in open_inputs(text):
+    for source in open_sources(text):
         shown = 0
-        for skipped in entry.source.left_out:
+        for skipped in source.left_out:
             click.echo(f"left out {skipped.name}: {skipped.reason}", err=True)
-        for document in entry.source.documents():
+        for document in source.documents():
             if isinstance(document, Skipped):
                 click.echo(f"skipped {document.name}: {document.reason}", err=True)
                 continue
@@ -167,14 +173,14 @@ def _show_documents(text: "Text", everything: bool, as_json: bool) -> None:
                 click.echo("more documents follow: use --all", err=True)
                 break
             shown += 1
-            _show_document(document, entry, None if everything else CHARACTERS, as_json)
+            _show_document(document, source.name, None if everything else CHARACTERS, as_json)
 
 
-def _show_document(document: "Document", entry: "Input", characters: int | None, as_json: bool) -> None:
+def _show_document(document: "Document", source: str, characters: int | None, as_json: bool) -> None:
     size = document.measure().bytes
     if as_json:
         text = "".join(islice((character for piece in document.pieces() for character in piece), characters))
-        about = {"source": entry.source.name, "document": document.name, "bytes": size, **document.fields}
+        about = {"source": source, "document": document.name, "bytes": size, **document.fields}
         click.echo(json.dumps({**about, "text": text}, default=str))
         return
     click.echo(f"--- {document.name}: {size:,} bytes", err=True)
@@ -189,11 +195,6 @@ def _show_document(document: "Document", entry: "Input", characters: int | None,
     sys.stdout.flush()
 
 
-def counted(number: int, thing: str) -> str:
-    """Return a count with its noun."""
-    return f"{number:,} {thing}{'' if number == 1 else 's'}"
-
-
 def _prepare(recipe: str, overrides: tuple[str, ...], processes: int | None = None) -> "TokenDataset":
     from lmlong.data import token_dataset as tokens
     from lmlong.data.sources import check_quickly
@@ -205,34 +206,32 @@ def _prepare(recipe: str, overrides: tuple[str, ...], processes: int | None = No
 
 def _table(source: dict[str, Any]) -> str:
     """Return the counts of one source: documents read and skipped, and a line for each split."""
-    from lmlong.data.notes import named, notes
+    from lmlong.data.text_info import named, notes
+    from lmlong.report.report import Table
 
     read, near = source["read"], source["near_copies"]
-    columns = ("documents", "bytes", "tokens", "bytes/token")
     replaced = f"{read['replaced_bytes']:,} bytes that could not be decoded by {read['put_in_bytes']:,} of U+FFFD"
     notes_of_source = [
         *(
-            f"skipped {counted(count['documents'], 'document')}, {count['bytes']:,} bytes ({reason}): {named(count)}"
+            f"skipped {plural(count['documents'], 'document')}, {count['bytes']:,} bytes ({reason}): {named(count)}"
             for reason, count in source["skipped"].items()
         ),
         *notes(source),
         *([f"replaced {replaced}"] if read["replaced_bytes"] else []),
         *([f"near-copies of training text, which are not held out: {named(near)}"] if near["documents"] else []),
     ]
-    lines = [
-        source["name"],
-        f"  read {counted(read['documents'], 'document')}, {read['bytes']:,} bytes",
+    facts = [
+        f"  read {plural(read['documents'], 'document')}, {read['bytes']:,} bytes",
         *map(_wrapped, notes_of_source),
-        f"  {'':<10}" + "".join(f"{column:>13}" for column in columns),
     ]
-    for split in SPLITS:
-        if count := source.get(split):
-            text_tokens = count["tokens"] - 2 * count["documents"]  # bos and eos stand for no text
-            ratio = f"{count['bytes'] / text_tokens:.2f}" if text_tokens else "-"
-            numbers = (count["documents"], count["bytes"], count["tokens"], ratio)
-            cells = (number if isinstance(number, str) else f"{number:,}" for number in numbers)
-            lines.append(f"  {split:<10}" + "".join(f"{cell:>13}" for cell in cells))
-    return "\n".join(lines)
+    rows = [_row(split, source[split]) for split in SPLITS if source.get(split)]
+    return str(Table("\n".join([source["name"], *facts]), COLUMNS, rows))
+
+
+def _row(split: str, count: dict[str, int]) -> list[Any]:
+    text_tokens = count["tokens"] - 2 * count["documents"]  # bos and eos stand for no text
+    ratio = count["bytes"] / text_tokens if text_tokens else math.nan
+    return [f"  {split}", count["documents"], count["bytes"], count["tokens"], ratio]
 
 
 def _wrapped(line: str) -> str:

@@ -18,7 +18,7 @@ from lmlong.errors import UsageError
 if TYPE_CHECKING:
     from lmlong.data.token_file import TokenFile
     from lmlong.inference.loading import TrainedModel
-    from lmlong.report.figure import Figure
+    from lmlong.report.report import Report
 
 Model = TypeVar("Model", bound="TrainedModel")
 
@@ -39,9 +39,6 @@ OPTIONS = {
 BY = tuple(name.removeprefix("--by ") for name in OPTIONS if name.startswith("--by "))
 ALONE = ("recall", "spectrum")
 """What is not measured together with something else."""
-
-Measured = tuple[str, Any, "Callable[[], Figure] | None"]
-"""A table, the values of --json, and what draws the plot."""
 
 
 @click.command("eval")
@@ -137,17 +134,17 @@ def eval_(
     chosen = _options_of(measurements, click.get_current_context(), given)
     report_left_out(chosen.get("data", ()))
     if tasks is not None:
-        table, result, draw = _tasks(runs, loading, tasks, **chosen)
+        report = _tasks(runs, loading, tasks, **chosen)
     elif measurements == ["encoders"]:
-        table, result, draw = _encoders(runs, loading, **chosen)
+        report = _encoders(runs, loading, **chosen)
     elif measurements == ["--by recall"]:
-        table, result, draw = _recall(runs, loading, **chosen)
+        report = _recall(runs, loading, **chosen)
     elif measurements == ["--by spectrum"]:
-        table, result, draw = _spectrum(runs, loading, **chosen)
+        report = _spectrum(runs, loading, **chosen)
     else:
         views = [name.removeprefix("--by ") for name in measurements]
-        table, result, draw = _prediction(runs, loading, views, **chosen)
-    show(table, result, json_file, plot, draw)
+        report = _prediction(runs, loading, views, **chosen)
+    show(report, json_file, plot)
 
 
 def _measurements(runs: Sequence[str], by: str | None, tasks: str | None) -> list[str]:
@@ -197,11 +194,10 @@ def _options_of(measurements: Sequence[str], context: click.Context, given: dict
 
 def _prediction(
     runs: Sequence[str], loading: Loading, views: Sequence[str], data: Sequence[str], **chosen: Any
-) -> Measured:
+) -> "Report":
     from lmlong.checkpoint.read import read_recipe, reading
     from lmlong.evaluation.perplexity import evaluate
-    from lmlong.evaluation.perplexity_figure import figure
-    from lmlong.evaluation.perplexity_report import table, to_json
+    from lmlong.evaluation.perplexity_report import perplexity_report
 
     trained_lengths = [reading(run, read_recipe).text.sequence_length for run in runs]
     chosen |= {"views": views, "trained_lengths": trained_lengths}
@@ -211,7 +207,7 @@ def _prediction(
         for learn in [False, True] if loaded.learn else [False]:
             name = run_name(run) + (", learning" if learn else "")
             reports.append(evaluate(replace(loaded, learn=learn), data or None, name=name, **chosen))
-    return table(reports), to_json(reports), lambda: figure(reports)
+    return perplexity_report(reports)
 
 
 def _recall(
@@ -221,27 +217,24 @@ def _recall(
     probes: str,
     tokens: int | None = None,
     **chosen: Any,
-) -> Measured:
-    from lmlong.evaluation.probe_accuracy import figure, measure_probes, table
+) -> "Report":
+    from lmlong.evaluation.probe_accuracy import measure_probes, recall_report
     from lmlong.evaluation.probes import PROBES
 
     asked = PROBES if probes == "all" else parse_names("--probes", probes, PROBES)
     names = [name for name in PROBES if name in asked]
     loaded = _with_text(runs, loading._replace(learn=False).load_as_trained, data, tokens)
-    results = [measure_probes(*each, names, **chosen) for each in loaded]
-    return table(results), {"runs": results}, lambda: figure(results)
+    return recall_report([measure_probes(*each, names, **chosen) for each in loaded])
 
 
 def _spectrum(
     runs: Sequence[str], loading: Loading, data: Sequence[str], tokens: int | None = None, **chosen: Any
-) -> Measured:
-    from lmlong.evaluation.spectrum import measure_spectra
-    from lmlong.evaluation.spectrum_report import figure, table, to_json
+) -> "Report":
+    from lmlong.evaluation.spectrum import measure_spectra, spectrum_report
     from lmlong.inference.loading import open_run
 
     loaded = _with_text(runs, lambda run: open_run(run, loading.device), data, tokens)
-    spectra = [spectrum for each in loaded for spectrum in measure_spectra(*each, **chosen)]
-    return table(spectra), to_json(spectra), lambda: figure(spectra)
+    return spectrum_report([spectrum for each in loaded for spectrum in measure_spectra(*each, **chosen)])
 
 
 def _with_text(
@@ -255,16 +248,16 @@ def _with_text(
         yield run_name(run), model, validation_text(model, data, tokens)
 
 
-def _encoders(runs: Sequence[str], loading: Loading, data: Sequence[str], **chosen: Any) -> Measured:
-    from lmlong.evaluation.masked import measure_masked, table, to_json
+def _encoders(runs: Sequence[str], loading: Loading, data: Sequence[str], **chosen: Any) -> "Report":
+    from lmlong.evaluation.masked import masked_report, measure_masked
     from lmlong.inference.loading import open_run
 
-    reports = [measure_masked(run_name(run), open_run(run, loading.device), data, **chosen) for run in runs]
-    return table(reports), to_json(reports), None
+    return masked_report([measure_masked(run_name(run), open_run(run, loading.device), data, **chosen) for run in runs])
 
 
-def _tasks(runs: Sequence[str], loading: Loading, tasks: str, **chosen: Any) -> Measured:
+def _tasks(runs: Sequence[str], loading: Loading, tasks: str, **chosen: Any) -> "Report":
     from lmlong.evaluation.harness import evaluate_tasks, library, table
+    from lmlong.report.report import Report
 
     library()
     names = [name.strip() for name in tasks.split(",") if name.strip()]
@@ -273,4 +266,4 @@ def _tasks(runs: Sequence[str], loading: Loading, tasks: str, **chosen: Any) -> 
     if len(runs) > 1:
         raise UsageError("--tasks: runs with one model. Name one RUN.")
     results = evaluate_tasks(loading._replace(learn=False).load_as_trained(runs[0]), names, **chosen)
-    return table(results), results, None
+    return Report([table(results)], results)

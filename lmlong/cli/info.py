@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from lmlong.cli import options
-from lmlong.cli.output import show
+from lmlong.cli.output import show_facts
 from lmlong.cli.runs import near
 from lmlong.report.table import in_words
 
@@ -31,7 +31,7 @@ def info(run: str | None, json_file: Path | None) -> None:
       lmlong info runs/quickstart --json
     """
     facts = _run(run) if run is not None else _installation()
-    show(_lines(_in_short(facts)), facts, json_file)
+    show_facts(_lines(_in_short(facts)), facts, json_file)
 
 
 def _installation() -> dict[str, Any]:

@@ -1,8 +1,6 @@
-"""The output of a command: a table, JSON and a plot."""
+"""The output of a command: text, JSON and a plot."""
 
-import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +8,10 @@ import click
 
 from lmlong.errors import UsageError
 from lmlong.io.system_errors import explain_errors
-from lmlong.report.json_values import json_values
 
 if TYPE_CHECKING:
     from lmlong.report.figure import Figure
+    from lmlong.report.report import Report
 
 STDOUT = Path("-")
 
@@ -30,22 +28,27 @@ def check_writable(file: Path) -> None:
             file.unlink()
 
 
-def show(
-    table: str,
-    result: Any,
-    json_file: Path | None,
-    plot: Path | None = None,
-    draw: "Callable[[], Figure] | None" = None,
-) -> None:
-    """Print the table, or JSON instead if `json_file` is standard output; write the JSON file, and to `plot` the figure
-    that `draw` returns."""
-    if plot and draw:
-        from lmlong.report.plot import save
-
-        with explain_errors(plot):
-            save(draw(), plot)
+def show(report: "Report", json_file: Path | None, plot: Path | None = None) -> None:
+    """Print a report, as JSON instead of text if `json_file` is standard output; write the JSON file and the plot."""
+    if plot and report.figure:
+        draw(report.figure(), plot)
     if json_file != STDOUT:
-        click.echo(table)
+        click.echo(report.text())
     if json_file:
         with explain_errors(json_file), click.open_file(str(json_file), "w", encoding="utf-8") as out:
-            out.write(json.dumps(json_values(result), indent=2, allow_nan=False) + "\n")
+            out.write(report.json())
+
+
+def show_facts(text: str, facts: Any, json_file: Path | None) -> None:
+    """Print facts as a text, or as JSON."""
+    from lmlong.report.report import Report
+
+    show(Report([text], facts), json_file)
+
+
+def draw(figure: "Figure", path: Path) -> None:
+    """Draw a figure into an image file."""
+    from lmlong.report.plot import save
+
+    with explain_errors(path):
+        save(figure, path)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from lmlong.cli import options as common
-from lmlong.cli.output import show as show_output
+from lmlong.cli.output import show_facts
 from lmlong.cli.plugins import load_recipe
 from lmlong.errors import UsageError, nearest
 
@@ -130,7 +130,7 @@ def options(words: tuple[str, ...], json_file: Path | None) -> None:
     if not rows:
         hint = nearest(words[0], {part for row in everything for part in (row.key, *row.key.split("."))})
         raise UsageError(f"{' '.join(words)}: no option matches.{hint} `lmlong recipe options` lists all.")
-    show_output("\n\n".join(map(_explanation, rows)), [row._asdict() for row in rows], json_file)
+    show_facts("\n\n".join(map(_explanation, rows)), [row._asdict() for row in rows], json_file)
 
 
 def _leading_comments(text: str) -> list[str]:

@@ -8,8 +8,8 @@ import click
 
 def report_left_out(data: Sequence[str]) -> None:
     """Print to standard error which files of --data are not read, and why; refuse paths without files."""
-    from lmlong.data.notes import by_reason, notes
     from lmlong.data.source_files import find_files
+    from lmlong.data.text_info import by_reason, notes
 
     left_out = find_files(list(data), "text", "--data").left_out
     for line in notes({"left_out": by_reason(left_out)}):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from lmlong.checkpoint.location import folder_of
+from lmlong.cli.output import draw
 from lmlong.cli.stop import Stop
 from lmlong.data.encoding import EncodingError
 from lmlong.data.formats.table import is_plain, is_utf8, text_file
@@ -104,10 +105,7 @@ class Show:
         if self._above is not None and self._highest and _z(self._highest) < self._above:
             print(_nothing_above(self._above, self._highest, unit), file=sys.stderr)
         if plot and self._along:
-            from lmlong.report.plot import save
-
-            with explain_errors(plot):
-                save(self._along.figure(folder_of(run).name), plot)
+            draw(self._along.figure(folder_of(run).name), plot)
 
     def _line(self, unit: Surprise) -> str:
         if self._form == "text":

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from lmlong.cli import options
-from lmlong.cli.output import show
+from lmlong.cli.output import show_facts
 
 
 @click.group()
@@ -62,4 +62,4 @@ def info(file: Path, json_file: Path | None) -> None:
     about = {**describe(file), "bytes": file.stat().st_size}
     shown = {**about, "tail": json.dumps(about["tail"][-60:])}
     shown |= {name: f"{about[name]:,}" for name in ("tokens", "bytes")}
-    show("\n".join(f"{name:12} {value}" for name, value in shown.items()), about, json_file)
+    show_facts("\n".join(f"{name:12} {value}" for name, value in shown.items()), about, json_file)

@@ -3,14 +3,23 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any, Literal, NamedTuple
 
 from lmlong.data.encoding import UTF8, decode
-
-CHUNK = 1 << 16
+from lmlong.data.formats.compression import read_bytes, slices
 
 Errors = Literal["strict", "replace"]
+SoftMasks = Literal["keep", "upper"]
+
+
+class ReadOptions(NamedTuple):
+    """The options of a source that affect how its files are read."""
+
+    column: str = "text"
+    errors: Errors = "strict"
+    encoding: str = "auto"
+    soft_masks: SoftMasks = "keep"
 
 
 class Measure(NamedTuple):
@@ -42,6 +51,17 @@ class Document:
     fields: Mapping[str, Any] = field(default_factory=dict)
     """Metadata: the names of the file and its folder, or the other fields of the record."""
 
+    @classmethod
+    def of_file(cls, path: Path, errors: Errors = "strict", encoding: str = UTF8) -> "Document":
+        """Return a whole file as one document."""
+        return cls(str(path), lambda: read_bytes(path), errors, encoding, file_fields(path))
+
+    @classmethod
+    def of_text(cls, name: str, text: str, errors: Errors, fields: Mapping[str, Any] | None = None) -> "Document":
+        """Return a text in memory as a document. A lone surrogate counts as a decoding error."""
+        data = text.encode("utf-8", "surrogatepass")
+        return cls(name, lambda: slices(data), errors, fields=fields or {})
+
     def pieces(self) -> Iterator[str]:
         """Yield the text in non-empty strings of bounded size."""
         return (piece.text for piece in decode(self.chunks(), self.name, self.errors, self.encoding))
@@ -68,14 +88,3 @@ class Document:
 def file_fields(path: PurePath) -> dict[str, str]:
     """Return the fields of a document that is a whole file."""
     return {"file": path.name, "folder": path.parent.name}
-
-
-def text_document(name: str, text: str, errors: Errors, fields: Mapping[str, Any] | None = None) -> Document:
-    """Return a text in memory as a document. A lone surrogate counts as a decoding error."""
-    data = text.encode("utf-8", "surrogatepass")
-    return Document(name, lambda: slices(data), errors, fields=fields or {})
-
-
-def slices(data: bytes) -> Iterator[bytes]:
-    """Yield bytes in memory in chunks."""
-    return (data[start : start + CHUNK] for start in range(0, len(data), CHUNK))

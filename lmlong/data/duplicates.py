@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from lmlong.data.document import Document, Skipped
-from lmlong.data.sources import Input, size_of
+from lmlong.data.sources import Source, size_of
 from lmlong.data.split import SIZE, Part, Split, split
 from lmlong.data.windows import WindowSample
 from lmlong.io.cache import cache_folder, fetch, key_of
@@ -34,58 +34,51 @@ by nature, like logs whose lines follow a few templates, and every document stay
 EMPTY = bytes(SIZE)
 
 
-def divide(inputs: list[Input], duplicates: Duplicates) -> Iterator[tuple[int, Part | Skipped]]:
-    """Divide the documents of all sources as `split` does. Yield each part with the number of its source."""
-    for number, entries in enumerate(divided(inputs, duplicates)):
-        for entry in entries:
-            yield number, entry
-
-
 def divided(
-    inputs: list[Input], duplicates: Duplicates, near: frozenset[bytes] | None = None
+    sources: list[Source], duplicates: Duplicates, near: frozenset[bytes] | None = None
 ) -> list[Iterator[Part | Skipped]]:
     """Return the documents of each source, divided as `split` does. Near-copies, whose digests are `near` or are
     searched, are not held out. Read the sources in order, since duplicates are dropped that occurred in earlier
     sources."""
     if near is None:
-        near = near_copies(inputs, duplicates)
+        near = near_copies(sources, duplicates)
     if duplicates == "keep":
-        return [split(entry.source.documents(), entry.held_out, near_copies=near) for entry in inputs]
-    duplicate_filter = _DuplicateFilter(inputs)
+        return [split(source.documents(), source.held_out, near_copies=near) for source in sources]
+    duplicate_filter = _DuplicateFilter(sources)
     return [
-        split(entry.source.documents(), entry.held_out, partial(duplicate_filter.why_not, entry.held_out == 1), near)
-        for entry in inputs
+        split(source.documents(), source.held_out, partial(duplicate_filter.why_not, source.held_out == 1), near)
+        for source in sources
     ]
 
 
-def split_key(inputs: list[Input], duplicates: Duplicates) -> list[Any]:
+def split_key(sources: list[Source], duplicates: Duplicates) -> list[Any]:
     """Return everything that the division of the documents depends on."""
     return [
-        [(entry.source.fingerprint, entry.held_out, entry.source.remote, entry.errors) for entry in inputs],
+        [(source.fingerprint, source.held_out, source.remote, source.errors) for source in sources],
         *([] if duplicates == "keep" else ["without duplicates"]),
     ]
 
 
-def near_copies(inputs: list[Input], duplicates: Duplicates) -> frozenset[bytes]:
+def near_copies(sources: list[Source], duplicates: Duplicates) -> frozenset[bytes]:
     """Return the digests of held-out documents that are near-copies of training documents, cached. Sources that are
     held out entirely or not at all are not searched, nor are remote sources, which would be read twice."""
-    searched = [entry for entry in inputs if 0 < entry.held_out < 1 and not entry.source.remote]
+    searched = [source for source in sources if 0 < source.held_out < 1 and not source.remote]
     if not searched:
         return frozenset()
 
     def find(folder: Path) -> None:
         (folder / "digests").write_bytes(b"".join(sorted(_find_near_copies(searched, duplicates))))
 
-    key = key_of(NEAR_COPIES, *split_key(inputs, duplicates))
+    key = key_of(NEAR_COPIES, *split_key(sources, duplicates))
     data = (fetch(cache_folder() / "near-copies" / key, NEAR_COPIES, find) / "digests").read_bytes()
     return frozenset(data[begin : begin + SIZE] for begin in range(0, len(data), SIZE))
 
 
-def _find_near_copies(inputs: list[Input], duplicates: Duplicates) -> set[bytes]:
+def _find_near_copies(sources: list[Source], duplicates: Duplicates) -> set[bytes]:
     digests, sizes = [], []
 
     def held_out() -> Iterator[tuple[int, Iterator[bytes]]]:
-        for part in _parts(inputs, duplicates, "validation"):
+        for part in _parts(sources, duplicates, "validation"):
             if part.start == 0:  # otherwise it is the end of a document that was split by position
                 digests.append(part.read.digest[:SIZE])
                 sizes.append(part.end)
@@ -95,9 +88,9 @@ def _find_near_copies(inputs: list[Input], duplicates: Duplicates) -> set[bytes]
     windows.add(held_out())
     if not digests:
         return set()
-    total = size_of(inputs)
+    total = size_of(sources)
     with Progress("near-copies", total and total - sum(sizes)) as progress:
-        windows.find(_encoded(part, progress) for part in _parts(inputs, duplicates, "train"))
+        windows.find(_encoded(part, progress) for part in _parts(sources, duplicates, "train"))
     near, has_new = np.zeros(len(digests), bool), True
     while has_new:  # a near-copy becomes training text, which may make other documents near-copies
         kept, marked = windows.counts(len(digests))
@@ -108,8 +101,8 @@ def _find_near_copies(inputs: list[Input], duplicates: Duplicates) -> set[bytes]
     return {digests[number] for number in np.flatnonzero(near)} if moved <= MAX_MOVED * sum(sizes) else set()
 
 
-def _parts(inputs: list[Input], duplicates: Duplicates, name: Split) -> Iterator[Part]:
-    for entries in divided(inputs, duplicates, near=frozenset()):
+def _parts(sources: list[Source], duplicates: Duplicates, name: Split) -> Iterator[Part]:
+    for entries in divided(sources, duplicates, near=frozenset()):
         yield from (part for part in entries if isinstance(part, Part) and part.split == name)
 
 
@@ -125,10 +118,10 @@ class _DuplicateFilter:
     """The texts of a recipe read so far, and the texts of its validation sources. Validation sources are read first and
     stay unchanged, so that results on them are comparable; their texts are dropped from the training text."""
 
-    def __init__(self, inputs: list[Input]):
+    def __init__(self, sources: list[Source]):
         self._read, self._held_out = DigestSet(), DigestSet()
-        for entry in inputs:
-            for document in entry.source.documents() if entry.held_out == 1 else ():
+        for source in sources:
+            for document in source.documents() if source.held_out == 1 else ():
                 if isinstance(document, Document):
                     self._held_out.add(document.measure().digest)
 

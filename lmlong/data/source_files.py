@@ -16,6 +16,8 @@ from lmlong.recipe.paths import is_on_hub, is_url
 SHOWN = 50
 """The maximum number of mistakes that an error lists."""
 
+LINK = "a link to a folder, which is not followed: name it"
+
 
 class SourceFiles(NamedTuple):
     """The files to read, each once, in the order of the patterns and sorted within each."""
@@ -69,13 +71,10 @@ def _entries(pattern: str, column: str) -> Iterator[Path | Skipped]:
     if path.is_dir():
         yield from _in_folder(path, column)
     elif path.exists():
-        refusal = format_of(path).refusal
-        yield Skipped(str(path), refusal) if refusal else path
+        yield _entry(path, format_of(path).refusal)
     elif has_magic(pattern):
-        for file in map(Path, glob(str(path), recursive=True)):
-            if file.is_file():
-                refusal = format_of(file).refusal
-                yield _skipped(file, refusal) if refusal else file
+        files = filter(Path.is_file, map(Path, glob(str(path), recursive=True)))
+        yield from (_entry(file, format_of(file).refusal) for file in files)
 
 
 def _on_hub(url: str, column: str, named: set[Path]) -> Iterator[Path | Skipped]:
@@ -127,11 +126,9 @@ def _in_folder(folder: Path, column: str) -> Iterator[Path | Skipped]:
             path = Path(parent) / name
             if name.startswith(".") or path.is_symlink():
                 folders.remove(name)
-                reason = "hidden" if name.startswith(".") else "a link to a folder, which is not followed: name it"
-                yield Skipped(str(path), reason)
+                yield Skipped(str(path), "hidden" if name.startswith(".") else LINK)
         for path in (Path(parent) / name for name in names):
-            skip_reason = _skip_reason(path, column)
-            yield _skipped(path, skip_reason) if skip_reason else path
+            yield _entry(path, _skip_reason(path, column))
     for error in unreadable:
         yield Skipped(str(error.filename), f"cannot be read ({error.strerror})")
 
@@ -145,5 +142,5 @@ def _skip_reason(path: Path, column: str) -> str | None:
     return format_of(path).skip_reason(path, column)
 
 
-def _skipped(path: Path, reason: str) -> Skipped:
-    return Skipped(str(path), reason, path.lstat().st_size)
+def _entry(path: Path, skip_reason: str | None) -> Path | Skipped:
+    return Skipped(str(path), skip_reason, path.lstat().st_size) if skip_reason else path

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lmlong import recipe
-from lmlong.data.document import Document, Errors, Skipped, file_fields, text_document
-from lmlong.data.encoding import UTF8, EncodingError
-from lmlong.data.formats.base import PlainText, ReadOptions
-from lmlong.data.formats.compression import COMPRESSED, read_bytes
+from lmlong.data.document import Document, Errors, ReadOptions, Skipped, file_fields
+from lmlong.data.encoding import EncodingError
+from lmlong.data.formats.compression import is_compressed, read_bytes
 from lmlong.data.formats.datasets import documents_of_records, hub_records, hub_revision
 from lmlong.data.formats.table import format_of
 from lmlong.data.source_files import find_files, refuse
@@ -39,6 +38,16 @@ class Source(NamedTuple):
     left_out: Sequence[Skipped] = ()  # files that a folder or glob skips
     mistakes: Callable[[], list[str]] = list
     """Returns a message for each file that cannot be read."""
+    weight: float = 1.0  # in the training text
+    held_out: float = 0.0  # the share of its text that is held out for validation
+    errors: Errors = "strict"
+
+
+class Checked(NamedTuple):
+    """The files of a source that cannot be read."""
+
+    skipped: dict[Path, str]  # why files that were not named cannot be decoded
+    mistakes: list[str]  # in all others
 
 
 def open_source(options: recipe.Source, errors: Errors, encoding: str = "auto") -> Source:
@@ -74,7 +83,7 @@ def _stdlib_names(root: Path) -> Iterator[str]:
 def _stdlib_document(root: Path, name: str) -> Document | Skipped:
     """Return a module. The few that are not UTF-8 are skipped, whatever `text.errors` is."""
     try:
-        return text_document(name, (root / name).read_bytes().decode(), "strict", file_fields(root / name))
+        return Document.of_text(name, (root / name).read_bytes().decode(), "strict", file_fields(root / name))
     except UnicodeDecodeError:
         return Skipped(name, "not UTF-8", (root / name).stat().st_size)
 
@@ -86,35 +95,26 @@ def _files(options: recipe.Files, errors: Errors, encoding: str) -> Source:
     reading = ReadOptions(options.column, errors, encoding, options.soft_masks)
 
     @cache
-    def checked() -> dict[Path, str | UsageError]:
-        """Return the encoding of each file that is not empty, or its mistake."""
-        return {path: _check_file(path, reading) for path in paths if path.stat().st_size}
-
-    @cache
-    def undecodable() -> dict[Path, str]:
-        """Return why unnamed files that cannot be decoded are skipped; empty if no other file remains."""
-        errors = {path: result for path, result in checked().items() if isinstance(result, EncodingError)}
-        if len(errors) == len(checked()):
-            return {}
-        return {path: error.reason for path, error in errors.items() if path not in named}
-
-    def mistakes() -> list[str]:
-        skipped = undecodable()
-        return [
-            str(error) for path, error in checked().items() if isinstance(error, UsageError) and path not in skipped
-        ]
+    def checked() -> Checked:
+        full = [path for path in paths if path.stat().st_size]
+        errors = {path: error for path in full if (error := _mistake(path, reading))}
+        skipped = {path: error.reason for path, error in errors.items() if isinstance(error, EncodingError)}
+        if len(skipped) == len(full):  # no other file remains
+            skipped = {}
+        skipped = {path: reason for path, reason in skipped.items() if path not in named}
+        return Checked(skipped, [str(error) for path, error in errors.items() if path not in skipped])
 
     def documents() -> Iterator[Document | Skipped]:
-        refuse(mistakes())
+        skipped, mistakes = checked()
+        refuse(mistakes)
         for path in paths:
-            if not path.stat().st_size:
-                yield Skipped(str(path), "empty")
-            elif reason := undecodable().get(path):
-                yield Skipped(str(path), reason, path.stat().st_size)
+            size = path.stat().st_size
+            if reason := skipped.get(path) if size else "empty":
+                yield Skipped(str(path), reason, size)
             else:
-                yield from format_of(path).documents(path, reading._replace(encoding=str(checked().get(path, UTF8))))
+                yield from format_of(path).documents(path, reading)
 
-    is_plain = all(isinstance(format_of(path), PlainText) and path.suffix.lower() not in COMPRESSED for path in paths)
+    is_plain = all(format_of(path).is_text and format_of(path).is_whole and not is_compressed(path) for path in paths)
     return Source(
         f"files {' '.join(options.paths)}",
         _fingerprint((format_of(path).fingerprint(path, reading), path) for path in paths),
@@ -122,15 +122,16 @@ def _files(options: recipe.Files, errors: Errors, encoding: str) -> Source:
         False,
         documents,
         left_out,
-        mistakes,
+        lambda: checked().mistakes,
     )
 
 
-def _check_file(path: Path, options: ReadOptions) -> str | UsageError:
+def _mistake(path: Path, options: ReadOptions) -> UsageError | None:
     try:
-        return format_of(path).check(path, options)
+        format_of(path).check(path, options)
     except UsageError as error:
         return error
+    return None
 
 
 def _hub(options: recipe.Hub, errors: Errors) -> Source:
@@ -163,35 +164,26 @@ def _fingerprint(files: Iterable[tuple[str, Path]]) -> str:
     return total.hexdigest()
 
 
-class Input(NamedTuple):
-    """A source, its weight in the training text, and the share of it that is held out for validation."""
-
-    source: Source
-    weight: float
-    held_out: float  # share of its text
-    errors: Errors = "strict"
-
-
-def open_inputs(text: recipe.Text) -> list[Input]:
+def open_sources(text: recipe.Text) -> list[Source]:
     """Return the sources to train on, then those to validate on."""
     held_out = 0.0 if text.validation.sources else text.validation.fraction
     shares = [(options, options.weight, held_out) for options in text.sources]
     shares += [(options, 0.0, 1.0) for options in text.validation.sources]
     return [
-        Input(open_source(options, text.errors, text.encoding), weight, share, text.errors)
+        open_source(options, text.errors, text.encoding)._replace(weight=weight, held_out=share, errors=text.errors)
         for options, weight, share in shares
     ]
 
 
-def size_of(inputs: list[Input]) -> int | None:
+def size_of(sources: list[Source]) -> int | None:
     """Return the bytes of text of some sources. None if they are not known before reading."""
-    sizes = [entry.source.bytes for entry in inputs]
+    sizes = [source.bytes for source in sources]
     return None if None in sizes else sum(size or 0 for size in sizes)
 
 
-def check_inputs(inputs: list[Input]) -> None:
+def check_sources(sources: list[Source]) -> None:
     """Raise one UsageError that lists every unreadable file of the sources."""
-    refuse([mistake for entry in inputs for mistake in entry.source.mistakes()])
+    refuse([mistake for source in sources for mistake in source.mistakes()])
 
 
 def check_quickly(text: recipe.Text) -> None:
@@ -206,4 +198,4 @@ def check_quickly(text: recipe.Text) -> None:
                 if time.monotonic() > end:
                     return
                 if not format_of(path).quick_check(path, options):
-                    check_inputs(open_inputs(text))  # lists all unreadable files
+                    check_sources(open_sources(text))  # lists all unreadable files

@@ -4,27 +4,32 @@ A folder of the cache holds tokenizer.model, info.json, validation.tokens, train
 source, and for each token file a file of document positions.
 """
 
+import errno
 import json
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict
-
 from lmlong import recipe
-from lmlong.data.duplicates import split_key
-from lmlong.data.notes import by_reason
-from lmlong.data.sources import open_inputs
-from lmlong.data.token_encoding import cores
+from lmlong.data.document import Skipped
+from lmlong.data.duplicates import Duplicates, divided, split_key
+from lmlong.data.sources import Source, check_sources, open_sources, size_of
+from lmlong.data.split import Part
+from lmlong.data.text_info import Info, Read, SourceInfo, by_reason
+from lmlong.data.token_encoding import Batch, Cut, Destination, batches_of, cores, encode_all
 from lmlong.data.token_file import Count, TokenFile, check_tokens, read_tokens
-from lmlong.data.token_file_writer import VALIDATION
-from lmlong.data.token_writing import write
-from lmlong.data.tokenizers.base import Tokenizer
-from lmlong.data.tokenizers.factory import load_tokenizer
+from lmlong.data.token_file_writer import VALIDATION, TokenFileWriter, token_file
+from lmlong.data.tokenizers import load_tokenizer
+from lmlong.data.tokenizers.base import Tokenizer, parts
 from lmlong.data.tokenizers.training import tokenizer_of
-from lmlong.errors import UsageError
+from lmlong.data.windows import overlap
+from lmlong.errors import LmlongError, UsageError
 from lmlong.io import folder_manifest
 from lmlong.io.cache import cache_folder, fetch, key_of
 from lmlong.io.folder_manifest import DamagedFolder, Format
+from lmlong.report.progress import Progress
 
 FORMAT = Format("tokens", 4)
 
@@ -33,53 +38,8 @@ INFO = "info.json"
 TEXT = (".tokens", ".starts")
 """Suffixes of the files that hold the text."""
 
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True)
-
-
-class Documents(_Strict):
-    """Documents that were skipped, or read in another encoding."""
-
-    documents: int
-    bytes: int
-    names: list[str]
-
-
-class Read(_Strict):
-    """What was read of a source."""
-
-    documents: int
-    bytes: int
-    replaced_bytes: int
-    put_in_bytes: int
-    replaced_characters: int = 0
-
-
-class Source(_Strict):
-    """A source of training and validation text."""
-
-    name: str
-    read: Read
-    skipped: dict[str, Documents]
-    encodings: dict[str, Documents]
-    near_copies: Documents
-    train: Count | None = None
-    validation: Count | None = None
-
-
-class Overlap(_Strict):
-    """Windows of the held-out text that occur in the training text."""
-
-    share: float
-    window_bytes: int
-
-
-class Info(_Strict):
-    """What commands read in the description of token files."""
-
-    sources: list[Source]
-    overlap: Overlap
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Errors of a full disk."""
 
 
 class TokenDataset(NamedTuple):
@@ -105,19 +65,19 @@ def prepare(text: recipe.Text, tokenizer: Tokenizer | None = None, processes: in
     `processes`, by default one for each core, encode the text; their number does not affect the tokens. Interrupted
     work is resumed.
     """
-    inputs = open_inputs(text)
-    chosen = tokenizer or tokenizer_of(inputs, text.tokenizer, text.duplicates)
-    key = key_of(FORMAT, chosen.hash, *split_key(inputs, text.duplicates))
+    sources = open_sources(text)
+    chosen = tokenizer or tokenizer_of(sources, text.tokenizer, text.duplicates)
+    key = key_of(FORMAT, chosen.hash, *split_key(sources, text.duplicates))
     folder = fetch(
         cache_folder() / "tokens" / key,
         FORMAT,
-        lambda unfinished: write(unfinished, inputs, chosen, text.duplicates, processes or cores()),
+        lambda unfinished: _write(unfinished, sources, chosen, text.duplicates, processes or cores()),
         resumable=True,
-        check=lambda folder: _check_readable(folder, len(text.sources), len(inputs)),
+        check=lambda folder: _check_readable(folder, len(text.sources), len(sources)),
     )
     tokens = _open(folder, [options.weight for options in text.sources])
-    for entry, source in zip(inputs, tokens.info["sources"], strict=True):  # known without reading, so never cached
-        source["left_out"] = by_reason(entry.source.left_out)
+    for source, info in zip(sources, tokens.info["sources"], strict=True):  # known without reading, so never cached
+        info["left_out"] = by_reason(source.left_out)
     _check(tokens, text)
     return tokens
 
@@ -127,7 +87,7 @@ def _open(folder: Path, weights: list[float]) -> TokenDataset:
     *train, validation = (read_tokens(folder / name, tokenizer) for name in _token_files(len(weights)))
     files = folder_manifest.read_manifest(folder, FORMAT).files
     identity = key_of(tokenizer.hash, [(name, files[name]["sha256"]) for name in files if name.endswith(TEXT)])
-    info = json.loads((folder / INFO).read_bytes())
+    info = Info.model_validate_json((folder / INFO).read_bytes()).model_dump(exclude_none=True)
     return TokenDataset(folder, tokenizer, train, weights, validation, info, identity)
 
 
@@ -135,13 +95,13 @@ def _token_files(sources: int) -> list[str]:
     return [*(f"train-{number}.tokens" for number in range(sources)), VALIDATION]
 
 
-def _check_readable(folder: Path, sources: int, inputs: int) -> None:
+def _check_readable(folder: Path, trained: int, sources: int) -> None:
     """Raise DamagedFolder or UsageError unless the files of a folder are what `write` writes."""
     try:
         tokenizer = load_tokenizer(folder / "tokenizer.model")
-        for name in _token_files(sources):
+        for name in _token_files(trained):
             check_tokens(folder / name, tokenizer)
-        if len(Info.model_validate_json((folder / INFO).read_bytes()).sources) != inputs:
+        if len(Info.model_validate_json((folder / INFO).read_bytes()).sources) != sources:
             raise ValueError
     except OSError as error:
         raise DamagedFolder(f"{error.filename}: {error.strerror}.") from None
@@ -166,3 +126,96 @@ def _check(tokens: TokenDataset, text: recipe.Text) -> None:
             f"the validation text is empty: of {documents:,} documents, text.validation.fraction="
             f"{text.validation.fraction} holds out none. Raise it, or name text.validation.sources."
         )
+
+
+def _write(folder: Path, sources: list[Source], tokenizer: Tokenizer, duplicates: Duplicates, processes: int) -> None:
+    """Write the token files to a folder, or resume interrupted work in it."""
+    check_sources(sources)
+    model = folder / "tokenizer.model"
+    tokenizer.save(model)
+    infos = [SourceInfo(name=source.name) for source in sources]
+    destinations = [
+        Destination(number, split)
+        for number, source in enumerate(sources)
+        for split in (("train", "validation") if source.held_out < 1 else ("validation",))
+    ]
+    names = set(map(token_file, destinations))
+    with (
+        closing(TokenFileWriter(folder, names)) as files,
+        Progress("tokens", size_of(sources)) as progress,
+        _full_disk(files, progress),
+    ):
+        batches = batches_of(_cuts(divided(sources, duplicates), infos, tokenizer))
+        _pass_over(batches, files, progress)
+        with closing(encode_all(batches, tokenizer, model, processes)) as encoded:
+            for batch in encoded:
+                files.write(batch)
+                progress.update(sum(tokens.bytes for tokens in batch.values()))
+        files.save()
+        for destination in destinations:
+            setattr(infos[destination.source], destination.split, files.counts.get(destination, Count()))
+        train = [read_tokens(folder / name, tokenizer) for name in sorted(names - {VALIDATION})]
+        info = Info(
+            tokenizer=tokenizer.hash,
+            vocabulary=tokenizer.vocabulary,
+            sources=infos,
+            overlap=overlap(train, read_tokens(folder / VALIDATION, tokenizer), tokenizer),
+        )
+        files.discard()
+        (folder / INFO).write_text(json.dumps(info.model_dump(exclude_none=True), indent=2) + "\n")
+
+
+def _cuts(
+    sources: list[Iterator[Part | Skipped]], infos: list[SourceInfo], tokenizer: Tokenizer
+) -> Iterator[tuple[Destination, Cut]]:
+    """Cut documents for the tokenizer. Yield each cut with its destination; empty documents have none."""
+    for number, (documents, info) in enumerate(zip(sources, infos, strict=True)):
+        for part in documents:
+            info.add(part)
+            if isinstance(part, Skipped):
+                continue
+            destination, begins, last = Destination(number, part.split), True, ""
+            for text in parts(_readable(part, tokenizer, info.read)):
+                if last:
+                    yield destination, Cut(last, begins, False)
+                    begins = False
+                last = text
+            if last:
+                yield destination, Cut(last, begins, True)
+
+
+def _readable(part: Part, tokenizer: Tokenizer, read: Read) -> Iterator[str]:
+    """Yield the text of a part. Count characters missing from the tokenizer's alphabet, or raise an error."""
+    for piece in part.pieces():
+        if replaced := tokenizer.count_replaced(piece, part.document):
+            read.replaced_characters = (read.replaced_characters or 0) + replaced
+        yield piece
+
+
+def _pass_over(batches: Iterator[Batch], files: TokenFileWriter, progress: Progress) -> None:
+    """Read the batches again that are in the files already, for the counts and to reach the next batch."""
+    passed = 0
+    for batch in islice(batches, files.batches):
+        progress.skip(sum(len(cut.text.encode("utf-8", "surrogatepass")) for cuts in batch.values() for cut in cuts))
+        passed += 1
+    if passed < files.batches:
+        files.discard()
+        raise UsageError("the text became shorter while it was read. Try again when it is complete.")
+
+
+@contextmanager
+def _full_disk(files: TokenFileWriter, progress: Progress) -> Iterator[None]:
+    """If the disk is full, report how much space is needed."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        need = "the rest needs an unknown size"
+        if progress.total and progress.done:
+            rest = files.size * max(progress.total / progress.done - 1, 0)
+            need = f"the rest needs about {rest / 1e6:,.1f} MB"
+        raise LmlongError(
+            f"{files.folder}: {error.strerror}. {files.size / 1e6:,.1f} MB of tokens are written; {need}. Free some "
+            "space and run the same command again, which resumes; or set LMLONG_CACHE to a folder on another disk."
+        ) from error

@@ -24,8 +24,8 @@ import numpy as np
 
 from lmlong.data.split import Split
 from lmlong.data.token_file import token_type
+from lmlong.data.tokenizers import load_tokenizer
 from lmlong.data.tokenizers.base import Tokenizer
-from lmlong.data.tokenizers.factory import load_tokenizer
 from lmlong.errors import LmlongError
 
 BATCH = 1 << 18
@@ -78,21 +78,21 @@ def batches_of(cuts: Iterable[tuple[Destination, Cut]]) -> Iterator[Batch]:
 
 def encode(batch: Batch, tokenizer: Tokenizer) -> dict[Destination, Encoded]:
     """Return the tokens of a batch."""
-    return {destination: _encode(cuts, tokenizer) for destination, cuts in batch.items()}
-
-
-def _encode(cuts: list[Cut], tokenizer: Tokenizer) -> Encoded:
-    tokens: list[int] = []
-    starts = []
-    for cut, ids in zip(cuts, tokenizer.encode_parts([cut.text for cut in cuts]), strict=True):
-        if cut.begins:
-            starts.append(len(tokens))
-            tokens.append(tokenizer.bos)
-        tokens.extend(ids)
-        if cut.ends:
-            tokens.append(tokenizer.eos)
-    array = np.array(tokens, dtype=token_type(tokenizer))
-    return Encoded(array, np.array(starts, dtype="<i8"), int(tokenizer.token_bytes[array].sum()))
+    encoded = {}
+    for destination, cuts in batch.items():
+        tokens: list[int] = []
+        starts = []
+        for cut, ids in zip(cuts, tokenizer.encode_parts([cut.text for cut in cuts]), strict=True):
+            if cut.begins:
+                starts.append(len(tokens))
+                tokens.append(tokenizer.bos)
+            tokens.extend(ids)
+            if cut.ends:
+                tokens.append(tokenizer.eos)
+        array = np.array(tokens, dtype=token_type(tokenizer))
+        size = int(tokenizer.token_bytes[array].sum())
+        encoded[destination] = Encoded(array, np.array(starts, dtype="<i8"), size)
+    return encoded
 
 
 def cores() -> int:

@@ -1,6 +1,7 @@
 """Tokens on disk: a flat file of token ids, mapped into memory, and a file of document positions."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
@@ -29,7 +30,8 @@ class TokenFile(NamedTuple):
         return TokenFile(first, self.starts[self.starts < len(first)])
 
 
-class Count(NamedTuple):
+@dataclass(frozen=True)
+class Count:
     """Size of one split of a source: documents, bytes of text, and tokens including bos and eos."""
 
     documents: int = 0
@@ -38,7 +40,7 @@ class Count(NamedTuple):
 
     def add(self, other: "Count") -> "Count":
         """Return the sum of two counts."""
-        return Count(*(left + right for left, right in zip(self, other, strict=True)))
+        return Count(self.documents + other.documents, self.bytes + other.bytes, self.tokens + other.tokens)
 
 
 def check_tokens(path: Path, tokenizer: Tokenizer) -> None:

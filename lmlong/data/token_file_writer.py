@@ -6,7 +6,8 @@ encoded again.
 """
 
 import os
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
+from dataclasses import astuple
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
@@ -80,7 +81,7 @@ class TokenFileWriter:
             "characters": token_encoding.BATCH,
             "batches": self.batches,
             "files": {name: [file.size, file.digest] for name, file in self._files.items()},
-            "counts": [[*destination, *count] for destination, count in self.counts.items()],
+            "counts": [[*destination, *astuple(count)] for destination, count in self.counts.items()],
         }
         files.atomic_write(self.folder / PROGRESS, files.with_checksum(progress))
 
@@ -127,24 +128,19 @@ class _File:
 
 def _saved_progress(folder: Path, names: set[str]) -> SavedProgress:
     """Return the progress of the files in a folder. Return none if a file does not match it."""
-    nothing = SavedProgress(0, {}, {})
-    try:
+    with suppress(OSError, ValueError, KeyError, TypeError):
         saved = files.read_checksummed((folder / PROGRESS).read_bytes())
-        if saved["characters"] != token_encoding.BATCH or saved["files"].keys() != names:
-            return nothing
-        if not all(map(_is_count, [saved["batches"], *(size for size, _ in saved["files"].values())])):
-            return nothing
-        if any(size > (folder / name).stat().st_size for name, (size, _) in saved["files"].items()):
-            return nothing
-        hashed = {name: (size, _hash(folder / name, size)) for name, (size, _) in saved["files"].items()}
-        if any(hashed[name][1].hexdigest() != digest for name, (_, digest) in saved["files"].items()):
-            return nothing
         counts = {Destination(source, split): Count(*count) for source, split, *count in saved["counts"]}
-        if not all(map(_is_count, chain.from_iterable(counts.values()))):
-            return nothing
-        return SavedProgress(saved["batches"], hashed, counts)
-    except (OSError, ValueError, KeyError, TypeError):
-        return nothing
+        sizes = {name: size for name, (size, _) in saved["files"].items()}
+        numbers = [saved["batches"], *sizes.values(), *chain.from_iterable(map(astuple, counts.values()))]
+        is_whole = (
+            saved["characters"] == token_encoding.BATCH and sizes.keys() == names and all(map(_is_count, numbers))
+        )
+        if is_whole and all(size <= (folder / name).stat().st_size for name, size in sizes.items()):
+            hashed = {name: (size, _hash(folder / name, size)) for name, size in sizes.items()}
+            if all(hashed[name][1].hexdigest() == digest for name, (_, digest) in saved["files"].items()):
+                return SavedProgress(saved["batches"], hashed, counts)
+    return SavedProgress(0, {}, {})
 
 
 def _is_count(value: Any) -> bool:

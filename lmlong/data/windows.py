@@ -6,10 +6,10 @@ of a window is in the sample or none.
 
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
+from lmlong.data.text_info import Overlap
 from lmlong.data.token_file import TokenFile
 from lmlong.data.tokenizers.base import Tokenizer
 
@@ -140,7 +140,7 @@ class WindowSample:
                 self._keep(hashes, numbers)
 
 
-def overlap(train: Iterable[TokenFile], held_out: TokenFile, tokenizer: Tokenizer) -> dict[str, Any]:
+def overlap(train: Iterable[TokenFile], held_out: TokenFile, tokenizer: Tokenizer) -> Overlap:
     """Return the number of windows of the held-out text, sampled if it is large, and how many of these occur in the
     training text, which a model may have memorized."""
     windows = WindowSample()
@@ -148,7 +148,7 @@ def overlap(train: Iterable[TokenFile], held_out: TokenFile, tokenizer: Tokenize
     windows.find(text for file in train for text in _documents(file, tokenizer))
     (kept,), (shared,) = windows.counts(1)
     share = shared / max(kept, 1)
-    return {"window_bytes": WINDOW, "windows": int(kept), "in_training_text": int(shared), "share": share}
+    return Overlap(window_bytes=WINDOW, windows=int(kept), in_training_text=int(shared), share=share)
 
 
 def _documents(file: TokenFile, tokenizer: Tokenizer) -> Iterator[Iterator[bytes]]:

@@ -18,6 +18,11 @@ class Estimate(NamedTuple):
     value: float
     error: float  # standard error
 
+    @property
+    def band(self) -> tuple[float, float]:
+        """The value less and plus two standard errors."""
+        return self.value - 2 * self.error, self.value + 2 * self.error
+
 
 UNKNOWN = Estimate(math.nan, math.nan)
 

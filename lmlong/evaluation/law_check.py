@@ -12,20 +12,22 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from lmlong import testing
 from lmlong.attention import laws
 from lmlong.attention.base import CausalAttention
 from lmlong.attention.inputs import draw_inputs
 from lmlong.attention.laws import DENOMINATOR_LIMIT, Case, Subject, Text, Verdict
 from lmlong.decode import engine
 from lmlong.decode.choice import fast_engine
-from lmlong.evaluation.state_health import Denominators, denominators
+from lmlong.evaluation.state_health import DENOMINATORS, Denominators, denominators
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.precision import DTYPES, autocast
 from lmlong.model.state_size import size
 from lmlong.report.json_values import json_keys
-from lmlong.report.table import Column, format_range, format_table
-from lmlong.testing import EXACT, PARTS, Report, random_text
+from lmlong.report.report import Report, Table
+from lmlong.report.table import Column
+from lmlong.testing import EXACT, PARTS, random_text
 
 TOKENS = 300
 """Length of the text that an attention alone reads."""
@@ -44,10 +46,6 @@ LAWS = [
     Column("error", 9, ".1e", value="measured"),
     Column("allowed", 10, ".1e", value="allowed"),
     Column("", 0, align="<", value=lambda verdict: "  kept" if verdict.kept else "  BROKEN"),
-]
-DENOMINATORS = [
-    Column("denominators at position", 28, align="<", value=lambda bucket: format_range(bucket.first, bucket.last)),
-    *(Column(name, 14, ".3g", value=name) for name in ("smallest", "median", "largest")),
 ]
 
 
@@ -205,18 +203,17 @@ def _by_definition(model: LanguageModel, text: Text) -> Tensor:
         return model.logits(model(tokens, None, document_starts)[0])
 
 
-def table(report: LawReport) -> str:
-    """Return the laws, then the denominators by position, for an 80-column terminal."""
-    lines = format_table(LAWS, report.verdicts)
-    if report.denominators:
-        lines += ["", *format_table(DENOMINATORS, report.denominators)]
+def law_report(report: LawReport) -> Report:
+    """Return the laws, then the denominators by position."""
     broken = sum(not verdict.kept for verdict in report.verdicts)
-    text = f"{report.rows} rows of {report.tokens:,} tokens, computed in {report.precision}"
-    lines += ["", f"{broken} of {len(report.verdicts)} laws broken" if broken else "all laws kept", text]
-    lines += _remedies(report.verdicts)
-    if not report.divides:
-        lines.append(NO_EFFECT)
-    return "\n".join(lines)
+    summary = [
+        f"{broken} of {len(report.verdicts)} laws broken" if broken else "all laws kept",
+        f"{report.rows} rows of {report.tokens:,} tokens, computed in {report.precision}",
+        *_remedies(report.verdicts),
+        *([] if report.divides else [NO_EFFECT]),
+    ]
+    tables = [Table("", LAWS, report.verdicts), Table("", DENOMINATORS, report.denominators)]
+    return Report([*(table for table in tables if table.rows), "\n".join(summary)], report)
 
 
 def _remedies(verdicts: Sequence[Verdict]) -> list[str]:
@@ -224,12 +221,12 @@ def _remedies(verdicts: Sequence[Verdict]) -> list[str]:
     return [SCALE_REMEDY] if any(verdict.number == 9 and not verdict.kept for verdict in verdicts) else []
 
 
-def table_of_plugins(reports: Sequence[Report]) -> str:
-    """Return the laws of each attention and feature map of plug-ins, for an 80-column terminal."""
-    notes = [[*([] if report.divides else ["", NO_EFFECT]), *_remedies(report.verdicts)] for report in reports]
-    parts = [
-        "\n".join([report.name, "", *format_table(LAWS, report.verdicts), *note])
-        for report, note in zip(reports, notes, strict=True)
-    ]
+def plugin_report(reports: Sequence[testing.Report]) -> Report:
+    """Return the laws of each attention and feature map of plug-ins."""
+    parts = []
+    for report in reports:
+        no_effect = [] if report.divides else ["", NO_EFFECT]
+        table = Table(f"{report.name}\n\n", LAWS, report.verdicts)
+        parts.append("\n".join([str(table), *no_effect, *_remedies(report.verdicts)]))
     broken = [report.name for report in reports if not report.kept]
-    return "\n\n".join([*parts, f"laws broken by {', '.join(broken)}" if broken else "all laws kept"])
+    return Report([*parts, f"laws broken by {', '.join(broken)}" if broken else "all laws kept"], reports)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,7 +22,8 @@ from lmlong.model.metrics import text_nll
 from lmlong.model.precision import Precision, autocast, evaluation_precision
 from lmlong.report.json_values import json_keys, json_values
 from lmlong.report.progress import each
-from lmlong.report.table import Column, format_table, with_error
+from lmlong.report.report import Report, Table
+from lmlong.report.table import Column, with_error
 
 
 @json_keys(
@@ -117,13 +118,8 @@ def _unigram_perplexity(dataset: TokenDataset, seen: np.ndarray) -> float:
     return math.exp(-(seen[occurs] * np.log(counts[occurs] / counts.sum())).sum() / seen.sum())
 
 
-def table(reports: Sequence[MaskedReport]) -> str:
-    """Return a line for each encoder, at most 80 columns wide but for the names."""
+def masked_report(reports: Sequence[MaskedReport]) -> Report:
+    """Return a line for each encoder; in JSON its sizes, options and ratios."""
     precisions = ", ".join(dict.fromkeys(report.precision for report in reports))
-    return "\n".join([f"prediction of hidden tokens, precision {precisions}", *format_table(COLUMNS, reports)])
-
-
-def to_json(reports: Sequence[MaskedReport]) -> dict[str, Any]:
-    """Return the sizes, the options and the ratios of each encoder."""
-    of_rows = [{"objective": "masked", report.rows: report.sums.documents} for report in reports]
-    return {"runs": [{**json_values(report), **rows} for report, rows in zip(reports, of_rows, strict=True)]}
+    runs = [{**json_values(report), "objective": "masked", report.rows: report.sums.documents} for report in reports]
+    return Report([Table(f"prediction of hidden tokens, precision {precisions}", COLUMNS, reports)], {"runs": runs})

@@ -1,62 +1,43 @@
-"""Perplexity against length as tables for an 80-column terminal and as JSON."""
+"""Perplexity against length as tables, as JSON and as a plot with a panel for each view."""
 
 import math
 import textwrap
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 from lmlong.evaluation.document_sums import Estimate, Sums
-from lmlong.evaluation.results import PerplexityReport
+from lmlong.evaluation.results import CONTEXT, POSITION, PerplexityReport, format_perplexity
+from lmlong.evaluation.state_health import HEALTH
 from lmlong.model.state_size import StateSize, binary_size
 from lmlong.recipe.lengths import name_length
 from lmlong.recipe.paths import last_part
-from lmlong.report.json_values import json_keys, json_values
-from lmlong.report.table import Column, format_range, format_table, plural, with_error
+from lmlong.report.figure import Figure, Mark, Panel, lines_of
+from lmlong.report.json_values import json_keys
+from lmlong.report.report import Report, Table
+from lmlong.report.table import Column, plural, with_error
 
-
-def format_perplexity(value: float) -> str:
-    return f"{value:,.2f}" if value < 1e8 else f"{value:.2e}"
-
-
-CONTEXT = [
-    Column("length", 9, value=lambda row: name_length(row.length) + ("*" if row.trained else " ")),
-    *with_error(Column("nats/token", 12, ".4f", value="sums.per_token")),
-    Column("perplexity", 13, format_perplexity, value="sums.totals.perplexity"),
-    *with_error(Column("bits/byte", 11, ".4f", value="sums.per_byte")),
-    *with_error(Column("change", 10, "+.4f", value="change")),
-]
 OF_CHANGE = "change is from the row above, in nats/token"
-POSITION = [
-    Column("tokens before", 17, value=lambda row: format_range(row.first, row.last)),
-    *with_error(Column("nats/token", 12, ".4f", value="sums.per_token")),
-    *with_error(Column("bits/byte", 11, ".4f", value="sums.per_byte")),
-    Column("tokens", 13, ",", value="sums.totals.tokens"),
-]
-HEALTH = [
-    Column("tokens read", 17, ",", value="position"),
-    Column("norm of S", 13, ".4g", value="norm"),
-    Column("features in use", 19, value=lambda row: f"{row.features:.1f} of {row.of}"),
-    Column("smallest denominator", 24, ".3g", value="smallest"),
-]
 
 CLEAR = 2
 """Standard errors that a gain must exceed, or it is reported as unclear."""
 
-
-def table(reports: Sequence[PerplexityReport]) -> str:
-    """Return the verdicts, how the reports differ, then each, at most 80 columns wide but for the names."""
-    marked = any(point.length == report.trained_length for report in reports for point in report.context)
-    notes = ["", "* the length it was trained at"] if marked else []
-    verdicts = [line for report in reports if (line := verdict(report))]
-    sections = ["\n".join(verdicts)] if verdicts else []
-    sections += ["\n".join(difference_lines(each)) for each in differences(reports)]
-    return "\n".join(["\n\n".join([*sections, *map(_section, reports)]), *notes])
+LEAST_SPAN = 0.02
+"""Bits per byte that the vertical axis spans at least, so that less than a hundredth does not look like a trend."""
 
 
-def to_json(reports: Sequence[PerplexityReport]) -> dict[str, Any]:
-    """Return sums and counts, and the ratios made of them."""
-    compared = {"differences": differences(reports)} if len(reports) > 1 else {}
-    return json_values({**compared, "runs": reports})
+def perplexity_report(reports: Sequence[PerplexityReport]) -> Report:
+    """Return the verdicts, how the reports differ, then each; in JSON sums and counts, and the ratios made of them."""
+    verdicts = list(filter(None, map(verdict, reports)))
+    compared = differences(reports)
+    parts: list[str | Table] = ["\n".join(verdicts)] if verdicts else []
+    parts += [each.table for each in compared]
+    for report in reports:
+        parts += ["\n".join(_facts(report)), *views(report)]
+    if any(at.trained for report in reports for at in report.by_context):
+        parts.append("* the length it was trained at")
+    values = {**({"differences": compared} if compared else {}), "runs": reports}
+    return Report(parts, values, lambda: figure(reports))
 
 
 def verdict(report: PerplexityReport) -> str:
@@ -84,10 +65,6 @@ def left_out_lengths(report: PerplexityReport, least: int) -> str:
 
 def _with_error(estimate: Estimate) -> str:
     return f"{estimate.value:.4f}" + (f" ± {estimate.error:.4f}" if math.isfinite(estimate.error) else "")
-
-
-def _section(report: PerplexityReport) -> str:
-    return "\n".join([*_facts(report), *(line for view in _views(report) for line in ("", *view))])
 
 
 def _facts(report: PerplexityReport) -> Iterator[str]:
@@ -119,20 +96,19 @@ def _state(state: StateSize) -> str:
     return f"state of {state.empty.numbers:,} numbers, {binary_size(state.empty.bytes)}{single}{growth}"
 
 
-def _views(report: PerplexityReport) -> Iterator[list[str]]:
-    """Yield the lines of each view that was measured."""
+def views(report: PerplexityReport) -> Iterator[Table]:
+    """Yield the table of each view that was measured."""
     unit = report.unit
     if report.context:
         sums = report.context[0].sums
         targets = f"{sums.totals.tokens:,} tokens of {plural(sums.documents, unit)}"
-        yield [f"by context: the same {targets} each time;", OF_CHANGE, *format_table(CONTEXT, report.by_context)]
+        yield Table(f"by context: the same {targets} each time;\n{OF_CHANGE}", CONTEXT, report.by_context)
     if report.position:
         columns = [*POSITION, Column(f"{unit}s", 11, ",", value="sums.documents")]
-        title = f"by position: each {unit} read once, from its beginning"
-        yield [title, *format_table(columns, report.position)]
+        yield Table(f"by position: each {unit} read once, from its beginning", columns, report.position)
     if report.health:
         title = "the state, over all layers and heads, while the longest document is read"
-        yield [title, *format_table(HEALTH, report.health)]
+        yield Table(title, HEALTH, report.health)
 
 
 @json_keys("length", "difference=bits.value", "error=bits.error", "documents=sums.documents")
@@ -157,6 +133,25 @@ class Differences(NamedTuple):
     base: PerplexityReport
     rows: list[Difference]
 
+    @property
+    def table(self) -> Table | str:
+        """The differences, or why there are none."""
+        run, base, rows = self
+        if not rows:
+            return f"{run.name} minus {base.name}: {_why_not_compared(run, base)}."
+        columns = [
+            Column("length", 9, value=lambda row: "whole" if row.length is None else name_length(row.length)),
+            *with_error(Column("difference", 13, "+.4f", value="bits"), 9),
+            Column(run.name, max(14, len(run.name) + 2), ".4f", value="sums.totals.bits_per_byte"),
+            Column(base.name, max(14, len(base.name) + 2), ".4f", value="base.totals.bits_per_byte"),
+        ]
+        documents = plural(rows[0].sums.documents, run.unit)
+        title = (
+            f"{run.name} minus {base.name}, in bits/byte on the same bytes of {documents}:\n"
+            "below 0 the first is better; errors are of the differences, paired"
+        )
+        return Table(title, columns, rows)
+
 
 def differences(reports: Sequence[PerplexityReport]) -> list[Differences]:
     """Return the differences of each further run from the first, where both have the same targets."""
@@ -173,17 +168,6 @@ def _rows(report: PerplexityReport, base: PerplexityReport) -> Iterator[Differen
             yield Difference(length, sums, other)
 
 
-def difference_columns(compared: Differences) -> list[Column]:
-    """Return the columns of a table of differences."""
-    run, base, _ = compared
-    return [
-        Column("length", 9, value=lambda row: "whole" if row.length is None else name_length(row.length)),
-        *with_error(Column("difference", 13, "+.4f", value="bits"), 9),
-        Column(run.name, max(14, len(run.name) + 2), ".4f", value="sums.totals.bits_per_byte"),
-        Column(base.name, max(14, len(base.name) + 2), ".4f", value="base.totals.bits_per_byte"),
-    ]
-
-
 def _why_not_compared(run: PerplexityReport, base: PerplexityReport) -> str:
     same_text = run.text == base.text
     if run.tokenizer != base.tokenizer and (same_text or run.data == base.data != []):
@@ -194,14 +178,73 @@ def _why_not_compared(run: PerplexityReport, base: PerplexityReport) -> str:
     return "no targets in common. Give --lengths" if same_text else "measured on another text. Name one by --data"
 
 
-def difference_lines(compared: Differences) -> list[str]:
-    """Return the differences as a table."""
-    run, base, rows = compared
-    if not rows:
-        return [f"{run.name} minus {base.name}: {_why_not_compared(run, base)}."]
-    documents = plural(rows[0].sums.documents, run.unit)
-    return [
-        f"{run.name} minus {base.name}, in bits/byte on the same bytes of {documents}:",
-        "below 0 the first is better; errors are of the differences, paired",
-        *format_table(difference_columns(compared), rows),
+class Point(NamedTuple):
+    """The bits per byte at one length."""
+
+    length: int
+    bits: Estimate
+
+
+Points = Sequence[tuple[str, Sequence[Point]]]
+"""The points of each run."""
+
+
+def figure(reports: Sequence[PerplexityReport]) -> Figure:
+    """Return bits per byte against context and position, with bands of two errors; by context beside the perplexity."""
+    by_context = [(report.name, list(_by_context(report))) for report in reports]
+    by_position = [(report.name, [Point(at.first, at.sums.per_byte) for at in report.position]) for report in reports]
+    trained = sorted({report.trained_length for report in reports})
+    of_context = "tokens read before the same targets\n(band: the change from the shortest)"
+    panels = [
+        *_panel("by context", of_context, by_context, trained, _perplexity_axis(reports)),
+        *_panel("by position", "tokens before, read from the beginning", by_position, trained),
     ]
+    return Figure([panels], size=(max(6.4, 4.6 * len(panels)), 4.4), legend_columns=3)
+
+
+def _by_context(report: PerplexityReport) -> Iterator[Point]:
+    """Yield bits per byte by context. All contexts have the same targets, so an error in the height of the line shifts
+    all of it alike: its band is that of the change from the shortest context."""
+    for at in report.context:
+        error = at.sums.bits_error_from(report.context[0].sums)
+        yield Point(at.length, Estimate(at.sums.totals.bits_per_byte, error))
+
+
+def _panel(
+    title: str,
+    x_label: str,
+    points: Points,
+    trained: Sequence[int],
+    right_name: Callable[[float], str] | None = None,
+) -> Iterator[Panel]:
+    """Yield the panel of one view of all runs, unless no run has it, with a mark at each length that a run was trained
+    at, and a shade beyond all of them."""
+    lines = [line for line in lines_of(points, "length", "bits.value", band="bits.band") if len(line.x)]
+    if not lines:
+        return
+    ticks = sorted({int(x) for line in lines for x in line.x})
+    first, last = ticks[0], ticks[-1]
+    yield Panel(
+        lines,
+        title,
+        x_label,
+        "bits per byte, ± 2 standard errors",
+        ticks=ticks,
+        tick_name=name_length,
+        marks=[Mark(length, f"trained at {name_length(length)}") for length in trained if first <= length <= last],
+        shade_from=trained[-1] if first <= trained[-1] < last else None,
+        y_limits=(0.0, math.inf),
+        least_span=LEAST_SPAN,
+        right_label="perplexity" if right_name else "",
+        right_name=right_name or str,
+    )
+
+
+def _perplexity_axis(reports: Sequence[PerplexityReport]) -> Callable[[float], str] | None:
+    """Return the perplexity of bits per byte, if one holds for all runs: their targets have the same number of bytes
+    per token."""
+    totals = [at.sums.totals for report in reports for at in report.context]
+    if not totals or any(each.bytes * totals[0].tokens != totals[0].bytes * each.tokens for each in totals):
+        return None
+    first = totals[0]
+    return lambda bits: format_perplexity(replace(first, nats=bits * first.bytes * math.log(2)).perplexity)

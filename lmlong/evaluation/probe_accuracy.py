@@ -20,12 +20,15 @@ from lmlong.recipe.lengths import name_length
 from lmlong.report.figure import Figure, Level, Panel, Style, lines_of
 from lmlong.report.json_values import json_keys
 from lmlong.report.progress import Progress
-from lmlong.report.table import Column, format_number, format_table, pivot_rows
+from lmlong.report.report import Report, Table
+from lmlong.report.table import Column, format_number, pivot_rows
 
 LENGTHS = (64, 256, 1024, 4096)
 """The default distances."""
 
 TEXTS = 64
+
+CHANCE = Style("0.5", (0, (1, 2)))
 
 TEXT = 100_000
 """Tokens of the held-out text used as filler; longer distances repeat them."""
@@ -40,7 +43,7 @@ class ProbeScore(NamedTuple):
     right_by_text: np.ndarray  # (trials,)
     asked_by_text: np.ndarray  # (trials,)
     chance: float
-    """Accuracy of the answers of another text of this probe, which is that of a guess; nan if there is one text."""
+    """Accuracy of the answers of another text of this probe, which is that of a guess; nan if unknown."""
 
     @property
     def texts(self) -> int:
@@ -60,7 +63,10 @@ class ProbeScore(NamedTuple):
 
     @property
     def error(self) -> float:
-        """Standard error over the texts."""
+        """Standard error over the texts; half of Wilson's interval where all answers are right or all are wrong, which
+        the spread of the texts does not show."""
+        if self.right in (0, self.asked):
+            return 1 / (self.texts + 1) / 2
         return error_of_ratio(self.right_by_text, self.asked_by_text)
 
 
@@ -134,13 +140,13 @@ def answered(model: LanguageModel, trials: Sequence[Trial], bos: int) -> list[np
 
 def chance_of(answers: Sequence[np.ndarray]) -> float:
     """Return the rate at which two answers have the same token at the same index, over all pairs of answers and all
-    indices; nan for a single answer."""
+    indices; nan for a single answer, or if no two agree: chance is lower than what so few answers show."""
     same, pairs = 0.0, 0.0
     for index in range(max(map(len, answers))):
         counts = np.unique([answer[index] for answer in answers if len(answer) > index], return_counts=True)[1]
         same += float((counts * (counts - 1)).sum())
         pairs += float(counts.sum() * (counts.sum() - 1))
-    return same / pairs if pairs else math.nan
+    return same / pairs if same else math.nan
 
 
 def _batches(trials: Iterator[Trial]) -> Iterator[list[Trial]]:
@@ -163,12 +169,12 @@ def _probe_text(loaded: TrainedLanguageModel, text: TokenFile) -> ProbeText:
     return ProbeText(tokenizer, tokens, sorted(set(re.findall(r"\b[a-z]{4,8}\b", tokenizer.decode(tokens)))))
 
 
-def table(results: Sequence[ProbeResult]) -> str:
+def recall_report(results: Sequence[ProbeResult]) -> Report:
     """Return a section for each model, with a column for each probe."""
-    return "\n\n".join(map(_section, results))
+    return Report(list(map(_table, results)), {"runs": results}, lambda: figure(results))
 
 
-def _section(result: ProbeResult) -> str:
+def _table(result: ProbeResult) -> Table:
     probes = list(dict.fromkeys(score.probe for score in result.scores))
     distances = list(dict.fromkeys(score.distance for score in result.scores))
     cells = {
@@ -179,9 +185,8 @@ def _section(result: ProbeResult) -> str:
     for probe in probes:
         columns += [Column(probe, 10, ".3f"), Column("±", 4)]
     chance = ["chance", *(cell for probe in probes for cell in (format_number(result.chance(probe), ".4f"), ""))]
-    rows = [*pivot_rows(distances, probes, cells), chance]
     title = f"  how often the likeliest token is the right one, in {result.scores[0].texts:,} texts each"
-    return "\n".join([result.name, title, *format_table(columns, rows)])
+    return Table(f"{result.name}\n{title}", columns, [*pivot_rows(distances, probes, cells), chance])
 
 
 def figure(results: Sequence[ProbeResult]) -> Figure:
@@ -190,7 +195,8 @@ def figure(results: Sequence[ProbeResult]) -> Figure:
     distances = sorted({score.distance for result in results for score in result.scores})
     panels = []
     for probe in probes:
-        groups = {result.name: [score for score in result.scores if score.probe == probe] for result in results}
+        groups = [(result.name, [score for score in result.scores if score.probe == probe]) for result in results]
+        chance = results[0].chance(probe)
         panels.append(
             Panel(
                 lines_of(groups, "distance", "accuracy", error="error"),
@@ -201,7 +207,7 @@ def figure(results: Sequence[ProbeResult]) -> Figure:
                 tick_name=name_length,
                 y_range=(-0.03, 1.03),
                 y_limits=(0.0, 1.0),
-                levels=[Level(results[0].chance(probe), Style("0.5", (0, (1, 2))), text="chance", width=1)],
+                levels=[] if math.isnan(chance) else [Level(chance, CHANCE, text="chance", width=1)],
             )
         )
     return Figure([panels], size=(max(6.4, 3.2 * len(probes)), 4.0), share_y=True, legend_columns=3)

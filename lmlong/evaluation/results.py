@@ -1,4 +1,4 @@
-"""Results of a perplexity measurement, as sums for each document; ratios and errors follow from them."""
+"""The results of a perplexity measurement and their columns: sums for each document; ratios and errors follow."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -8,7 +8,9 @@ from lmlong.evaluation.state_health import Health
 from lmlong.model.precision import Precision
 from lmlong.model.quantization import Weights
 from lmlong.model.state_size import StateSize
+from lmlong.recipe.lengths import name_length
 from lmlong.report.json_values import json_keys
+from lmlong.report.table import Column, format_range, with_error
 
 
 class AtLength(NamedTuple):
@@ -35,6 +37,21 @@ class AtContext(NamedTuple):
         return self.sums.above(self.before) if self.before else UNKNOWN
 
 
+def format_perplexity(value: float) -> str:
+    return f"{value:,.2f}" if value < 1e8 else f"{value:.2e}"
+
+
+NATS = with_error(Column("nats/token", 12, ".4f", value="sums.per_token"))
+BITS = with_error(Column("bits/byte", 11, ".4f", value="sums.per_byte"))
+CONTEXT = [
+    Column("length", 9, value=lambda row: name_length(row.length) + ("*" if row.trained else " ")),
+    *NATS,
+    Column("perplexity", 13, format_perplexity, value="sums.totals.perplexity"),
+    *BITS,
+    *with_error(Column("change", 10, "+.4f", value="change")),
+]
+
+
 @json_keys("first", "last", "*sums")
 class AtPosition(NamedTuple):
     """Targets with `first` to `last` tokens of their document before them."""
@@ -42,6 +59,14 @@ class AtPosition(NamedTuple):
     first: int
     last: int
     sums: Sums
+
+
+POSITION = [
+    Column("tokens before", 17, value=lambda row: format_range(row.first, row.last)),
+    *NATS,
+    *BITS,
+    Column("tokens", 13, ",", value="sums.totals.tokens"),
+]
 
 
 @json_keys(

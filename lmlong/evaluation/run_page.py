@@ -7,9 +7,9 @@ from typing import Any
 
 from lmlong import __version__
 from lmlong.checkpoint.environment import text_sources
-from lmlong.evaluation import perplexity_figure, perplexity_report, probe_accuracy, run_report
+from lmlong.evaluation import perplexity_report, probe_accuracy, run_report
 from lmlong.evaluation.perplexity import VIEWS
-from lmlong.evaluation.results import PerplexityReport
+from lmlong.evaluation.results import CONTEXT, PerplexityReport
 from lmlong.evaluation.run_report import ReportedRun
 from lmlong.evaluation.training_curves import UNITS, TrainingCurves, time_unit, training_panels
 from lmlong.model.state_size import binary_size
@@ -19,6 +19,7 @@ from lmlong.recipe.paths import last_part, without_folders
 from lmlong.report.chart import charts
 from lmlong.report.figure import Panel, lines_of
 from lmlong.report.html import Html, data_table, details, element, page
+from lmlong.report.report import Table
 from lmlong.report.table import Column, cell_texts, format_number, in_words, plural
 
 SAMPLES, SAMPLE_SIZE = 4, 2000
@@ -62,7 +63,7 @@ def _by_run(runs: Sequence[ReportedRun], facts: Sequence[Column], caption: str) 
     columns = [Column(title, align="<") for title in ("", *(run.name for run in runs))]
     texts = zip(*(cell_texts(facts, run) for run in runs), strict=True)
     rows = [[fact.title, *of_runs] for fact, of_runs in zip(facts, texts, strict=True) if any(of_runs)]
-    return data_table(columns, rows, caption)
+    return data_table(Table(caption, columns, rows))
 
 
 def _fact(name: str) -> Callable[[ReportedRun], Any]:
@@ -186,7 +187,7 @@ def _measured_text(runs: Sequence[ReportedRun]) -> str:
 
 def _text(runs: Sequence[ReportedRun]) -> Parts:
     sources = {run.name: text_sources(run.environment, run.recipe) for run in runs}
-    return [data_table(SOURCES, rows, f"Text of {name}, by source") for name, rows in sources.items() if rows]
+    return [data_table(Table(f"Text of {name}, by source", SOURCES, rows)) for name, rows in sources.items() if rows]
 
 
 def _training(runs: Sequence[ReportedRun]) -> Parts:
@@ -223,14 +224,16 @@ def _perplexity(runs: Sequence[ReportedRun]) -> Parts:
         f"them. By position: each {reports[0].unit} read once, from its beginning. Numbers after ± are standard errors "
         f"over {reports[0].unit}s; an asterisk marks the length of training."
     )
-    parts = [_p(note), charts(perplexity_figure.figure(reports).panels)]
+    parts = [_p(note), charts(perplexity_report.figure(reports).panels)]
     for compared in perplexity_report.differences(reports):
-        title = perplexity_report.difference_lines(compared)[0].rstrip(":")
-        columns = perplexity_report.difference_columns(compared)
-        parts += [data_table(columns, compared.rows, title)] if compared.rows else [_p(title)]
+        table = compared.table
+        if isinstance(table, str):
+            parts.append(_p(table))
+        else:
+            parts.append(data_table(table._replace(title=table.title.splitlines()[0].rstrip(":"))))
     for report in reports:
         title = f"{report.name}, by context; {perplexity_report.OF_CHANGE}"
-        parts.append(data_table(perplexity_report.CONTEXT, report.by_context, title))
+        parts.append(data_table(Table(title, CONTEXT, report.by_context)))
     return parts
 
 
@@ -247,8 +250,8 @@ def _recall(runs: Sequence[ReportedRun]) -> Parts:
 
 
 def _state(runs: Sequence[ReportedRun]) -> Parts:
-    healths = {report.name: report.health for report in _reports(runs) if report.health}
-    positions = sorted({point.position for points in healths.values() for point in points})
+    healths = [(report.name, report.health) for report in _reports(runs) if report.health]
+    positions = sorted({point.position for _, points in healths for point in points})
     common: dict[str, Any] = {"x_label": "tokens read", "ticks": positions, "tick_name": name_length, "y_scale": "log"}
     shown = {
         "norm": ("Norm of the state S", "median of layers and heads"),
@@ -269,7 +272,8 @@ def _recipes(runs: Sequence[ReportedRun]) -> Parts:
         keys = dict.fromkeys(key for each in options for key in each)
         rows = [[key, *(str(each.get(key, "")) for each in options)] for key in keys]
         columns = [Column(title, align="<") for title in ("option", *(run.name for run in runs))]
-        parts.append(data_table(columns, [row for row in rows if len(set(row[1:])) > 1], "Options that differ"))
+        differ = [row for row in rows if len(set(row[1:])) > 1]
+        parts.append(data_table(Table("Options that differ", columns, differ)))
     for run in runs:
         recipe = element("pre", recipe_file.dump_without_folders(run.recipe))
         parts.append(details(f"{run.recipe.name}.yaml of {run.name}", recipe, class_="printed"))

@@ -6,6 +6,7 @@ sum (figure 1 of its paper). H heads, L layers, T tokens, or blocks of tokens in
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,8 +24,11 @@ from lmlong.model.base import TextModel
 from lmlong.model.language_model import LanguageModel
 from lmlong.recipe import Recipe
 from lmlong.recipe.lengths import name_length
+from lmlong.report.figure import Figure, Line, Mark, Panel, Style
 from lmlong.report.json_values import json_keys
 from lmlong.report.progress import Progress
+from lmlong.report.report import Report, Table
+from lmlong.report.table import Column, plural
 
 LENGTHS = (512,)
 """The default lengths: that of the paper's figure."""
@@ -158,3 +162,75 @@ def quarter_of(size: int) -> int:
 def count_needed(curves: np.ndarray) -> np.ndarray:
     """Return the number of singular values that hold MOST of the sum, (..., T) -> (...)."""
     return (curves < MOST - 1e-12).sum(axis=-1) + 1
+
+
+COLUMNS = [
+    Column("layer", 7, value="number"),
+    Column("  attention", 12, align="<", value=lambda layer: f"  {layer.attention}"),
+    Column(f"hold {MOST:.0%}", 10, ".1f", value=lambda layer: layer.needed.mean()),
+    Column("of n", 7, ".0%", value=lambda layer: layer.needed.mean() / layer.values),
+    Column("heads", 16, value=lambda layer: f"{layer.needed.min():.0f} to {layer.needed.max():.0f}"),
+    Column("n/4 hold", 11, ".3f", value=lambda layer: layer.quarter.mean()),
+    Column("heads", 16, value=lambda layer: f"{layer.quarter.min():.3f} to {layer.quarter.max():.3f}"),
+]
+
+
+def spectrum_report(spectra: Sequence[Spectrum]) -> Report:
+    """Return a line for each layer, by run and length; in JSON the curve of each head, and how many singular values
+    hold most of the sum."""
+    note = (
+        "means over the heads and texts, with the range of the heads; where all singular\n"
+        f"values are alike, {MOST:.0%} of n of them hold {MOST:.0%} and n / 4 hold 0.250"
+    )
+    by_run = groupby(spectra, key=lambda spectrum: spectrum.name)
+    values = {"share": MOST, "runs": [{"run": name, "spectra": list(same)} for name, same in by_run]}
+    return Report([*map(_table, spectra), note], values, lambda: figure(spectra))
+
+
+def _table(spectrum: Spectrum) -> Table:
+    texts = f"{plural(spectrum.texts, 'text')} of n = {spectrum.length:,} tokens"
+    title = f"{spectrum.name}: singular values of attention in {texts}\n{_block_layers(spectrum)}"
+    return Table(title, COLUMNS, spectrum.layers)
+
+
+def _block_layers(spectrum: Spectrum) -> str:
+    """Return a line about the layers that read blocks of tokens, if there are any."""
+    shorter = [layer for layer in spectrum.layers if layer.values < spectrum.length]
+    if not shorter:
+        return ""
+    first, last = shorter[0].number, shorter[-1].number
+    layers = f"layers {first} to {last} read" if first < last else f"layer {first} reads"
+    return f"{layers} blocks of them: n = {shorter[0].values:,} there"
+
+
+def figure(spectra: Sequence[Spectrum]) -> Figure:
+    """Return a panel for each run and length, with a curve for each layer."""
+    depths = [len(spectrum.layers) for spectrum in spectra]
+    return Figure(
+        [[_curves(spectrum)] for spectrum in spectra],
+        size=(8.0, 3.6 * len(spectra) + 0.6),
+        legend_columns=6,
+        legend_row=depths.index(max(depths)),  # the deepest run has all layers of the legend
+    )
+
+
+def _curves(spectrum: Spectrum) -> Panel:
+    """Return a line for each layer from dark to light: the mean over its heads, with their range as a band."""
+    lines = []
+    for layer in spectrum.layers:
+        looks = Style(0.9 * (layer.number - 1) / max(len(spectrum.layers) - 1, 1))
+        curves = layer.cumulative
+        mean, low, high = curves.mean(axis=0), curves.min(axis=0), curves.max(axis=0)
+        lines.append(Line(f"layer {layer.number}", np.arange(1, layer.values + 1), mean, looks, low, high))
+    sizes = sorted({layer.values for layer in spectrum.layers}, reverse=True)
+    for size in sizes:
+        numbers = np.arange(1, size + 1)
+        lines.append(Line("all alike" if size == sizes[0] else None, numbers, numbers / size, Style("0.6", ":")))
+    return Panel(
+        lines,
+        title=f"{spectrum.name}, {name_length(spectrum.length)} tokens",
+        x_label="largest singular values",
+        y_label="share of their sum",
+        marks=[Mark(quarter_of(size), f"{quarter_of(size):,}") for size in sizes],
+        y_range=(0, 1.02),
+    )

@@ -13,6 +13,7 @@ from lmlong.attention.linear.naive import LinearState
 from lmlong.model.device import as_float64
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.rope import document_positions
+from lmlong.report.table import Column, format_range
 
 
 class Denominators(NamedTuple):
@@ -23,6 +24,12 @@ class Denominators(NamedTuple):
     smallest: float
     median: float
     largest: float
+
+
+DENOMINATORS = [
+    Column("denominators at position", 28, align="<", value=lambda bucket: format_range(bucket.first, bucket.last)),
+    *(Column(name, 14, ".3g", value=name) for name in ("smallest", "median", "largest")),
+]
 
 
 @torch.no_grad()
@@ -89,6 +96,14 @@ class Health(NamedTuple):
     features: float  # in use, the participation ratio (sum z)^2 / sum z^2 of z: the median
     of: int  # the number of features; the smallest, if layers differ
     smallest: float  # denominator since the previous position
+
+
+HEALTH = [
+    Column("tokens read", 17, ",", value="position"),
+    Column("norm of S", 13, ".4g", value="norm"),
+    Column("features in use", 19, value=lambda row: f"{row.features:.1f} of {row.of}"),
+    Column("smallest denominator", 24, ".3g", value="smallest"),
+]
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ from torch import Tensor
 from lmlong import recipe
 from lmlong.checkpoint import manifest
 from lmlong.checkpoint.location import BEST, find
-from lmlong.data.sources import open_inputs
+from lmlong.data.sources import open_sources
 from lmlong.data.split import Part, split
 from lmlong.errors import LmlongError, UsageError
 from lmlong.inference.loading import TrainedLanguageModel, load
@@ -95,8 +95,8 @@ def write_samples(run: str, file: Path, tokens: int, length: int, seed: int) -> 
 
 def join_samples(text: recipe.Text, joined: Path) -> None:
     """Write the training documents of a text one after another as a single document, without held-out documents."""
-    samples = open_inputs(text)[0]
-    parts = split(samples.source.documents(), samples.held_out)
+    samples = open_sources(text)[0]
+    parts = split(samples.documents(), samples.held_out)
     trained = [part for part in parts if isinstance(part, Part) and part.split == "train"]
     atomic_write(joined, "".join("".join(part.pieces()) + "\n" for part in trained))
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from lmlong.report.figure import COLORS, Figure, Panel
 from lmlong.report.html import Html, data_table, details, element
 from lmlong.report.plot import svg
+from lmlong.report.report import Table
 from lmlong.report.table import Column
 
 WIDTH, HEIGHT, LEGEND_ROW = 5.0, 3.0, 0.24
@@ -36,7 +37,7 @@ def charts(panels: Sequence[Panel]) -> Html:
 def chart(panel: Panel) -> Html:
     """Return a panel as a figure of a page: its title, its picture, and its values in a table."""
     title = panel.title or panel.y_label
-    values = details("Values", data_table(*_values(panel), caption=title))
+    values = details("Values", data_table(_values(panel, title)))
     return element("figure", element("figcaption", title), _picture(panel), values)
 
 
@@ -71,8 +72,8 @@ def _number(panel: Panel, x: float) -> str:
     return panel.tick_name(int(x)) if panel.ticks else f"{x:,.4g}" if x < 1000 else f"{x:,.0f}"
 
 
-def _values(panel: Panel) -> tuple[list[Column], list[list[float | str | None]]]:
-    """Return the columns and rows of all points."""
+def _values(panel: Panel, title: str) -> Table:
+    """Return a table of all points."""
     columns, series = [Column(panel.x_label or "x", 0, align="<")], []
     for line in panel.lines:
         columns.append(Column(line.label or panel.y_label, 0, ".4g"))
@@ -81,4 +82,4 @@ def _values(panel: Panel) -> tuple[list[Column], list[list[float | str | None]]]
             columns.append(Column(name, 0, ".4g"))
             series.append(dict(zip(line.x, edge, strict=True)))
     xs = sorted({x for values in series for x in values})
-    return columns, [[_number(panel, x), *(values.get(x) for values in series)] for x in xs]
+    return Table(title, columns, [[_number(panel, x), *(values.get(x) for values in series)] for x in xs])

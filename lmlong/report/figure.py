@@ -4,7 +4,7 @@ A report describes its figure by these; `lmlong.report.plot` draws them.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -66,7 +66,7 @@ class Line(NamedTuple):
 
 
 def lines_of(
-    groups: Mapping[Any, Sequence[Any]],
+    groups: Iterable[tuple[str, Sequence[Any]]],
     x: Value,
     y: Value,
     *,
@@ -74,25 +74,18 @@ def lines_of(
     error: Value | None = None,
     marker_size: float = 7,
 ) -> list[Line]:
-    """Return a line for each name through its rows, in the order of the names, the n-th in the n-th style.
+    """Return a line for each pair of a name and its rows, the n-th in the n-th style.
 
     `band` gives the lower and the upper edge of a band, `error` a standard error, of which error bars show two.
     """
     lines = []
-    for number, (name, rows) in enumerate(groups.items()):
+    for number, (name, rows) in enumerate(groups):
         xs, ys = ([getter(value)(row) for row in rows] for value in (x, y))
         look = style(number)._replace(marker_size=marker_size)
         low, high = zip(*map(getter(band), rows), strict=True) if band and rows else (None, None)
         bars = None if error is None else [2 * getter(error)(row) for row in rows]
-        lines.append(Line(str(name), xs, ys, look, low, high, bars))
+        lines.append(Line(name, xs, ys, look, low, high, bars))
     return lines
-
-
-def line_with_errors(label: str | None, rows: Sequence[Any], x: Value, estimate: Value, style: Style) -> Line:
-    """Return a line through rows with a band of two errors; `estimate` gives a value and its standard error."""
-    estimates = [getter(estimate)(row) for row in rows]
-    low, high = ([value + 2 * sign * error for value, error in estimates] for sign in (-1, 1))
-    return Line(label, [getter(x)(row) for row in rows], [value for value, _ in estimates], style, low, high)
 
 
 class Level(NamedTuple):

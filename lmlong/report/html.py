@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from lmlong.report.figure import COLORS, DARK_COLORS
-from lmlong.report.table import Column, cell_texts
+from lmlong.report.report import Table
+from lmlong.report.table import cell_texts
 
 STYLE = Path(__file__).with_name("page.css")
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
@@ -39,17 +40,16 @@ def element(name: str, /, *children: str, **attributes: Any) -> Html:
     return Html(f"<{begin}>" if name == "meta" else f"<{begin}>{join(children)}</{name}>")
 
 
-def data_table(columns: Sequence[Column], rows: Iterable[Any], caption: str) -> Html:
-    """Return a table of columns, whose first one names the rows."""
-    texts = [cell_texts(columns, row) for row in rows]
-    sides = ["text" if column.align == "<" else None for column in columns]
-    titles = zip(columns, sides, strict=True)
+def data_table(table: Table) -> Html:
+    """Return a table with its title as caption. The first column names the rows."""
+    texts = [cell_texts(table.columns, row) for row in table.rows]
+    sides = ["text" if column.align == "<" else None for column in table.columns]
+    titles = zip(table.columns, sides, strict=True)
     head = [_title(column.title, side) for column, side in titles]
     lines = [element("tr", element("th", first, scope="row"), *map(_cell, rest, sides[1:])) for first, *rest in texts]
-    table = element(
-        "table", element("caption", caption), element("thead", element("tr", *head)), element("tbody", *lines)
-    )
-    return element("div", table, class_="scroll", tabindex=0, role="group", aria_label=caption)
+    caption, body = element("caption", table.title), element("tbody", *lines)
+    shown = element("table", caption, element("thead", element("tr", *head)), body)
+    return element("div", shown, class_="scroll", tabindex=0, role="group", aria_label=table.title)
 
 
 def _title(text: str, side: str | None) -> Html:

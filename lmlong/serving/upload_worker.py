@@ -3,7 +3,7 @@
 from io import BytesIO
 from typing import Any
 
-from lmlong.data.converters.document_limits import Broken, check_text
+from lmlong.data.converters import Broken, check_text
 from lmlong.data.converters.office import kind_of_zip
 from lmlong.data.converters.worker import CONVERTERS
 from lmlong.data.formats.compression import COMPRESSED, DAMAGED, decompressed

@@ -15,7 +15,7 @@ from lightning.pytorch import Callback, Trainer
 from lmlong import __version__
 from lmlong.attention.plugins import LOADED
 from lmlong.checkpoint.manifest import RECIPE, TOKENIZER
-from lmlong.data.notes import text_notes
+from lmlong.data.text_info import text_notes
 from lmlong.io.files import atomic_write
 from lmlong.model.base import count_parameters, describe_parameters
 from lmlong.recipe.find import ENVIRONMENT

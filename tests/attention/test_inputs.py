@@ -16,7 +16,7 @@ from lmlong.attention.base import CausalAttention
 from lmlong.attention.inputs import NOTHING, Gate, GateProjection, Inputs, LastTokens
 from lmlong.attention.registry import CAUSAL
 from lmlong.errors import UsageError
-from lmlong.evaluation.law_check import NO_EFFECT, table_of_plugins
+from lmlong.evaluation.law_check import NO_EFFECT, plugin_report
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.segments import text_loss
 from lmlong.testing import check_attention
@@ -74,7 +74,7 @@ def model(monkeypatch: pytest.MonkeyPatch) -> LanguageModel:
 def test_a_recurrence_with_gates_of_its_own_keeps_the_laws() -> None:
     report = check_attention(TwoGates)
     assert report.kept and not report.divides
-    assert NO_EFFECT in table_of_plugins([report])
+    assert NO_EFFECT in plugin_report([report]).text()
 
 
 def test_gates_have_the_shapes_and_starts_that_were_declared() -> None:

@@ -18,7 +18,7 @@ from lmlong.bench.speed import (
     forecast,
     ratio,
     run_benchmark,
-    table,
+    speed_report,
 )
 from lmlong.cli.bench import bench
 from lmlong.recipe import file as recipe_file
@@ -56,7 +56,7 @@ def test_what_takes_too_long_is_left_out() -> None:
     ahead = build("softmax", "32", 2**20)
     assert forecast(results[:1], "softmax", "32", ahead) > 1e3
     assert forecast(results, "softmax", "bf16", ahead) == 0  # of which nothing is known
-    assert "- left out" in table(Title("work", "machine", "bytes", lambda one: one.peak), results)
+    assert "- left out" in speed_report(Title("work", "machine", "bytes", lambda one: one.peak), {}, results).text()
 
 
 @every_nth(4, pytest.mark.parametrize("name", ATTENTIONS))
@@ -82,7 +82,7 @@ def test_models_read_by_the_kernel_of_the_recipe() -> None:
 
 def test_tables_fit_a_terminal() -> None:
     results = [result(name, n, [n * 1e-6, n * 2e-6]) for name in ATTENTIONS for n in (256, 2**20)]
-    text = table(Title("work", "machine", "bytes", lambda one: one.peak / one.least), results)
+    text = speed_report(Title("work", "machine", "bytes", lambda one: one.peak / one.least), {}, results).text()
     assert max(map(len, text.splitlines())) <= 80
     assert all(name in text for name in ATTENTIONS)
 

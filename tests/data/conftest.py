@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from lmlong import recipe
+from lmlong.data.tokenizers import train_tokenizer
 from lmlong.data.tokenizers.base import Tokenizer
-from lmlong.data.tokenizers.factory import train_tokenizer
 
 WORDS = "def return self value for in if else while import class None True index count name open close read"
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from lmlong import recipe
-from lmlong.data.notes import notes
+from lmlong.data.text_info import notes
 from lmlong.data.token_dataset import prepare
+from lmlong.data.tokenizers import load_tokenizer, train_tokenizer
 from lmlong.data.tokenizers.characters import CharacterTokenizer
-from lmlong.data.tokenizers.factory import load_tokenizer, train_tokenizer
 from lmlong.errors import RecipeError, UsageError
 
 GENOME = {"kind": "characters", "alphabet": "ACGTN"}

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from lmlong.cli.data import data
-from lmlong.data.tokenizers.factory import load_tokenizer
+from lmlong.data.tokenizers import load_tokenizer
 
 from .conftest import sentences
 

@@ -106,17 +106,26 @@ def test_damaged_records_and_wrong_columns_are_errors(tmp_path: Path, line: str,
         texts(files(tmp_path / "a.jsonl", column=column))
 
 
-@pytest.mark.parametrize("streaming", [True, False])
-def test_hub_format_in_a_local_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, streaming: bool) -> None:
+def hub(folder: Path, split: str = "train", streaming: bool = True) -> Source:
+    options = recipe.Hub(kind="hub", dataset=str(folder), split=split, streaming=streaming)
+    return open_source(options, "strict")
+
+
+def test_data_sets_in_local_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hf")
-    folder = tmp_path / "set"
-    folder.mkdir()
-    datasets.Dataset.from_list(ROWS).to_parquet(folder / "train.parquet")
-    options = recipe.Hub(kind="hub", dataset=str(folder), streaming=streaming)
-    source = open_source(options, "strict")
-    assert texts(source) == ["one\r\n\n", "", "中\u2028"]
-    with pytest.raises(UsageError, match=r"hub .*set: .*cannot read it \(.*valid"):
-        texts(open_source(options.model_copy(update={"split": "valid"}), "strict"))
+    datasets.disable_progress_bars()
+    rows, (parquet, saved, splits) = datasets.Dataset.from_list(ROWS), (tmp_path / name for name in ("p", "s", "d"))
+    parquet.mkdir()
+    rows.to_parquet(parquet / "train.parquet")
+    rows.save_to_disk(saved)
+    datasets.DatasetDict(train=rows, test=rows.select([0])).save_to_disk(splits)
+    for folder in (parquet, saved, splits):
+        for streaming in (True, False):
+            assert texts(hub(folder, streaming=streaming)) == ["one\r\n\n", "", "中\u2028"]
+    for folder, reason in ((parquet, "valid"), (splits, "no split 'valid', only train, test")):
+        with pytest.raises(UsageError, match=rf"hub {folder}: .*cannot read it \(.*{reason}"):
+            texts(hub(folder, "valid"))
+    assert texts(hub(splits, "test")) == ["one\r\n\n"] and texts(files(saved)) == texts(hub(saved))
 
 
 def test_fingerprint_follows_content_and_nothing_else(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from lmlong import recipe
 from lmlong.data import token_encoding
-from lmlong.data.notes import text_notes
+from lmlong.data.text_info import text_notes
 from lmlong.data.token_dataset import FORMAT, prepare
 from lmlong.data.token_file_writer import TokenFileWriter
 from lmlong.data.tokenizers import training

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from lmlong.data.converters.document_limits import Broken
+from lmlong.data.converters import Broken
 from lmlong.data.converters.html import html_text
 from lmlong.data.converters.office import docx_text, epub_text
-from lmlong.data.document import CHUNK, Document, Skipped
+from lmlong.data.document import Document, ReadOptions, Skipped
 from lmlong.data.formats import compression, converted
-from lmlong.data.formats.base import file_document
+from lmlong.data.formats.compression import CHUNK
 from lmlong.data.formats.table import DOCUMENT
 from lmlong.data.sources import Source
 from lmlong.errors import UsageError
@@ -62,7 +62,7 @@ def test_compressed_files_are_read_exactly_and_damaged_ones_reported(tmp_path: P
     compress = COMPRESS[suffix]
     data = compress(TRICKY.encode())
     (tmp_path / f"a.txt.{suffix}").write_bytes(data)
-    pieces = list(file_document(tmp_path / f"a.txt.{suffix}", "strict").pieces())
+    pieces = list(Document.of_file(tmp_path / f"a.txt.{suffix}", "strict").pieces())
     assert "".join(pieces) == TRICKY and max(map(len, pieces)) <= 2 * CHUNK
     assert texts(source(tmp_path, f"a.fa.{suffix}", compress(FASTA[:30]) + compress(FASTA[30:]))) == TEXTS["fa"]
     for broken in (data[:-20], data[: len(data) // 2], b"no such file" * 9):
@@ -70,7 +70,7 @@ def test_compressed_files_are_read_exactly_and_damaged_ones_reported(tmp_path: P
             texts(source(tmp_path, f"b.txt.{suffix}", broken))
     (tmp_path / f"c.txt.{suffix}").write_bytes(compress(b"x" * 3 * CHUNK + b"\xff" + b"y" * CHUNK))
     with pytest.raises(UsageError, match=rf"c.txt.{suffix}: byte {3 * CHUNK} is not UTF-8.*text.errors=replace"):
-        list(file_document(tmp_path / f"c.txt.{suffix}", "strict").pieces())
+        list(Document.of_file(tmp_path / f"c.txt.{suffix}", "strict").pieces())
 
 
 def test_what_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,7 +243,7 @@ def test_a_document_that_takes_too_long_is_given_up(tmp_path: Path, monkeypatch:
     (tmp_path / "slow.docx").symlink_to("/dev/zero")  # never ends
     with monkeypatch.context() as patch:
         patch.setattr(converted, "SECONDS", 1.0)
-        assert isinstance(DOCUMENT.convert(tmp_path / "slow.docx"), Skipped)
+        assert isinstance(*DOCUMENT.documents(tmp_path / "slow.docx", ReadOptions()), Skipped)
     assert texts(source(tmp_path, "good.html", html())) == TEXTS["html"]
 
 

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmlong.data.document import text_document
+from lmlong.data.document import Document
 from lmlong.data.encoding import Piece, decode, find_encoding
-from lmlong.data.formats.base import file_document
 from lmlong.errors import UsageError
 
 FRENCH = "Le garçon a mangé une pomme au bord du chemin, puis il est rentré chez lui. " * 40
@@ -96,7 +95,7 @@ def test_the_error_names_the_byte_in_a_later_chunk_and_at_the_end() -> None:
 def test_measure_counts_text_and_what_was_replaced(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"a\xff\xfe" + "\ufffd".encode() + b"\xe4\xb8")
-    measure = file_document(path, "replace").measure()
+    measure = Document.of_file(path, "replace").measure()
     assert (measure.replaced_bytes, measure.put_in_bytes) == (4, 9)  # without the U+FFFD of the file
     assert measure.bytes == len("a\ufffd\ufffd\ufffd\ufffd".encode())
-    assert measure.digest == text_document("other name", "a\ufffd\ufffd\ufffd\ufffd", "strict").measure().digest
+    assert measure.digest == Document.of_text("other name", "a\ufffd\ufffd\ufffd\ufffd", "strict").measure().digest

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lmlong.data.formats.base import ReadOptions
+from lmlong.data.document import ReadOptions
 from lmlong.data.formats.compression import COMPRESSED
 from lmlong.data.formats.table import FORMATS, UNKNOWN, format_of
 

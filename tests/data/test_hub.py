@@ -167,15 +167,6 @@ def test_offline_the_cache_is_read(hub: Hub, monkeypatch: pytest.MonkeyPatch, ca
             read(missing)
 
 
-def test_offline_nothing_outside_the_cache_is_read(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    commit = hub.repositories[NAME].branches["main"]
-    assert read(f"{URL}@{commit}/data/a.txt") == ["text a"]
-    (Path(constants.HF_HUB_CACHE) / "secret.txt").write_text("secret")
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(UsageError, match="not a path of a data set"):
-        read(f"{URL}@{commit}/../../../secret.txt")
-
-
 def test_a_download_that_is_cut_off_continues(hub: Hub) -> None:
     data = os.urandom(1 << 16).hex().encode()
     hub.repositories[NAME].commit({"big.txt": data})

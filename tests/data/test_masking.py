@@ -10,8 +10,8 @@ from lmlong import recipe
 from lmlong.data.masking import MaskedBatch, MaskedBatches, Masker, ValidationPieces
 from lmlong.data.rows import IGNORED, CyclicTokens, Documents, Windows
 from lmlong.data.token_file import TokenFile
+from lmlong.data.tokenizers import train_tokenizer
 from lmlong.data.tokenizers.base import Tokenizer
-from lmlong.data.tokenizers.factory import train_tokenizer
 
 BYTES = train_tokenizer([], recipe.Tokenizer(kind="bytes"))
 BOS, EOS, MASK = BYTES.bos, BYTES.eos, BYTES.vocabulary

@@ -9,8 +9,8 @@ import pytest
 
 from lmlong import recipe
 from lmlong.data.duplicates import near_copies
-from lmlong.data.notes import text_notes
-from lmlong.data.sources import Input, Source, open_inputs
+from lmlong.data.sources import Source, open_sources
+from lmlong.data.text_info import text_notes
 from lmlong.data.token_dataset import TokenDataset, prepare
 from lmlong.data.tokenizers.base import ByteTokenizer
 
@@ -94,15 +94,15 @@ def test_validation_sources_stay_unchanged_and_the_overlap_is_reported(tmp_path:
 def test_they_are_searched_once_and_never_in_a_remote_source(text_of: TextOf) -> None:
     texts = sentences(60)
     copied = next(text for text in texts if is_chosen(text))
-    inputs = open_inputs(text_of([*texts, variant(copied, False)], validation={"fraction": FRACTION}))
-    first = near_copies(inputs, "keep")
+    sources = open_sources(text_of([*texts, variant(copied, False)], validation={"fraction": FRACTION}))
+    first = near_copies(sources, "keep")
     assert first == {sha256(copied.encode()).digest()[:16]}
 
     def unread() -> Any:
         raise AssertionError("read again")
 
-    (entry,) = inputs
-    cached = entry._replace(source=entry.source._replace(documents=unread))
+    (source,) = sources
+    cached = source._replace(documents=unread)
     assert near_copies([cached], "keep") == first
-    remote = Input(Source("hub", "a", None, True, unread), 1.0, FRACTION)
+    remote = Source("hub", "a", None, True, unread, held_out=FRACTION)
     assert near_copies([remote], "keep") == frozenset()

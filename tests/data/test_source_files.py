@@ -3,14 +3,12 @@
 import json
 from pathlib import Path
 
-import datasets
 import pytest
 
 from lmlong import recipe
 from lmlong.data.document import Skipped
-from lmlong.data.notes import notes
 from lmlong.data.source_files import find_files
-from lmlong.data.sources import Source, open_source
+from lmlong.data.text_info import notes
 from lmlong.data.token_dataset import prepare
 from lmlong.errors import RecipeError, UsageError
 
@@ -146,18 +144,3 @@ def test_tokens_of_another_encoding_are_made_again(tmp_path: Path) -> None:
 def test_an_encoding_that_there_is_not() -> None:
     with pytest.raises(RecipeError, match="encoding: 'utf-9' is not an encoding that Python supports"):
         recipe.Text(encoding="utf-9")
-
-
-def hub(folder: Path, split: str = "train") -> Source:
-    return open_source(recipe.Hub(kind="hub", dataset=str(folder), split=split), "strict")
-
-
-def test_what_save_to_disk_wrote_is_read(tmp_path: Path) -> None:
-    datasets.disable_progress_bars()
-    rows = datasets.Dataset.from_list([{"text": "one"}, {"text": "two"}])
-    rows.save_to_disk(tmp_path / "set")
-    datasets.DatasetDict(train=rows, test=rows.select([1])).save_to_disk(tmp_path / "dict")
-    assert texts(hub(tmp_path / "set")) == texts(files(tmp_path / "set")) == ["one", "two"]
-    assert texts(hub(tmp_path / "dict", "test")) == ["two"]
-    with pytest.raises(UsageError, match=r"no split 'valid', only train, test"):
-        texts(hub(tmp_path / "dict", "valid"))

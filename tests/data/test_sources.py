@@ -91,5 +91,5 @@ def test_a_document_is_not_decoded_as_plain_text_by_the_quick_look(
 ) -> None:
     """Its bytes are not UTF-8, so the whole text was opened and fingerprinted once more for each such file."""
     (tmp_path / "a.docx").write_bytes(docx())
-    monkeypatch.setattr(sources, "open_inputs", lambda text: pytest.fail("opened the text"))
+    monkeypatch.setattr(sources, "open_sources", lambda text: pytest.fail("opened the text"))
     look(tmp_path / "a.docx")

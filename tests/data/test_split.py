@@ -2,14 +2,14 @@
 
 import pytest
 
-from lmlong.data.document import Document, Skipped, text_document
+from lmlong.data.document import Document, Skipped
 from lmlong.data.split import FEW, Part, split
 
 from .conftest import sentences
 
 
 def documents(texts: list[str]) -> list[Document | Skipped]:
-    return [text_document(str(number), text, "strict") for number, text in enumerate(texts)]
+    return [Document.of_text(str(number), text, "strict") for number, text in enumerate(texts)]
 
 
 def divided(texts: list[str], fraction: float) -> dict[str, list[str]]:

@@ -3,10 +3,10 @@
 import pytest
 
 from lmlong import recipe
+from lmlong.data.tokenizers import train_tokenizer
 from lmlong.data.tokenizers.base import ByteTokenizer, Tokenizer
 from lmlong.data.tokenizers.boundaries import settled
 from lmlong.data.tokenizers.characters import CharacterTokenizer
-from lmlong.data.tokenizers.factory import train_tokenizer
 
 from .conftest import sentences
 

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -16,12 +17,12 @@ from tokenizers import models, pre_tokenizers, trainers
 
 from lmlong import recipe
 from lmlong.data import token_file_writer
-from lmlong.data.duplicates import divide
-from lmlong.data.sources import open_inputs
+from lmlong.data.duplicates import divided
+from lmlong.data.sources import open_sources
 from lmlong.data.split import Part
 from lmlong.data.token_dataset import TokenDataset, prepare
+from lmlong.data.tokenizers import train_tokenizer
 from lmlong.data.tokenizers.base import ByteTokenizer, Tokenizer
-from lmlong.data.tokenizers.factory import train_tokenizer
 from lmlong.errors import LmlongError
 
 from .conftest import sentences
@@ -82,7 +83,7 @@ def test_any_number_of_processes_makes_the_tokens_of_each_document(
     found = made_by(text, 2, tmp_path / "two", monkeypatch)
     expected: dict[str, list[int]] = {"train": [], "validation": []}
     starts: dict[str, list[int]] = {"train": [], "validation": []}
-    for _, part in divide(open_inputs(text), "keep"):
+    for part in chain.from_iterable(divided(open_sources(text), "keep")):
         if isinstance(part, Part):
             starts[part.split].append(len(expected[part.split]))
             tokenizer = found.tokenizer

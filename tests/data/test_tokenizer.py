@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from sentencepiece import SentencePieceTrainer
 
 from lmlong import recipe
+from lmlong.data.tokenizers import load_tokenizer, train_tokenizer
 from lmlong.data.tokenizers.base import PART, ByteTokenizer, Tokenizer, parts
-from lmlong.data.tokenizers.factory import load_tokenizer, train_tokenizer
 from lmlong.data.tokenizers.training import head, sample
 from lmlong.errors import UsageError
 
@@ -127,18 +127,10 @@ def test_models_that_would_lose_text_are_refused(tmp_path: Path, make: Callable[
         load_tokenizer(path)
 
 
-def test_the_sample_of_a_short_text_is_all_of_it() -> None:
+def test_a_sample_is_all_of_a_short_text_and_an_even_part_of_a_long_one() -> None:
     assert sample(["ab", "cd"], 4) == ["ab", "cd"]
-
-
-def test_the_sample_of_a_long_text_is_thinned_evenly() -> None:
-    texts = [f"{number:07}" for number in range(10_000)]
-    found = [int(text) for text in sample(texts, 3_500)]
-    assert 450 <= len(found) <= 500
-    assert found == sorted(found)
+    found = [int(text) for text in sample([f"{number:07}" for number in range(10_000)], 3_500)]
+    assert 450 <= len(found) <= 500 and found == sorted(found)
     for begin in range(0, 10_000, 1_000):
         assert 35 <= sum(begin <= number < begin + 1_000 for number in found) <= 65
-
-
-def test_the_head_counts_bytes() -> None:
     assert list(head(["é", "é", "a"], 4)) == ["é", "é"]

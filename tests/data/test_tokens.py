@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -80,16 +81,22 @@ def test_a_given_tokenizer_replaces_the_one_of_the_recipe(text_of: TextOf, subwo
     assert prepare(text).folder == given.folder
 
 
-def test_text_too_short_to_train_on(text_of: TextOf) -> None:
-    with pytest.raises(
-        UsageError, match=r"the training text has 97 tokens, but one sequence needs 2,049\. Add text or lower"
-    ):
-        prepare(text_of(["x" * 100], sequence_length=2048))
-
-
-def test_a_fraction_that_holds_out_nothing_is_refused(text_of: TextOf) -> None:
-    with pytest.raises(UsageError, match=r"of 25 documents, text.validation.fraction=1e-09 holds out none"):
-        prepare(text_of(sentences(25), validation={"fraction": 1e-9}))
+@pytest.mark.parametrize(
+    ("texts", "options", "message"),
+    [
+        (
+            *(["x" * 100], {"sequence_length": 2048}),
+            r"the training text has 97 tokens, but one sequence needs 2,049\. Add text or lower",
+        ),
+        (
+            *(sentences(25), {"validation": {"fraction": 1e-9}}),
+            r"of 25 documents, text.validation.fraction=1e-09 holds out none",
+        ),
+    ],
+)
+def test_too_little_text_is_refused(text_of: TextOf, texts: list[str], options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        prepare(text_of(texts, **options))
 
 
 def test_token_files_have_a_simple_format_and_are_mapped(text_of: TextOf) -> None:

@@ -14,10 +14,10 @@ from sentencepiece import SentencePieceTrainer
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from lmlong import recipe
+from lmlong.data.tokenizers import load_tokenizer, train_tokenizer
 from lmlong.data.tokenizers.base import Tokenizer, parts
 from lmlong.data.tokenizers.boundaries import Cover, settled
 from lmlong.data.tokenizers.characters import CharacterTokenizer
-from lmlong.data.tokenizers.factory import load_tokenizer, train_tokenizer
 from lmlong.errors import UsageError
 from lmlong.inference.unread import Encoding, UnreadText
 

@@ -1,6 +1,10 @@
 """Reports with numbers that are easy to follow."""
 
+import json
+from typing import Any
+
 from lmlong.evaluation.document_sums import Sums
+from lmlong.evaluation.perplexity_report import perplexity_report
 from lmlong.evaluation.results import AtLength, AtPosition, PerplexityReport
 from lmlong.evaluation.state_health import Health
 from lmlong.model.state_size import Size, StateSize
@@ -12,6 +16,11 @@ def sums(*nats: float, tokens: int = 1000, size: int = 4000) -> Sums:
     for document, each in enumerate(nats):
         made.add(document, each * tokens, tokens, size)
     return made
+
+
+def values(*reports: PerplexityReport) -> Any:
+    """Return what JSON holds of reports."""
+    return json.loads(perplexity_report(reports).json())
 
 
 LINEAR = PerplexityReport(

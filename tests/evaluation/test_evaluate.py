@@ -14,11 +14,12 @@ import lmlong
 from lmlong.cli.evaluate import OPTIONS, eval_
 from lmlong.errors import UsageError
 from lmlong.evaluation.perplexity import PerplexityOptions, measure_perplexity, validation_text
-from lmlong.evaluation.perplexity_report import table, to_json
+from lmlong.evaluation.perplexity_report import perplexity_report
 from lmlong.inference.loading import TrainedLanguageModel, load
 from lmlong.model import precision
 
 from .conftest import write_run
+from .reports import values
 
 
 def evaluated(*words: object) -> Result:
@@ -38,7 +39,7 @@ def test_the_table_is_all_of_standard_output(run: Path) -> None:
     done = evaluated(run, "--lengths", "32,64,4k", *FEW)
     loaded = load(run, "cpu")
     options = PerplexityOptions(("context", "position"), lengths=(32, 64, 4096), min_documents=1)
-    expected = table([measure_perplexity(str(run), loaded, validation_text(loaded), options)])
+    expected = perplexity_report([measure_perplexity(str(run), loaded, validation_text(loaded), options)]).text()
     assert without_speed(done.stdout) == without_speed(expected + "\n")
     assert "  left out: 4k, which too few documents reach\n" in done.stdout
 
@@ -96,6 +97,12 @@ def test_a_mistake_is_named(run: Path) -> None:
         (["--by", "recall", "--learn"], "^--learn: belongs to --by context, --by position, --by state, not to --by re"),
         (["--by", "recall,spectrum"], "^--by: recall is measured alone"),
         (["--by", "state", "--tasks", "arc_easy"], "^--by, --tasks: mutually exclusive"),
+        (["--by", "recall", "--probes", "cpy"], r"^--probes: there is no 'cpy'\. Did you mean 'copy'\?$"),
+        (["--by", "recall", "--lengths", "4"], r"^--lengths: 4 is too short for a probe\. Give lengths from 16 up\.$"),
+        (
+            ["--by", "spectrum", "--lengths", "64k"],
+            r"fewer than 65,536\. Give shorter lengths, or more text \(--data\)",
+        ),
         (["--lengths", "64"], "^--lengths: the shortest takes 10 documents of 96 tokens"),
         (["--plot", "plot.txt"], r"^plot\.txt: cannot be drawn"),
         (["--json", "nowhere/numbers.json"], r"^nowhere/numbers\.json: its folder is missing"),
@@ -134,11 +141,11 @@ def test_the_difference_of_two_runs_comes_first_with_its_paired_error(run: Path,
     assert "2 documents" not in trained.stdout
 
 
-def without_times(values: Any) -> Any:
+def without_times(found: Any) -> Any:
     """The numbers of a report but for those that no two measurements share."""
-    if isinstance(values, dict):
-        return {key: without_times(each) for key, each in values.items() if key not in ("seconds", "peak_bytes")}
-    return [without_times(each) for each in values] if isinstance(values, list) else values
+    if isinstance(found, dict):
+        return {key: without_times(each) for key, each in found.items() if key not in ("seconds", "peak_bytes")}
+    return [without_times(each) for each in found] if isinstance(found, list) else found
 
 
 def test_python_gives_the_numbers_of_the_command(run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -150,7 +157,7 @@ def test_python_gives_the_numbers_of_the_command(run: Path, tmp_path: Path, capf
     options: dict[str, Any] = {"lengths": [32, 16], "views": views, "targets": 50, "tokens": 300, "min_documents": 1}
     for model in (run, load(run, "cpu")):
         report = lmlong.evaluate(model, train, name=str(run), **options)
-        assert without_times(to_json([report])["runs"]) == without_times(told["runs"])
+        assert without_times(values(report)["runs"]) == without_times(told["runs"])
     assert capfd.readouterr() == ("", "")
     assert [at["position"] for at in told["runs"][0]["state"]] == [1, 2, 4, 8, 16, 32]
 
@@ -164,7 +171,7 @@ def test_texts_in_memory_are_documents_like_files(run: Path, tmp_path: Path) -> 
     in_files, in_memory = lmlong.evaluate(run, files, **options), lmlong.evaluate(run, texts=texts, **options)
     assert (in_files.data, in_memory.data) == (files, [])
     in_files.data = []
-    assert without_times(to_json([in_memory])) == without_times(to_json([in_files]))
+    assert without_times(values(in_memory)) == without_times(values(in_files))
     assert in_memory.documents == 2
     first = lmlong.evaluate(run, texts=texts[0], **options)
     assert first.documents == 1 and first.carried is not None
@@ -197,14 +204,14 @@ def test_a_run_is_measured_in_the_precision_it_was_trained_in(
 ) -> None:
     options: dict[str, Any] = {"lengths": [32], "min_documents": 1, "name": "same"}
     unknown, exact = (lmlong.evaluate(loaded, precision=each, **options) for each in (None, "32"))
-    assert without_times(to_json([unknown])) == without_times(to_json([exact]))
+    assert without_times(values(unknown)) == without_times(values(exact))
     own = lmlong.evaluate(trained_in_bf16(loaded, monkeypatch), **options)
     assert (exact.precision, own.precision) == ("32", "bf16")
-    assert "; precision bf16\n" in table([own]) and to_json([own])["runs"][0]["precision"] == "bf16"
+    assert "; precision bf16\n" in perplexity_report([own]).text() and values(own)["runs"][0]["precision"] == "bf16"
     assert exact.carried and own.carried
     assert 0 < abs(own.carried.totals.nats_per_token - exact.carried.totals.nats_per_token) < 0.05
     again = lmlong.evaluate(trained_in_bf16(loaded, monkeypatch), precision="32", **options)
-    assert without_times(to_json([again])) == without_times(to_json([exact]))
+    assert without_times(values(again)) == without_times(values(exact))
 
 
 def test_a_precision_that_this_device_does_not_offer_is_refused(loaded: TrainedLanguageModel) -> None:

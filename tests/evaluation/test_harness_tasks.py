@@ -9,12 +9,10 @@ from runpy import run_module
 import pytest
 import torch
 from commands import lmlong
-from evaluation.conftest import write_run as write_encoder
 from evaluation.harness_models import DOCUMENTS, by_forward, loaded
 from interop.tiny_llama import CHAT, CONFIG, weights, write_folder
 from models import write_run
 
-from lmlong import recipe
 from lmlong.errors import UsageError
 from lmlong.evaluation.likelihoods import document_likelihoods
 from lmlong.interop.importing import import_model
@@ -168,13 +166,7 @@ def test_mistakes_are_usage_errors(tmp_path: Path, offline: None) -> None:
 
 
 def test_an_encoder_is_refused(tmp_path: Path) -> None:
-    attention = recipe.Attention(kind="linear", decay="none")
-    chosen = recipe.Recipe(
-        objective="masked",
-        model=recipe.Model(width=32, layers=2, heads=4, convolution=0, attention=attention),
-        text=recipe.Text(),
-    )
-    write_encoder(tmp_path / "run", chosen, 1)
+    write_run(tmp_path / "run", objective="masked", attention={"kind": "linear", "decay": "none"}, convolution=0)
     done = lmlong("eval", tmp_path / "run", "--tasks", "arc_easy")
     assert done.returncode == 2 and "encoder (objective: masked)" in done.stderr
 

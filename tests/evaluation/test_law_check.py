@@ -18,7 +18,7 @@ from lmlong.attention.linear import chunk, layer
 from lmlong.cli.check import check as command
 from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.decode.choice import why_no_fast_engine
-from lmlong.evaluation.law_check import LawReport, check, table
+from lmlong.evaluation.law_check import LawReport, check, law_report
 from lmlong.evaluation.state_health import denominators
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.samples import sampled_text
@@ -87,46 +87,48 @@ def by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layer.LinearAttention, "kernels", dict.fromkeys(("native", "torch"), chunk.ChunkKernel))
 
 
-@pytest.mark.usefixtures("by_torch")
-def test_a_mask_that_shows_the_future_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    masked = chunk.masked
-    monkeypatch.setattr(chunk, "masked", lambda weights, reach: masked(weights, reach) + 1e-3)
-    assert {"the future never changes the past", "token by token = forward"} <= broken(checked(ELU))
+def coarse(step: Any) -> Any:
+    """A step whose normalizer is rounded to bfloat16."""
 
-
-@pytest.mark.usefixtures("by_torch")
-def test_starts_that_are_ignored_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    decay_masks = chunk.decay_masks
-    monkeypatch.setattr(chunk, "decay_masks", lambda starts, *others: decay_masks(None, *others))
-    assert "packed documents are independent" in broken(checked(ELU))
-
-
-def test_a_normaliser_in_bfloat16_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    step = layer.recurrent_step
-
-    def coarse(*inputs: Any) -> Any:
+    def rounded(*inputs: Any) -> Any:
         y, state = step(*inputs)
         return y, state._replace(z=state.z.bfloat16().float())
 
-    monkeypatch.setattr(layer, "recurrent_step", coarse)
-    assert "token by token = forward" in broken(checked(ELU))
+    return rounded
 
 
-def test_a_state_changed_in_place_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    step = layer.recurrent_step
+def careless(step: Any) -> Any:
+    """A step that changes its state in place."""
 
-    def careless(fq: Any, fk: Any, v: Any, state: Any, *rest: Any) -> Any:
+    def changing(fq: Any, fk: Any, v: Any, state: Any, *rest: Any) -> Any:
         y, after = step(fq, fk, v, state, *rest)
         state.z.copy_(after.z)
         return y, after
 
-    monkeypatch.setattr(layer, "recurrent_step", careless)
-    assert "a state is not modified" in broken(checked(ELU))
+    return changing
 
 
-def test_a_dead_denominator_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Elu, "query", lambda self, q: q.exp() * 1e-12)
-    assert "1 / smallest denominator" in broken(checked(ELU))
+FAULTS: dict[str, tuple[Any, str, Any, set[str]]] = {
+    "a mask shows the future": (
+        *(chunk, "masked", lambda masked: lambda weights, reach: masked(weights, reach) + 1e-3),
+        {"the future never changes the past", "token by token = forward"},
+    ),
+    "starts are ignored": (
+        *(chunk, "decay_masks", lambda masks: lambda starts, *rest: masks(None, *rest)),
+        {"packed documents are independent"},
+    ),
+    "a coarse normalizer": (layer, "recurrent_step", coarse, {"token by token = forward"}),
+    "a state changed in place": (layer, "recurrent_step", careless, {"a state is not modified"}),
+    "a dead denominator": (Elu, "query", lambda _: lambda self, q: q.exp() * 1e-12, {"1 / smallest denominator"}),
+}
+
+
+@pytest.mark.usefixtures("by_torch")
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_breaks_the_laws_that_it_violates(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, name, change, laws = FAULTS[fault]
+    monkeypatch.setattr(module, name, change(getattr(module, name)))
+    assert laws <= broken(checked(ELU))
 
 
 def test_outputs_that_are_not_finite_are_found_with_their_layer_scale_and_remedy() -> None:
@@ -136,7 +138,7 @@ def test_outputs_that_are_not_finite_are_found_with_their_layer_scale_and_remedy
         next(loaded.model.attentions[1].feature_map.parameters()).fill_(3e38)
     report = check(loaded, *text)
     assert any(law.startswith("outputs not finite or dead: layer 2, scale 1") for law in broken(report))
-    assert "lower training.learning_rate" in table(report)
+    assert "lower training.learning_rate" in law_report(report).text()
 
 
 @pytest.mark.usefixtures("by_torch")

@@ -15,7 +15,7 @@ from lmlong.data.token_file import TokenFile
 from lmlong.errors import UsageError
 from lmlong.evaluation import scorer as scored
 from lmlong.evaluation.perplexity import PerplexityOptions, measure_perplexity, validation_text
-from lmlong.evaluation.perplexity_report import table
+from lmlong.evaluation.perplexity_report import perplexity_report
 from lmlong.evaluation.spans import GOLDEN, choose_blocks, documents_of
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.model import language_model
@@ -77,17 +77,14 @@ def test_the_same_targets_are_scored_by_the_definition_at_each_length(loaded: Tr
         assert sums.bytes.sum() == loaded.tokenizer.token_bytes[text.tokens[position]].sum()
 
 
-def test_the_default_text_is_the_one_held_out_of_training(loaded: TrainedLanguageModel) -> None:
+def test_the_default_text_is_the_one_held_out_of_training(loaded: TrainedLanguageModel, tmp_path: Path) -> None:
     text = validation_text(loaded)
     framed = [[256, *text.encode(), 257] for text in VALIDATION_TEXTS]
     assert text.tokens.tolist() in (framed[0] + framed[1], framed[1] + framed[0])
     first = validation_text(loaded, limit=100)
     assert (first.tokens.tolist(), first.starts.tolist()) == (text.tokens[:100].tolist(), [0])
-
-
-def test_other_files_are_read_whole(loaded: TrainedLanguageModel, tmp_path: Path) -> None:
-    text = validation_text(loaded, [str(tmp_path / "train.txt")])
-    assert text.tokens.tolist() == [256, *TRAINING_TEXT.encode(), 257]
+    other = validation_text(loaded, [str(tmp_path / "train.txt")])
+    assert other.tokens.tolist() == [256, *TRAINING_TEXT.encode(), 257]
 
 
 def test_lengths_that_too_few_documents_reach_are_left_out(loaded: TrainedLanguageModel) -> None:
@@ -107,7 +104,7 @@ def test_too_few_documents_are_cut_into_parts_and_measured_at_shorter_lengths(lo
     assert [point.length for point in report.context] == [32, 64][: len(report.context)]
     assert report.context[0].sums.documents == 10
     assert report.carried is not None and report.carried.totals.tokens == len(text.tokens) - 10
-    assert "10 parts of 2 documents, each read from an empty state" in table([report])
+    assert "10 parts of 2 documents, each read from an empty state" in perplexity_report([report]).text()
     one = measure_perplexity("one", loaded, text.first(40))
     assert (one.documents, one.parts_of) == (10, 1) and one.context
 

@@ -1,17 +1,14 @@
 """Perplexity reports as tables, as JSON and as plots."""
 
 import dataclasses
-import json
 import math
 
 import pytest
-from evaluation.reports import LINEAR, SOFTMAX, sums
+from evaluation.reports import LINEAR, SOFTMAX, sums, values
 
 from lmlong.evaluation.document_sums import Sums
-from lmlong.evaluation.perplexity_figure import figure
-from lmlong.evaluation.perplexity_report import difference_lines, differences, table, to_json
+from lmlong.evaluation.perplexity_report import differences, figure, perplexity_report
 from lmlong.evaluation.results import AtLength, PerplexityReport
-from lmlong.report.figure import Panel
 
 SECOND = dataclasses.replace(SOFTMAX, context=[AtLength(256, sums(2.0, 2.1), 1.0), AtLength(1024, sums(1.7, 1.8), 1.0)])
 
@@ -56,7 +53,7 @@ change is from the row above, in nats/token
 
 
 def test_the_table() -> None:
-    assert table([LINEAR, SOFTMAX]) == EXPECTED
+    assert perplexity_report([LINEAR, SOFTMAX]).text() == EXPECTED
     assert max(map(len, EXPECTED.splitlines())) <= 80
 
 
@@ -78,15 +75,13 @@ def test_the_table() -> None:
 )
 def test_the_first_line_is_the_verdict(context: list[tuple[int, tuple[float, ...]]], verdict: str | None) -> None:
     at = [AtLength(length, sums(*nats), 1.0) for length, nats in context]
-    first = table([dataclasses.replace(LINEAR, context=at)]).splitlines()[0]
+    first = perplexity_report([dataclasses.replace(LINEAR, context=at)]).text().splitlines()[0]
     assert first == (verdict or "linear")
     assert len(first) <= 80
 
 
 def test_json_holds_sums_counts_and_their_ratios() -> None:
-    values = to_json([LINEAR, SOFTMAX])
-    assert json.loads(json.dumps(values, allow_nan=False)) == values
-    first, second = values["runs"]
+    first, second = values(LINEAR, SOFTMAX)["runs"]
     numbers = ("run", "parameters", "trained_length", "left_out", "state_numbers", "state_bytes", "tokens_read")
     assert [first[name] for name in numbers] == ["linear", 1_234_567, 1024, [4096], 49_921, 199_688, 123_456]
     assert first["context"][0] == {
@@ -110,12 +105,8 @@ def test_json_holds_sums_counts_and_their_ratios() -> None:
     assert second["context"][0]["bits_per_byte"] is None and second["carried"] is None
 
 
-def panels(*reports: PerplexityReport) -> list[Panel]:
-    return [panel for row in figure(reports).rows for panel in row if isinstance(panel, Panel)]
-
-
-def test_the_plot_has_a_panel_for_each_view_with_a_line_for_each_run() -> None:
-    context, position = panels(LINEAR, SECOND)
+def test_the_plot_has_a_panel_for_each_view_with_a_line_and_a_band_of_two_errors_for_each_run() -> None:
+    context, position = figure([LINEAR, SECOND]).panels
     labels = [panel.x_label.partition("\n")[0] for panel in (context, position)]
     assert labels == ["tokens read before the same targets", "tokens before, read from the beginning"]
     assert (context.ticks, position.ticks) == ([256, 1024], [1, 1024])
@@ -123,23 +114,15 @@ def test_the_plot_has_a_panel_for_each_view_with_a_line_for_each_run() -> None:
         assert (line.label, line.x) == (report.name, [256, 1024])
         assert line.y == [point.sums.totals.bits_per_byte for point in report.context]
     assert len({line.style for line in context.lines}) == 2
-    assert len(panels(SECOND)) == 1
-
-
-def test_bands_are_two_standard_errors_wide_on_either_side() -> None:
-    context, position = panels(LINEAR, SECOND)
-    line, (first, last) = context.lines[0], LINEAR.context
+    first, last = context.lines[0].y
     error = (0.2 - 0.1) / 2 / 4 / math.log(2)  # of the differences of two documents, in bits per byte
-    assert line.low == pytest.approx([first.sums.totals.bits_per_byte, last.sums.totals.bits_per_byte - 2 * error])
-    assert line.high == pytest.approx([first.sums.totals.bits_per_byte, last.sums.totals.bits_per_byte + 2 * error])
+    assert context.lines[0].low == pytest.approx([first, last - 2 * error])
+    assert context.lines[0].high == pytest.approx([first, last + 2 * error])
     at = LINEAR.position[0].sums
     assert position.lines[0].low and position.lines[0].low[0] == at.totals.bits_per_byte - 2 * at.bits_error
-
-
-def test_trained_lengths_within_the_plot_are_marked() -> None:
-    context = panels(LINEAR, SECOND)[0]
     assert [(mark.x, mark.text) for mark in context.marks] == [(512, "trained at 512"), (1024, "trained at 1k")]
-    assert not panels(SOFTMAX)[0].marks
+    (alone,) = figure([SOFTMAX]).panels
+    assert not alone.marks
 
 
 def scored(name: str, nats: list[float], sizes: list[int], text: str = "same") -> PerplexityReport:
@@ -160,7 +143,7 @@ def test_a_difference_has_the_error_of_the_differences() -> None:
     for row in found.rows:
         assert row.bits == (pytest.approx(-0.1), pytest.approx(0, abs=1e-9))
         assert row.sums.bits_error > 0.1  # of each run
-    assert difference_lines(found)[3].split() == ["256", "-0.1000", "0.0000", "1.6143", "1.7143"]
+    assert str(found.table).splitlines()[3].split() == ["256", "-0.1000", "0.0000", "1.6143", "1.7143"]
 
 
 def test_runs_on_other_targets_are_not_subtracted() -> None:
@@ -169,18 +152,18 @@ def test_runs_on_other_targets_are_not_subtracted() -> None:
         ([200, 100, 402], "same", "no targets in common. Give --lengths."),
     ):
         (found,) = differences([BASE, scored("b", [300.0, 100.0, 800.0], sizes, text)])
-        assert difference_lines(found) == [f"b minus a: {why}"]
+        assert found.table == f"b minus a: {why}"
         other = dataclasses.replace(found.run, tokenizer="another", data=["a.txt"])
         (found,) = differences([dataclasses.replace(BASE, data=["a.txt"]), other])
-        assert "Measure them by lmlong eval with --by position --min-documents 1" in difference_lines(found)[0]
+        assert "Measure them by lmlong eval with --by position --min-documents 1" in str(found.table)
 
 
 def test_the_table_names_the_weight_format_and_the_text() -> None:
     files = [f"/books/{name}.txt" for name in ("one", "two", "three " * 12, "four")]
     report = dataclasses.replace(SOFTMAX, weights="int4", data=files)
-    lines = table([report]).splitlines()
+    lines = perplexity_report([report]).text().splitlines()
     assert "  weights in int4" in lines and max(map(len, lines)) <= 80
     at = lines.index("  text: one.txt, two.txt, " + " ".join(["three"] * 8))
     assert lines[at + 1] == "  three three three three .txt, four.txt"
-    told = json.loads(json.dumps(to_json([report])))["runs"][0]
+    told = values(report)["runs"][0]
     assert (told["weights"], told["data"]) == ("int4", files)

@@ -1,6 +1,7 @@
 """Probes ask for what was said exactly so far back, and answers are counted as right where they are."""
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -13,8 +14,7 @@ from models import predict
 
 from lmlong.cli.evaluate import eval_ as command
 from lmlong.data.tokenizers.base import ByteTokenizer
-from lmlong.errors import UsageError
-from lmlong.evaluation.probe_accuracy import ProbeResult, ProbeScore, answered, chance_of, figure, table
+from lmlong.evaluation.probe_accuracy import ProbeResult, ProbeScore, answered, chance_of, figure, recall_report
 from lmlong.evaluation.probes import NEEDLES, PAIRS, PROBES, ProbeText, Trial
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.model import language_model
@@ -93,12 +93,12 @@ FOUND = ProbeResult(
 
 
 def test_the_table_and_the_plot() -> None:
-    assert table([FOUND]) == (
+    assert recall_report([FOUND]).text() == (
         "linear\n"
         "  how often the likeliest token is the right one, in 2 texts each\n"
         "  distance      copy   ± induction   ±\n"
-        "        64     1.000 .00     0.500 .50\n"
-        "        1k     1.000 .00     0.500 .50\n"
+        "        64     1.000 .17     0.500 .50\n"
+        "        1k     1.000 .17     0.500 .50\n"
         "    chance    0.2500        0.2500"
     )
     (panels,) = figure([FOUND]).rows
@@ -116,11 +116,23 @@ def test_chance_is_how_often_a_guess_of_the_same_kind_is_right(probe: str) -> No
     assert chance_of(answers) == pytest.approx(expected, rel=0.15)
 
 
-RECALL = ("--by", "recall")
+def test_chance_is_unknown_if_no_answers_of_two_texts_agree() -> None:
+    assert math.isnan(chance_of([np.array([1, 2]), np.array([2, 3])])) and math.isnan(chance_of([np.array([1])]))
+    unknown = FOUND._replace(scores=[score._replace(chance=math.nan) for score in FOUND.scores])
+    assert recall_report([unknown]).text().splitlines()[-1].split() == ["chance", "-", "-"]
+    assert not figure([unknown]).panels[0].levels
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+@pytest.mark.parametrize("texts", [1, 2, 64])
+def test_answers_that_are_all_right_or_all_wrong_have_an_error(share: float, texts: int) -> None:
+    """Wilson's interval of one standard error is from 0 to 1 / (n + 1), or from n / (n + 1) to 1."""
+    asked = np.full(texts, 8.0)
+    assert ProbeScore("mqar", 64, share * asked, asked, 0.1).error == pytest.approx(1 / (texts + 1) / 2)
 
 
 def test_the_command(run: Path, tmp_path: Path) -> None:
-    words = [str(run), *RECALL, "--probes", "all", "--lengths", "16,32", "--texts", "3", "--device", "cpu"]
+    words = [str(run), "--by", "recall", "--probes", "all", "--lengths", "16,32", "--texts", "3", "--device", "cpu"]
     numbers, plot = tmp_path / "numbers.json", tmp_path / "plot.png"
     done = CliRunner().invoke(command, [*words, "--json", str(numbers), "--plot", str(plot)], catch_exceptions=False)
     assert (done.exit_code, done.stderr) == (0, "")
@@ -129,18 +141,3 @@ def test_the_command(run: Path, tmp_path: Path) -> None:
     assert [at["probe"] for at in found["recall"][::2]] == list(PROBES)
     assert {at["texts"] for at in found["recall"]} == {3}
     assert plot.read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--probes", "cpy"], r"^--probes: there is no 'cpy'\. Did you mean 'copy'\?$"),
-        (
-            ["--probes", "copy", "--lengths", "4"],
-            r"^--lengths: 4 is too short for a probe\. Give lengths from 16 up\.$",
-        ),
-    ],
-)
-def test_a_mistake_is_named(run: Path, words: list[str], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        CliRunner().invoke(command, [str(run), *RECALL, *words, "--device", "cpu"], catch_exceptions=False)

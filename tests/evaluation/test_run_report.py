@@ -116,7 +116,7 @@ def test_a_page_names_the_text_that_was_measured(recorded: Path, tmp_path: Path)
 
 
 def test_missing_parts_are_reported(recorded: Path, tmp_path: Path) -> None:
-    (recorded / "environment.json").unlink()
+    (recorded / "environment.json").write_text('{"packages": "no dict"}')
     (recorded / "metrics.jsonl").unlink()
     done = lmlong("report", recorded, "-o", tmp_path / "page.html", "--tokens", "600", "--device", "cpu")
     left_out = {
@@ -129,6 +129,7 @@ def test_missing_parts_are_reported(recorded: Path, tmp_path: Path) -> None:
     outline = Outline((tmp_path / "page.html").read_text())
     for reason in left_out.values():
         assert f"tiny: left out: {reason}." in outline.text
+    assert "2,688 tokens in 7 steps" in outline.text, "as the checkpoint knows"
 
 
 def test_commands_name_runs_as_they_were_given(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,14 +178,6 @@ def test_many_steps_are_averaged() -> None:
     entries = [json.loads(entry(step, float(step % 2))) for step in range(1, 1001)]
     (line, _) = training_panels([TrainingCurves.of("a", Recipe(), entries)])[0].lines
     assert len(line.x) == 200 and line.x[0] == 5 and line.y[0] == pytest.approx(0.3)
-
-
-def test_without_records_the_page_has_what_the_checkpoint_knows(run: Path, tmp_path: Path) -> None:
-    (run / "environment.json").write_text('{"packages": "no dict"}')
-    assert lmlong("report", run, "-o", tmp_path / "page.html", "--no-measure").returncode == 0
-    outline = Outline((tmp_path / "page.html").read_text())
-    assert "2,688 tokens in 7 steps" in outline.text
-    assert "tiny: left out: the run has no record of its text." in outline.text
 
 
 def test_sources_are_named_by_the_recipe(recorded: Path) -> None:

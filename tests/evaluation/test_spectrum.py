@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 from models import predict, stirred
 from torch import Tensor
 
@@ -25,10 +25,11 @@ from lmlong.evaluation.spectrum import (
     attention_matrices,
     count_needed,
     cumulative,
+    figure,
     matrix,
     measure_spectra,
+    spectrum_report,
 )
-from lmlong.evaluation.spectrum_report import figure, table, to_json
 from lmlong.inference.loading import TrainedModel
 from lmlong.model.build import build
 from lmlong.model.language_model import LanguageModel
@@ -154,14 +155,10 @@ def test_layers_that_read_blocks_have_smaller_matrices(length: int, blocks: int,
         assert layer.quarter == pytest.approx([max(layer.values // 4, 1) / layer.values] * HEADS)
 
 
-def command(*words: str) -> Result:
-    return CliRunner().invoke(eval_, [*words, "--by", "spectrum", "--device", "cpu"])
-
-
 def test_the_command_tabulates_draws_and_writes_json(run: Path, tmp_path: Path) -> None:
     numbers, plot = tmp_path / "spectrum.json", tmp_path / "spectrum.png"
-    words = ["--lengths", "16,32", "--texts", "4"]
-    done = command(str(run), *words, "--json", str(numbers), "--plot", str(plot))
+    words = [str(run), "--by", "spectrum", "--lengths", "16,32", "--texts", "4", "--device", "cpu"]
+    done = CliRunner().invoke(eval_, [*words, "--json", str(numbers), "--plot", str(plot)])
     assert done.exit_code == 0, done.output
     assert plot.read_bytes().startswith(b"\x89PNG")
     (written,) = json.loads(numbers.read_text())["runs"]
@@ -175,12 +172,6 @@ def test_the_command_tabulates_draws_and_writes_json(run: Path, tmp_path: Path) 
     assert float(shown[2]) == pytest.approx(np.mean(first["needed"]), abs=0.051)
 
 
-def test_a_text_that_is_too_short_is_a_usage_error(run: Path) -> None:
-    done = command(str(run), "--lengths", "64k")
-    assert isinstance(done.exception, UsageError)
-    assert "fewer than 65,536. Give shorter lengths, or more text (--data)." in str(done.exception)
-
-
 def made_up(name: str, length: int, layers: Sequence[Sequence[int]]) -> Spectrum:
     """Of matrices whose singular values are alike as far as their ranks, by layer and head."""
     curves = [np.array([np.minimum(np.arange(1, length + 1) / rank, 1) for rank in heads]) for heads in layers]
@@ -192,11 +183,12 @@ FOUND = [made_up("one", 16, [[1, 16], [4, 8]]), made_up("two", 1024, [[10, 20]])
 
 
 def test_the_table_has_a_line_for_each_layer() -> None:
-    lines = [line.split() for line in table(FOUND).splitlines()]
-    assert "one: singular values of attention in 2 texts of n = 16 tokens" in table(FOUND)
+    shown = spectrum_report(FOUND).text()
+    lines = [line.split() for line in shown.splitlines()]
+    assert "one: singular values of attention in 2 texts of n = 16 tokens" in shown
     assert ["1", "softmax", "8.0", "50%", "1", "to", "15", "0.625", "0.250", "to", "1.000"] in lines
     assert ["2", "softmax", "6.0", "38%", "4", "to", "8", "0.750", "0.500", "to", "1.000"] in lines
-    wide = table([made_up("run", 65_536, [[60_000, 59_000]])])
+    wide = spectrum_report([made_up("run", 65_536, [[60_000, 59_000]])]).text()
     assert max(map(len, wide.splitlines())) <= 80
 
 
@@ -210,11 +202,15 @@ def test_the_report_marks_layers_that_read_blocks() -> None:
     long, short = made_up("run", 16, [[1, 16], [4, 8]]), made_up("run", 8, [[2, 8], [2, 2]])
     mixed = long._replace(layers=[long.layers[0], *short.layers, long.layers[1]])
     mixed = mixed._replace(layers=[layer._replace(number=number) for number, layer in enumerate(mixed.layers, 1)])
-    shown = table([mixed])
-    assert "\nlayers 2 to 3 read blocks of them: n = 8 there\n" in shown and "blocks of" not in table([long])
+    report = spectrum_report([mixed])
+    shown = report.text()
+    assert (
+        "\nlayers 2 to 3 read blocks of them: n = 8 there\n" in shown
+        and "blocks of" not in spectrum_report([long]).text()
+    )
     lines = [line.split() for line in shown.splitlines()]
     assert ["2", "softmax", "5.0", "62%", "2", "to", "8", "0.625", "0.250", "to", "1.000"] in lines
-    (of_run,) = to_json([mixed])["runs"]
+    (of_run,) = json.loads(report.json())["runs"]
     layers = of_run["spectra"][0]["layers"]
     assert [layer["values"] for layer in layers] == [len(layer["cumulative"][0]) for layer in layers] == [16, 8, 8, 16]
     (curves,) = draw(figure([mixed])).axes

@@ -8,8 +8,8 @@ import pytest
 from models import save_run, stirred
 
 from lmlong import recipe
+from lmlong.data.tokenizers import train_tokenizer
 from lmlong.data.tokenizers.base import ByteTokenizer, Tokenizer
-from lmlong.data.tokenizers.factory import train_tokenizer
 from lmlong.model.language_model import LanguageModel
 from lmlong.recipe import Attention, Downsample, Model, Recipe, Text, Training
 

@@ -22,9 +22,9 @@ import lmlong
 from lmlong import recipe
 from lmlong.attention.plugins import load_plugin, unload_plugin
 from lmlong.checkpoint import read
+from lmlong.data.tokenizers import train_tokenizer
 from lmlong.data.tokenizers.base import ByteTokenizer, Tokenizer
 from lmlong.data.tokenizers.characters import CharacterTokenizer
-from lmlong.data.tokenizers.factory import train_tokenizer
 from lmlong.data.tokenizers.sentencepiece import SentencePieceTokenizer
 from lmlong.errors import CheckpointError, LmlongError, UsageError
 from lmlong.interop.hf.config import lmlong_weights

@@ -6,6 +6,7 @@ from html.parser import HTMLParser
 import pytest
 
 from lmlong.report.html import Html, data_table, details, element, escaped, page
+from lmlong.report.report import Table
 from lmlong.report.table import Column
 
 ATTACK = "<script>alert(1)</script>\"'&"
@@ -48,7 +49,7 @@ def test_what_cannot_be_shown_is_replaced(bad: str) -> None:
 
 def test_a_table_names_its_rows_and_columns() -> None:
     columns = [Column("", 0, align="<"), Column("loss", 0, ".2f"), Column("run", 0, align="<")]
-    outline = Outline(data_table(columns, [["a", 1.234, ATTACK], ["b", None, "c"]], "Losses"))
+    outline = Outline(data_table(Table("Losses", columns, [["a", 1.234, ATTACK], ["b", None, "c"]])))
     scopes = [attributes.get("scope") for tag, attributes in outline.elements if tag == "th"]
     assert scopes == ["col", "col", "row", "row"]
     assert outline.text == f"Losseslossruna1.23{ATTACK}bc"

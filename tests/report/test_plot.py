@@ -1,7 +1,6 @@
 """Described figures, drawn."""
 
 from io import BytesIO
-from operator import itemgetter
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from lmlong.report.figure import (
     Mark,
     Panel,
     Style,
-    line_with_errors,
     lines_of,
     style,
 )
@@ -151,17 +149,12 @@ def test_a_shared_axis_is_labelled_at_the_edge_alone() -> None:
 
 
 def test_each_name_is_a_line_through_its_rows_in_a_style_of_its_own() -> None:
-    groups = {"a": [(1, 4.0, 0.5), (2, 3.0, 0.25)], "b": [], "c": [(1, 2.0, 0.5)]}
+    groups = [("a", [(1, 4.0, 0.5), (2, 3.0, 0.25)]), ("b", []), ("c", [(1, 2.0, 0.5)])]
     x, y, error = (lambda row, index=index: row[index] for index in range(3))
     first, empty, last = lines_of(groups, x, y, error=error, band=lambda row: (0, 9))
     assert (first.label, first.x, first.y, first.errors) == ("a", [1, 2], [4.0, 3.0], [1.0, 0.5])
     assert (first.low, first.high, empty.low, list(empty.x)) == ((0, 0), (9, 9), None, [])
     assert [line.style.color for line in (first, empty, last)] == list(COLORS[:3])
-
-
-def test_a_band_is_two_standard_errors_wide_on_either_side() -> None:
-    line = line_with_errors("a", [(1, (3.0, 0.5)), (2, (2.0, 0.25))], itemgetter(0), itemgetter(1), style(0))
-    assert (line.y, line.low, line.high) == ([3.0, 2.0], [2.0, 1.5], [4.0, 2.5])
 
 
 def test_titles_of_a_row_stand_at_one_height() -> None:

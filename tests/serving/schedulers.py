@@ -13,8 +13,8 @@ from models import FORMS, write_run
 
 import lmlong
 from lmlong import recipe
+from lmlong.data.tokenizers import train_tokenizer
 from lmlong.data.tokenizers.base import Tokenizer
-from lmlong.data.tokenizers.factory import train_tokenizer
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.state_table import StateTable
 from lmlong.serving.request import Event, Request

@@ -18,7 +18,6 @@ from serving.schedulers import subwords, tiny
 from serving.servers import Served, served, until
 
 from lmlong.data.formats.compression import COMPRESSED
-from lmlong.data.formats.converted import ConvertedDocument
 from lmlong.data.formats.table import FIRST_BYTES, FORMATS, MEDIA_TYPES
 from lmlong.serving import body_reader
 from lmlong.serving.api_errors import ApiError
@@ -81,7 +80,7 @@ def test_what_is_no_text_is_refused_with_the_reason(data: bytes, message: str) -
 
 
 def test_each_kind_of_file_that_is_converted_has_a_media_type() -> None:
-    documents = {suffix for suffix, kind in FORMATS.items() if isinstance(kind, ConvertedDocument)}
+    documents = {suffix for suffix, kind in FORMATS.items() if kind.is_whole and not kind.is_text}
     assert MEDIA_TYPES.keys() == {*documents, *COMPRESSED}
     assert {*COMPRESSED, ".pdf", ".zip"} < {*FIRST_BYTES.values()}
 

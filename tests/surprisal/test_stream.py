@@ -14,7 +14,7 @@ from inference.conftest import prose, write_run
 
 import lmlong
 from lmlong import recipe
-from lmlong.data.tokenizers.factory import train_tokenizer
+from lmlong.data.tokenizers import train_tokenizer
 from lmlong.errors import UsageError
 from lmlong.evaluation.likelihoods import document_likelihoods
 from lmlong.inference.loading import TrainedLanguageModel, load

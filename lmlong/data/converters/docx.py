@@ -1,6 +1,6 @@
 """Convert the main part of a DOCX to text. Each character is read once, however tables and text boxes are nested."""
 
-from lmlong.data.converters.document_limits import Broken
+from lmlong.data.converters import Broken
 
 WORD = "http://schemas.openxmlformats.org/wordprocessingml/2006/main "
 COMPATIBILITY = "http://schemas.openxmlformats.org/markup-compatibility/2006 "

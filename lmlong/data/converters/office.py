@@ -11,7 +11,7 @@ from urllib.parse import unquote
 from xml.parsers import expat
 from zipfile import ZipFile
 
-from lmlong.data.converters.document_limits import ALL_PARTS, LARGEST, Broken
+from lmlong.data.converters import ALL_PARTS, LARGEST, Broken
 from lmlong.data.converters.docx import WordText
 from lmlong.data.converters.html import html_text
 

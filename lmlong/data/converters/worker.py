@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lmlong.data.converters.document_limits import ALL_PARTS, LARGEST, Broken, check_text
+from lmlong.data.converters import ALL_PARTS, LARGEST, Broken, check_text
 from lmlong.data.converters.html import html_text
 from lmlong.data.converters.office import docx_text, epub_text
 from lmlong.io.limited_process import answer_requests

@@ -2,15 +2,16 @@
 
 import tarfile
 import zipfile
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, NamedTuple
 
-from lmlong.data.document import Document, Skipped, file_fields, slices
+from lmlong.data.document import Document, ReadOptions, Skipped, file_fields
 from lmlong.data.encoding import UTF8, EncodingError, find_encoding
-from lmlong.data.formats.base import PLAIN_SUFFIXES, FileFormat, ReadOptions
-from lmlong.data.formats.compression import RATIO, expansion_limit
+from lmlong.data.formats.compression import RATIO, expansion_limit, slices
+
+PLAIN_SUFFIXES = (".txt", ".md", ".py")
 
 LARGEST = 1 << 28
 """Bytes of the largest file that is unpacked."""
@@ -43,42 +44,34 @@ class BoundedHeader(tarfile.TarInfo):
         return super()._proc_member(tarfile_)  # type: ignore[misc]
 
 
-class Archive(FileFormat):
-    """A ZIP or TAR; the limits hold for any content, whatever sizes its headers declare."""
-
-    def __init__(self, compressions: Collection[str] = ()):
-        self.compressions = compressions
-
-    def documents(self, path: Path, options: ReadOptions) -> Iterator[Document | Skipped]:
-        # skipped members count too: a compressed TAR is unpacked to get past them
-        left = expansion_limit(path)
-        members = _zip_members(path) if path.name.lower().endswith(".zip") else _tar_members(path)
-        while True:
-            try:
-                member = next(members, None)
-            except Exception as error:  # see `_content`
-                reason = f"a damaged archive, of which the rest is not read ({_named(error)})"
-                yield Skipped(str(path), reason, path.stat().st_size)
-                return
-            if member is None:
-                return
-            inside = PurePosixPath(member.name)
-            # a terminal would interpret control characters in a name
-            name = f"{path}/" + "".join(char if char.isprintable() else "\ufffd" for char in str(inside))
-            left -= member.size
-            if left < 0:
-                reason = f"{path.name} expands to more than {RATIO} times its size: the rest is not read"
-                yield Skipped(name, reason, member.size)
-                return
-            if member.is_file:
-                content = _skip_reason(inside) or _content(member)
-                if isinstance(content, str):
-                    yield Skipped(name, content, member.size)
-                else:
-                    yield _document(name, inside, content, options)
-
-    def fingerprint(self, path: Path, options: ReadOptions) -> str:
-        return f"{super().fingerprint(path, options)} archive {options.encoding}"
+def files_inside(path: Path, options: ReadOptions) -> Iterator[Document | Skipped]:
+    """Iterate over the files in a ZIP or TAR; the limits hold for any content, whatever sizes its headers declare."""
+    # skipped members count too: a compressed TAR is unpacked to get past them
+    left = expansion_limit(path)
+    members = _zip_members(path) if path.name.lower().endswith(".zip") else _tar_members(path)
+    while True:
+        try:
+            member = next(members, None)
+        except Exception as error:  # see `_content`
+            reason = f"a damaged archive, of which the rest is not read ({_named(error)})"
+            yield Skipped(str(path), reason, path.stat().st_size)
+            return
+        if member is None:
+            return
+        inside = PurePosixPath(member.name)
+        # a terminal would interpret control characters in a name
+        name = f"{path}/" + "".join(char if char.isprintable() else "\ufffd" for char in str(inside))
+        left -= member.size
+        if left < 0:
+            reason = f"{path.name} expands to more than {RATIO} times its size: the rest is not read"
+            yield Skipped(name, reason, member.size)
+            return
+        if member.is_file:
+            content = _skip_reason(inside) or _content(member)
+            if isinstance(content, str):
+                yield Skipped(name, content, member.size)
+            else:
+                yield _document(name, inside, content, options)
 
 
 def _skip_reason(path: PurePosixPath) -> str | None:

@@ -5,13 +5,14 @@ import gzip
 import lzma
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, BinaryIO
 
 import zstandard
 
-from lmlong.data.document import CHUNK, slices
 from lmlong.errors import UsageError
+
+CHUNK = 1 << 16
 
 COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
 
@@ -27,6 +28,21 @@ OPENERS: Mapping[str, Callable[[BinaryIO], Any]] = {".gz": gzip.open, ".bz2": bz
 
 DAMAGED = (gzip.BadGzipFile, zlib.error, zstandard.ZstdError, lzma.LZMAError, EOFError)
 """Errors of a compressed file; `bz2` raises an OSError without a number."""
+
+
+def is_compressed(path: PurePath) -> bool:
+    """Return whether a file is compressed, by its name."""
+    return path.suffix.lower() in COMPRESSED
+
+
+def suffix_of(path: PurePath) -> str:
+    """Return the suffix that determines the format, in lower case and without that of a compression."""
+    return PurePath(path.stem).suffix.lower() if is_compressed(path) else path.suffix.lower()
+
+
+def slices(data: bytes) -> Iterator[bytes]:
+    """Yield bytes in memory in chunks."""
+    return (data[start : start + CHUNK] for start in range(0, len(data), CHUNK))
 
 
 def read_bytes(path: Path, decompress: bool = True) -> Iterator[bytes]:

@@ -9,9 +9,8 @@ from types import ModuleType
 from typing import Any
 
 from lmlong import recipe
-from lmlong.data.document import Document, Errors, Skipped, text_document
-from lmlong.data.formats.base import FileFormat, ReadOptions, suffix_of
-from lmlong.data.formats.compression import read_bytes
+from lmlong.data.document import Document, Errors, ReadOptions, Skipped
+from lmlong.data.formats.compression import read_bytes, suffix_of
 from lmlong.errors import UsageError, nearest
 
 RecordStream = Iterable[dict[str, Any]]
@@ -20,72 +19,48 @@ SAVED_DATASET = ("state.json", "dataset_dict.json")
 """Files of which `save_to_disk` of `datasets` writes one: for a data set, or for several splits."""
 
 LONGEST_LINE = 1 << 20
-"""Bytes of the first line of a .jsonl up to which `quick_check` reads it."""
+"""Bytes of the first line of a .jsonl up to which it is checked."""
+
+BINARY = ("parquet", "arrow")
+"""Builders of files that have no encoding."""
 
 
-class Records(FileFormat):
-    """A file of records, of which one column is text."""
+def records(builder: str, path: Path, options: ReadOptions) -> Iterator[Document | Skipped]:
+    """Iterate over the records of a file, of which one column is text; `builder` is the one of `datasets`."""
+    more: dict[str, Any] = {"sep": "\t"} if suffix_of(path) == ".tsv" else {}
+    if options.encoding != "auto" and builder not in BINARY:
+        more["encoding"] = options.encoding
+    files = [escape(str(path.absolute()))]
 
-    def __init__(self, builder: str, is_text: bool = True, only_if_named: bool = False):
-        """`builder` is the one of `datasets`. A folder skips `only_if_named` files, which need not hold records."""
-        self.builder, self.is_text, self._only_if_named = builder, is_text, only_if_named
+    def load() -> RecordStream:
+        return _library().load_dataset(builder, data_files=files, split="train", streaming=True, **more)
 
-    def skip_reason(self, path: Path, column: str) -> str | None:
-        if self.builder == "arrow" and path.name.startswith("cache-"):
-            return "a cache of `datasets`"
-        return f"may hold no records: name it to read its column '{column}'" if self._only_if_named else None
+    return documents_of_records(str(path), load, options.column, options.errors)
 
-    def check(self, path: Path, options: ReadOptions) -> str:
-        next(self.documents(path, options), None)
-        return options.encoding
 
-    def quick_check(self, path: Path, options: ReadOptions) -> bool:
-        columns = self._columns(path)
-        if columns is not None and options.column not in columns:
-            raise _missing_column(str(path), options.column, columns)
+def check_first_line(path: Path, options: ReadOptions) -> bool:
+    """Raise a UsageError if the first record of a .jsonl lacks the column."""
+    line = b""
+    for chunk in read_bytes(path):
+        line += chunk
+        if b"\n" in line or len(line) > LONGEST_LINE:
+            break
+    try:
+        record = json.loads(line.split(b"\n", 1)[0])
+    except (ValueError, RecursionError):  # `datasets` reports it
         return True
-
-    def documents(self, path: Path, options: ReadOptions) -> Iterator[Document | Skipped]:
-        return documents_of_records(
-            str(path), lambda: self._records(path, options.encoding), options.column, options.errors
-        )
-
-    def fingerprint(self, path: Path, options: ReadOptions) -> str:
-        return f"{super().fingerprint(path, options)} as {self.builder} {options.encoding}"
-
-    def _records(self, path: Path, encoding: str) -> RecordStream:
-        options: dict[str, Any] = {"sep": "\t"} if suffix_of(path) == ".tsv" else {}
-        if encoding != "auto" and self.is_text:
-            options["encoding"] = encoding
-        files = [escape(str(path.absolute()))]
-        return _library().load_dataset(self.builder, data_files=files, split="train", streaming=True, **options)
-
-    def _columns(self, path: Path) -> list[str] | None:
-        """Return the columns of the first record of a .parquet or .jsonl; None if a quick look does not show them."""
-        if self.builder == "parquet":
-            return _parquet_columns(path)
-        if self.builder != "json" or self._only_if_named:
-            return None
-        line = b""
-        for chunk in read_bytes(path):
-            line += chunk
-            if b"\n" in line or len(line) > LONGEST_LINE:
-                break
-        try:
-            record = json.loads(line.split(b"\n", 1)[0])
-        except (ValueError, RecursionError):
-            return None
-        return list(record) if isinstance(record, dict) else None
+    return not isinstance(record, dict) or _check_column(str(path), options.column, record)
 
 
-def _parquet_columns(path: Path) -> list[str] | None:
+def check_schema(path: Path, options: ReadOptions) -> bool:
+    """Raise a UsageError if a .parquet lacks the column."""
     from pyarrow import ArrowException
     from pyarrow.parquet import read_schema
 
     try:
-        return read_schema(path).names
-    except (ArrowException, OSError):
-        return None  # `datasets` reports it
+        return _check_column(str(path), options.column, read_schema(path).names)
+    except (ArrowException, OSError):  # `datasets` reports it
+        return True
 
 
 def hub_records(options: recipe.Hub) -> RecordStream:
@@ -114,21 +89,22 @@ def documents_of_records(
     """Iterate over records as documents."""
     for number, record in enumerate(_reported(name, load)):
         title = f"{name}:{number}"
-        if column not in record:
-            raise _missing_column(title, column, record)
+        _check_column(title, column, record)
         text = record[column]
         if text is None:
             yield Skipped(title, "no text")
         elif isinstance(text, str):
             fields = {key: value for key, value in record.items() if key != column}
-            yield text_document(title, text, errors, fields)
+            yield Document.of_text(title, text, errors, fields)
         else:
             raise UsageError(f"{title}: column '{column}' holds {type(text).__name__}, not text. Name another column.")
 
 
-def _missing_column(name: str, column: str, columns: Collection[str]) -> UsageError:
+def _check_column(name: str, column: str, columns: Collection[str]) -> bool:
+    if column in columns:
+        return True
     hint = nearest(column, columns)
-    return UsageError(f"{name}: no column '{column}', only {', '.join(columns)}. Set column.{hint}")
+    raise UsageError(f"{name}: no column '{column}', only {', '.join(columns)}. Set column.{hint}")
 
 
 def _library() -> ModuleType:

@@ -4,33 +4,22 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from lmlong.data.document import Document, slices
-from lmlong.data.formats.base import FileFormat, ReadOptions, SoftMasks
-from lmlong.data.formats.compression import read_bytes
+from lmlong.data.document import Document, ReadOptions, SoftMasks
+from lmlong.data.formats.compression import read_bytes, slices
 from lmlong.errors import UsageError
 
 NOT_A_SEQUENCE = re.compile(rb"[^A-Za-z*.-]")
 """Matches what is not the code of a nucleotide or an amino acid, nor a gap."""
 
 
-class Fasta(FileFormat):
-    """Sequences of nucleotides or amino acids, each of which is a document."""
-
-    is_text = True
-
-    def documents(self, path: Path, options: ReadOptions) -> Iterator[Document]:
-        return _documents(read_bytes(path), str(path), options.soft_masks)
-
-    def fingerprint(self, path: Path, options: ReadOptions) -> str:
-        return f"{super().fingerprint(path, options)} soft masks {options.soft_masks}"
-
-
-def _documents(chunks: Iterable[bytes], name: str, soft_masks: SoftMasks) -> Iterator[Document]:
-    """Iterate over the records of a file. The text is the sequence without line ends; the field `header` holds the
-    header. Soft masks, which are lower-case letters, are kept or converted to upper case."""
+def sequences(path: Path, options: ReadOptions) -> Iterator[Document]:
+    """Iterate over the sequences of nucleotides or amino acids in a file. The text is the sequence without line ends;
+    the field `header` holds the header. Soft masks, which are lower-case letters, are kept or converted to upper
+    case."""
+    name, soft_masks = str(path), options.soft_masks
     header: bytes | None = None
     sequence = bytearray()
-    for number, begins, data in _pieces(chunks):
+    for number, begins, data in _pieces(read_bytes(path)):
         if begins == b">":
             if header is not None and data.startswith(b">"):
                 yield _document(name, header, sequence, soft_masks)

@@ -1,59 +1,178 @@
 """The table of file formats, by suffix, media type and first bytes."""
 
-from functools import partial
+from collections import deque
+from collections.abc import Callable, Container, Iterator
+from functools import lru_cache, partial
+from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path, PurePath
+from typing import NamedTuple
 
 from lmlong.data.converters.office import EPUB_TYPE
-from lmlong.data.document import Document, Skipped
+from lmlong.data.document import Document, ReadOptions, Skipped
 from lmlong.data.encoding import UTF8, EncodingError, find_encoding, marked
-from lmlong.data.formats.archives import Archive
-from lmlong.data.formats.base import PLAIN_SUFFIXES, FileFormat, PlainText, RefusedFormat, file_document, suffix_of
-from lmlong.data.formats.compression import COMPRESSED, read_bytes
-from lmlong.data.formats.converted import ConvertedDocument
-from lmlong.data.formats.datasets import Records
-from lmlong.data.formats.fasta import Fasta
-from lmlong.errors import UsageError
+from lmlong.data.formats.archives import PLAIN_SUFFIXES, files_inside
+from lmlong.data.formats.compression import COMPRESSED, is_compressed, read_bytes, suffix_of
+from lmlong.data.formats.converted import converted, converter
+from lmlong.data.formats.datasets import check_first_line, check_schema, records
+from lmlong.data.formats.fasta import sequences
+from lmlong.errors import UsageError, install_command
 
-PLAIN, ARCHIVE, FASTA, DOCUMENT = PlainText(), Archive(), Fasta(), ConvertedDocument()
-MARKUP = PlainText("markup: convert it to plain text, or name it to read it with its tags")
-UNKNOWN = PlainText("unknown format: name it to read it as plain text")
-OLD_DOCUMENT = RefusedFormat("an unsupported document format: save it as .docx or plain text")
-OLD_ARCHIVE = RefusedFormat("an unsupported archive format: unpack it")
-OTHER_E_BOOK = RefusedFormat("an unsupported e-book format: convert it to EPUB or plain text")
+LARGE = 1 << 22
+"""Size of a plain file in bytes from which `quick_check` does not decode it."""
 
-FORMATS: dict[str, FileFormat] = {
+
+def _refused(path: Path, options: ReadOptions) -> Iterator[Document | Skipped]:
+    raise UsageError(f"{path}: {format_of(path).refusal}.")
+
+
+class Format(NamedTuple):
+    """How the files of a suffix are read."""
+
+    documents: Callable[[Path, ReadOptions], Iterator[Document | Skipped]] = _refused
+    """Iterates over the documents of a file; raises a UsageError if it cannot be read."""
+    is_text: bool = False
+    """Whether the bytes of a file, once decompressed, are text."""
+    is_whole: bool = False
+    """Whether a file is one document."""
+    trial: int | None = None
+    """The number of documents that `check` reads; None for all."""
+    quick_check: Callable[[Path, ReadOptions], bool] = lambda path, options: True
+    """Returns whether a file appears to be readable; raises a UsageError that explains a certain mistake."""
+    depends_on: Callable[[Path, ReadOptions], str] = lambda path, options: ""
+    """Returns what the text of a file depends on besides its bytes, its suffixes and the column."""
+    skip: Callable[[Path, str], str | None] = lambda path, column: None
+    """Returns why a folder skips a file that is not named, or None if it is read."""
+    refused: str | None = None
+    """Why no file is read, even if it is named."""
+    package: str | None = None
+    """The package of the extra `documents` that reads the files."""
+    compressions: Container[str] = COMPRESSED
+    """Suffixes of the compressions that are decompressed."""
+
+    @property
+    def refusal(self) -> str | None:
+        """Why a file is not read even if it is named, or None."""
+        if self.package and find_spec(self.package) is None:
+            return f"{self.package} is not installed: run {install_command('documents')}"
+        return self.refused
+
+    def skip_reason(self, path: Path, column: str) -> str | None:
+        """Return why a folder skips a file that is not named, or None if it is read."""
+        return self.refusal or self.skip(path, column)
+
+    def check(self, path: Path, options: ReadOptions) -> None:
+        """Raise a UsageError if a file cannot be read."""
+        deque(islice(self.documents(path, options), self.trial), maxlen=0)
+
+    def fingerprint(self, path: Path, options: ReadOptions) -> str:
+        """Return what the text of a file depends on in addition to its bytes."""
+        return f"{options.column} {suffix_of(path)} {path.suffix}{self.depends_on(path, options)}"
+
+
+def _plain(path: Path, options: ReadOptions) -> Iterator[Document]:
+    yield Document.of_file(path, options.errors, _encoding(path, options))
+
+
+def _encoding(path: Path, options: ReadOptions) -> str:
+    """Return the encoding to read a plain file in; raise a UsageError if there is none."""
+    if options.errors == "replace":
+        return _declared_encoding(path, options) or UTF8
+    about = path.stat()
+    return _found_encoding(path, options.encoding, about.st_mtime_ns, about.st_size)
+
+
+@lru_cache(maxsize=1 << 16)
+def _found_encoding(path: Path, requested: str, changed: int, size: int) -> str:
+    """Find the encoding once of a file that is read several times."""
+    return find_encoding(partial(read_bytes, path), str(path), requested)
+
+
+def _declared_encoding(path: Path, options: ReadOptions) -> str | None:
+    """Return the encoding of a plain file by the recipe or its byte order mark."""
+    if options.encoding != "auto":
+        return options.encoding
+    try:
+        return marked(next(read_bytes(path), b""))
+    except UsageError:  # damaged, which `check` reports
+        return None
+
+
+def _plain_depends_on(path: Path, options: ReadOptions) -> str:
+    declared = _declared_encoding(path, options)
+    return f" as {declared} {options.encoding}" if declared else ""
+
+
+def _is_decodable(path: Path, options: ReadOptions) -> bool:
+    try:
+        if options.errors == "strict" and path.stat().st_size < LARGE:
+            _encoding(path, options)
+        return True
+    except UsageError:
+        return False
+
+
+def _records(builder: str, is_text: bool = True) -> Format:
+    """Return the format of records that a builder of `datasets` reads."""
+    return Format(
+        partial(records, builder),
+        is_text=is_text,
+        trial=1,
+        depends_on=lambda path, options: f" as {builder} {options.encoding}",
+    )
+
+
+def _only_if_named(file_format: Format) -> Format:
+    """Return a format of files that may hold records; a folder skips them."""
+    reason = "may hold no records: name it to read its column"
+    return file_format._replace(skip=lambda path, column: f"{reason} '{column}'")
+
+
+def _is_cache(path: Path, column: str) -> str | None:
+    return "a cache of `datasets`" if path.name.startswith("cache-") else None
+
+
+PLAIN = Format(
+    _plain,
+    is_text=True,
+    is_whole=True,
+    trial=1,
+    quick_check=_is_decodable,
+    depends_on=_plain_depends_on,
+)
+MARKUP = PLAIN._replace(
+    skip=lambda path, column: "markup: convert it to plain text, or name it to read it with its tags"
+)
+UNKNOWN = PLAIN._replace(skip=lambda path, column: "unknown format: name it to read it as plain text")
+LINES = _records("json")._replace(quick_check=check_first_line)
+FASTA = Format(sequences, is_text=True, depends_on=lambda path, options: f" soft masks {options.soft_masks}")
+ARCHIVE = Format(files_inside, depends_on=lambda path, options: f" archive {options.encoding}", compressions=())
+# a document that cannot be converted is skipped
+DOCUMENT = Format(converted, is_whole=True, trial=0, depends_on=converter, compressions=())
+PDF = DOCUMENT._replace(depends_on=partial(converter, package="pypdfium2"), package="pypdfium2")
+COMPRESSED_DOCUMENT = Format(refused="a compressed document: unpack it")
+OLD_DOCUMENT = Format(refused="an unsupported document format: save it as .docx or plain text")
+OLD_ARCHIVE = Format(refused="an unsupported archive format: unpack it")
+OTHER_E_BOOK = Format(refused="an unsupported e-book format: convert it to EPUB or plain text")
+
+FORMATS: dict[str, Format] = {
     **dict.fromkeys(PLAIN_SUFFIXES, PLAIN),
-    ".jsonl": Records("json"),
-    ".ndjson": Records("json"),
-    ".parquet": Records("parquet", is_text=False),
-    ".arrow": Records("arrow", is_text=False),
-    ".fa": FASTA,
-    ".fasta": FASTA,
-    ".fna": FASTA,
-    ".faa": FASTA,
-    ".json": Records("json", only_if_named=True),
-    ".csv": Records("csv", only_if_named=True),
-    ".tsv": Records("csv", only_if_named=True),
-    ".epub": DOCUMENT,
-    ".docx": DOCUMENT,
-    ".pdf": ConvertedDocument(package="pypdfium2"),
-    ".html": DOCUMENT,
-    ".htm": DOCUMENT,
-    ".xhtml": DOCUMENT,
+    **dict.fromkeys((".jsonl", ".ndjson"), LINES),
+    ".parquet": _records("parquet", is_text=False)._replace(quick_check=check_schema),
+    ".arrow": _records("arrow", is_text=False)._replace(skip=_is_cache),
+    **dict.fromkeys((".fa", ".fasta", ".fna", ".faa"), FASTA),
+    ".json": _only_if_named(_records("json")),
+    **dict.fromkeys((".csv", ".tsv"), _only_if_named(_records("csv"))),
+    **dict.fromkeys((".epub", ".docx"), DOCUMENT),
+    ".pdf": PDF,
+    **dict.fromkeys((".html", ".htm", ".xhtml"), DOCUMENT),
     ".zip": ARCHIVE,
-    ".tar": Archive(compressions=(".gz", ".bz2", ".xz")),
-    ".tgz": ARCHIVE,
-    ".tbz2": ARCHIVE,
-    ".txz": ARCHIVE,
-    ".xml": MARKUP,
-    ".svg": MARKUP,
-    ".7z": OLD_ARCHIVE,
-    ".rar": OLD_ARCHIVE,
-    ".doc": OLD_DOCUMENT,
-    ".odt": OLD_DOCUMENT,
-    ".rtf": OLD_DOCUMENT,
-    ".mobi": OTHER_E_BOOK,
-    ".azw3": OTHER_E_BOOK,
+    ".tar": ARCHIVE._replace(compressions=(".gz", ".bz2", ".xz")),
+    **dict.fromkeys((".tgz", ".tbz2", ".txz"), ARCHIVE),
+    **dict.fromkeys((".xml", ".svg"), MARKUP),
+    **dict.fromkeys((".7z", ".rar"), OLD_ARCHIVE),
+    **dict.fromkeys((".doc", ".odt", ".rtf"), OLD_DOCUMENT),
+    **dict.fromkeys((".mobi", ".azw3"), OTHER_E_BOOK),
 }
 """Suffix -> format; files of other suffixes are of the format UNKNOWN."""
 
@@ -91,11 +210,11 @@ def suffix_of_bytes(data: bytes) -> str | None:
     return next((suffix for first, suffix in FIRST_BYTES.items() if data.startswith(first)), None)
 
 
-def format_of(path: PurePath) -> FileFormat:
+def format_of(path: PurePath) -> Format:
     """Return the format of a file by its name."""
     file_format = FORMATS.get(suffix_of(path), UNKNOWN)
-    if _is_compressed(path) and path.suffix.lower() not in file_format.compressions:
-        return file_format.compressed or UNKNOWN
+    if is_compressed(path) and path.suffix.lower() not in file_format.compressions:
+        return COMPRESSED_DOCUMENT if file_format.is_whole else UNKNOWN
     return file_format
 
 
@@ -107,28 +226,24 @@ def text_file(path: Path) -> Document:
     file_format = format_of(path)
     if file_format.refusal:
         raise UsageError(f"{path}: {file_format.refusal}.")
-    if isinstance(file_format, ConvertedDocument):
-        document = file_format.convert(path)
-        if isinstance(document, Skipped):
-            raise UsageError(f"{path}: {document.reason}. Use another file.")
-        return document
-    if not file_format.is_text:
+    if file_format.is_text:
+        try:
+            return Document.of_file(path, encoding=_encoding(path, ReadOptions()))
+        except EncodingError as error:
+            raise EncodingError(error.what, "Convert the file to UTF-8.") from None
+    if not file_format.is_whole:
         raise UsageError(f"{path}: holds several texts. Unpack it, and name one of them.")
-    try:
-        return file_document(path, "strict", find_encoding(partial(read_bytes, path), str(path), "auto"))
-    except EncodingError as error:
-        raise EncodingError(error.what, "Convert the file to UTF-8.") from None
+    (document,) = file_format.documents(path, ReadOptions())
+    if isinstance(document, Skipped):
+        raise UsageError(f"{path}: {document.reason}. Use another file.")
+    return document
 
 
 def is_plain(path: Path) -> bool:
     """Return whether a file is UTF-8 without a byte order mark and not compressed, by its name and first bytes."""
-    return format_of(path).is_text and not _is_compressed(path) and not marked(next(read_bytes(path), b""))
+    return format_of(path).is_text and not is_compressed(path) and not marked(next(read_bytes(path), b""))
 
 
 def is_utf8(path: Path, document: Document) -> bool:
     """Return whether the text of a file equals its bytes."""
-    return document.encoding == UTF8 and format_of(path).is_text and not _is_compressed(path)
-
-
-def _is_compressed(path: PurePath) -> bool:
-    return path.suffix.lower() in COMPRESSED
+    return document.encoding == UTF8 and format_of(path).is_text and not is_compressed(path)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from lmlong.data.document import Document
 from lmlong.data.tokenizers.boundaries import TokenBoundaries
 from lmlong.errors import UsageError
 from lmlong.io.system_errors import explain_errors
@@ -75,6 +76,10 @@ class Tokenizer(ABC):
     def representable(self, text: str) -> str:
         """Return a text without the characters that the tokenizer cannot represent."""
         return text
+
+    def count_replaced(self, text: str, document: Document) -> int:
+        """Return how many characters of a piece of a document are replaced; raise a UsageError if one must not be."""
+        return 0
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text. bos and eos are not added, and no text encodes to them."""

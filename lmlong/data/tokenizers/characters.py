@@ -63,17 +63,23 @@ class CharacterTokenizer(Tokenizer):
             return text
         return "".join(self.characters[token] for token in self.encode_part(text))
 
-    def outside(self, text: str) -> np.ndarray:
+    def count_replaced(self, text: str, document: Document) -> int:
+        outside = len(self._outside(text))
+        if outside and self.unknown == "error":
+            raise self._unknown_in(document)
+        return outside
+
+    def _outside(self, text: str) -> np.ndarray:
         """Return the positions of the characters that are not in the alphabet."""
         return np.flatnonzero(self._lookup(text) < 0)
 
-    def unknown_in(self, document: Document) -> UnknownCharacter:
+    def _unknown_in(self, document: Document) -> UnknownCharacter:
         """Read a document that has characters outside the alphabet, and return the error that names their first
         position and all of them."""
         first, line, before = None, 1, 0
         characters: set[str] = set()
         for piece in document.pieces():
-            outside = self.outside(piece)
+            outside = self._outside(piece)
             if len(outside) and first is None:
                 start = piece[: outside[0]]
                 column = _after_newline(start, before) + 1

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Iterator
 from lmlong import recipe
 from lmlong.data.document import Skipped
 from lmlong.data.duplicates import Duplicates, divided, split_key
-from lmlong.data.sources import Input, check_inputs, size_of
+from lmlong.data.sources import Source, check_sources, size_of
 from lmlong.data.split import Part
+from lmlong.data.tokenizers import load_tokenizer, train_tokenizer
 from lmlong.data.tokenizers.base import Tokenizer
-from lmlong.data.tokenizers.factory import load_tokenizer, train_tokenizer
 from lmlong.data.tokenizers.sentencepiece import lines
 from lmlong.io.cache import cache_folder, fetch, key_of
 from lmlong.io.folder_manifest import Format
@@ -17,32 +17,32 @@ from lmlong.report.progress import Progress
 FORMAT = Format("tokenizer", 2)  # also raised when the same text and options give another tokenizer
 
 
-def tokenizer_of(inputs: list[Input], options: recipe.Tokenizer, duplicates: Duplicates = "keep") -> Tokenizer:
+def tokenizer_of(sources: list[Source], options: recipe.Tokenizer, duplicates: Duplicates = "keep") -> Tokenizer:
     """Return the tokenizer of a recipe, from its file, from the cache, or trained now."""
     if not options.trained:
         return train_tokenizer([], options)
-    weights = [entry.weight for entry in inputs]
+    weights = [source.weight for source in sources]
     folder = fetch(
-        cache_folder() / "tokenizers" / key_of(FORMAT, options.model_dump(), weights, *split_key(inputs, duplicates)),
+        cache_folder() / "tokenizers" / key_of(FORMAT, options.model_dump(), weights, *split_key(sources, duplicates)),
         FORMAT,
-        lambda temporary: _train(inputs, options, duplicates).save(temporary / "tokenizer.model"),
+        lambda temporary: _train(sources, options, duplicates).save(temporary / "tokenizer.model"),
         check=lambda folder: load_tokenizer(folder / "tokenizer.model"),
     )
     return load_tokenizer(folder / "tokenizer.model")
 
 
-def _train(inputs: list[Input], options: recipe.Tokenizer, duplicates: Duplicates) -> Tokenizer:
+def _train(sources: list[Source], options: recipe.Tokenizer, duplicates: Duplicates) -> Tokenizer:
     """Train on a sample of the training text, to which each source contributes by its weight."""
-    check_inputs(inputs)
-    weights = sum(entry.weight for entry in inputs)
+    check_sources(sources)
+    weights = sum(source.weight for source in sources)
     texts: list[str] = []
     # those to validate on come last, and are not read
-    sampled = [entry for entry in inputs if int(options.sample_bytes * entry.weight / weights)]
+    sampled = [source for source in sources if int(options.sample_bytes * source.weight / weights)]
     with Progress("sample for the tokenizer", size_of(sampled)) as progress:
-        for entry, parts in zip(inputs, divided(inputs, duplicates), strict=True):
-            budget = int(options.sample_bytes * entry.weight / weights)
+        for source, parts in zip(sources, divided(sources, duplicates), strict=True):
+            budget = int(options.sample_bytes * source.weight / weights)
             if budget:
-                texts += sample(_training_lines(parts, 4 * budget if entry.source.remote else None, progress), budget)
+                texts += sample(_training_lines(parts, 4 * budget if source.remote else None, progress), budget)
     return train_tokenizer(texts, options)
 
 
