@@ -127,9 +127,6 @@ def nearest(imported: str, modules: Container[str]) -> str:
 
 
 PRIVATE = {
-    "lightning.pytorch.loops.training_epoch_loop._TrainingEpochLoop": (
-        "before each batch it exchanges signals through the GPU, which waits; no option or hook prevents it"
-    ),
     "._forward_hooks": "torch lists the hooks of a module nowhere else, and native code refuses them",
     "._forward_pre_hooks": "the same",
     "torch._dynamo.config": "torch.compiler has no limit of compilations",
@@ -172,14 +169,6 @@ def test_no_private_name_of_a_library_is_used_without_a_reason() -> None:
     assert [
         name for name in used if not any(known.startswith(name) or name.startswith(known) for known in PRIVATE)
     ] == []
-
-
-def test_the_method_of_lightning_that_waits_is_the_one_overridden() -> None:
-    from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
-
-    from lmlong.training.run import _EpochLoop
-
-    assert vars(_EpochLoop).keys() & vars(_TrainingEpochLoop).keys() >= {"_broadcast_sigterm_tensor"}
 
 
 def test_the_package_keeps_to_its_floors() -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.strategies import DDPStrategy, Strategy
 
@@ -185,7 +184,7 @@ def make_trainer(module: TrainingModule, callbacks: list[Callback]) -> Trainer:
         from lmlong.training.deepspeed_strategy import DeepSpeedTraining
 
         strategy, precision = DeepSpeedTraining(training, prepared.device), None
-    trainer = Trainer(
+    return Trainer(
         accelerator={"cuda": "gpu"}.get(prepared.device.type, prepared.device.type),
         devices=recipe.devices,
         num_nodes=recipe.nodes,
@@ -204,13 +203,3 @@ def make_trainer(module: TrainingModule, callbacks: list[Callback]) -> Trainer:
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    trainer.fit_loop.epoch_loop = _EpochLoop(trainer, max_steps=module.remaining_steps)
-    return trainer
-
-
-class _EpochLoop(_TrainingEpochLoop):
-    """Lightning's loop over the batches, without an exchange of signals before each batch, for which a GPU would be
-    waited for: `StopOnSignal` handles signals."""
-
-    def _broadcast_sigterm_tensor(self) -> None:
-        pass
