@@ -34,9 +34,7 @@ import crafted
 from cli import override_draws
 from data import tokenizer_draws
 from inference import crafted_states
-from interop import import_draws
 from model import agreement, recipe_draws
-from surprisal import crafted_scores
 
 SHOWN = 5000
 """Characters of a failure that are printed."""
@@ -99,16 +97,10 @@ SUBJECTS = {
     "recipes": Subject("recipes: forward pass, decode steps and cuts agree", recipes, 300),
     "overrides": Subject("recipe files and overrides, through the real command", overrides, 2000),
     "tokenizers": Subject("tokenizers and damaged tokenizer files", lambda _: tokenizer_draws.fuzz, 500),
-    "imports": Subject("pretrained models with hostile values", lambda _: import_draws.fuzz, 2000),
     "crafted-states": Subject("hostile state files with correct digests", crafted_state_files, 1000),
-    "crafted-scores": Subject(
-        "hostile files of lmlong score with correct digests",
-        lambda folder: partial(crafted_scores.try_score, place=crafted_scores.prepare(folder)),
-        300,
-    ),
     **{
         f"crafted-{name}": Subject(
-            f"hostile {name} with correct digests",
+            f"hostile {name}",
             partial(crafted_folders, form),
             10 * form.usual,
         )

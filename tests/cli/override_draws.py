@@ -14,7 +14,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
-from crafted import changed, changed_bytes
+from crafted_values import changed, changed_bytes
 from ruamel.yaml import YAML
 
 from lmlong.cli import main as cli

@@ -1,7 +1,4 @@
-"""Saved scores that anybody may have made: values changed at random, under a digest that is right.
-
-A number stands for the same file on every machine. `lmlong score` refuses such a file with a message, or continues it.
-"""
+"""Saved scores from strangers: `lmlong score` refuses such a file with a message, or continues it."""
 
 from pathlib import Path
 from random import Random
@@ -52,9 +49,8 @@ def write(file: Path, about: dict[str, Any], tensors: dict[str, Tensor], saved: 
     write_state(file, {**about, "score": saved}, tensors)
 
 
-def try_score(number: int, place: Place) -> tuple[str, list[str]]:
-    """Continue the score of a number; return what came of it and what is wrong."""
-    draw = Random(number)
+def try_score(draw: Random, place: Place) -> tuple[str, list[str]]:
+    """Continue a drawn score; return the outcome, and what is wrong."""
     options, data, (about, tensors) = draw.choice(
         (((), prose(40).encode(), place.text), (OPTIONS, RECORDS[:400], place.records))
     )
