@@ -19,6 +19,7 @@ from zipfile import ZipFile
 
 import numpy as np
 import torch
+from cli import override_draws
 from crafted_values import VALUES, changed, changed_bytes
 from data.made_documents import KINDS, epub
 from interop import import_draws
@@ -253,6 +254,7 @@ FORMATS = {
     ),
     "tokens": Format(prepare_tokens, partial(use_crafted, craft_tokens, (read_batches,)), usual=20, outcomes={"used"}),
     "documents": Format(prepare_documents, try_document, usual=150, outcomes={"read", "left out", "refused"}),
+    "overrides": Format(override_draws.prepare, override_draws.try_command, 60, {"exit code 0", "exit code 2"}),
     "scores": Format(crafted_scores.prepare, crafted_scores.try_score, usual=25, outcomes={"refused", "scored"}),
     "imports": Format(
         lambda folder: folder / "drawn",

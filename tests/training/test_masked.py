@@ -13,7 +13,7 @@ from lmlong.model.metrics import batch_tensors, loss_totals
 from lmlong.training.prepare import prepare_run
 from lmlong.training.run import train
 
-from .conftest import Recipes, losses, metrics, train_in_processes, weights
+from .conftest import Recipes, losses, metrics, train_in_processes
 
 SLOTS = ["model.attention.kind=linformer", "model.attention.linformer={projected: 16, projection: mean}"]
 FULL = "model.attention.kind=full"
@@ -97,16 +97,6 @@ def test_blocks_change_nothing_of_what_is_read(masked: Recipes, rows: str) -> No
     for step in range(3):
         pairs = zip(flat.training().batch(step), hourglass.training().batch(step), strict=True)
         assert all(np.array_equal(mine, others) for mine, others in pairs)
-
-
-def test_deepspeed_is_the_same_run(masked: Recipes, tmp_path: Path) -> None:
-    options = [*SLOTS, "training.schedule=constant"]
-    train(masked(*options), tmp_path / "alone")
-    deepspeed = ["training.strategy=deepspeed", "training.deepspeed.stage=3"]
-    train(masked(*options, *deepspeed, "training.steps=5"), tmp_path / "parts")
-    train(masked(*options, *deepspeed), tmp_path / "parts", resume="auto")
-    assert losses(tmp_path / "parts") == pytest.approx(losses(tmp_path / "alone"), rel=1e-4)
-    assert weights(tmp_path / "parts").keys() == weights(tmp_path / "alone").keys()
 
 
 def test_fine_tuning_starts_from_the_weights_of_an_encoder(recipe_of: Recipes, masked: Recipes, tmp_path: Path) -> None:

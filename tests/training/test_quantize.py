@@ -1,4 +1,4 @@
-"""Training for quantized decoding: the steps that round weights, and that a run decodes with the values it trained."""
+"""Training for quantized decoding: a run decodes with the values it trained."""
 
 from pathlib import Path
 
@@ -6,42 +6,14 @@ import pytest
 import torch
 
 import lmlong
-from lmlong.checkpoint import read
-from lmlong.checkpoint.location import BEST
 from lmlong.errors import LmlongError
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.layers import Linear
-from lmlong.model.loss import IGNORED
-from lmlong.model.metrics import batch_tensors
 from lmlong.model.quantized_model import round_weights
-from lmlong.model.segments import text_loss
 from lmlong.training.module import TrainingModule
-from lmlong.training.prepare import prepare_run
 from lmlong.training.run import train
 
 from .conftest import Recipes, losses
-
-
-def test_the_last_quarter_of_the_steps_computes_with_rounded_weights(
-    recipe_of: Recipes, trained: Path, tmp_path: Path
-) -> None:
-    """With weights that do not move, the losses are those of the same rows read by hand; the validation's too."""
-    still = [f"training.init_from={trained}", "training.learning_rate=1e-30", "training.steps=8"]
-    recipe = recipe_of(*still, "training.quantize=int4")
-    validation = train(recipe, tmp_path / "run").validation
-    setup = prepare_run(recipe, read.find(trained, BEST))
-    assert isinstance(setup.model, LanguageModel)
-    expected, plain = [], []
-    for number in range(8):
-        tokens, targets, starts = batch_tensors(setup.data.training().batch(number))
-        with torch.no_grad():
-            for rounding, into in ((None, plain), ("int4" if number >= 6 else None, expected)):
-                round_weights(setup.model, rounding)  # type: ignore[arg-type]
-                into.append(float(text_loss(setup.model, tokens, targets, starts)[0] / (targets != IGNORED).sum()))
-    assert losses(tmp_path / "run") == pytest.approx(expected, rel=1e-5)
-    assert all(abs(a - b) > 1e-4 for a, b in zip(plain[6:], expected[6:], strict=True))
-    unrounded = train(recipe_of(*still), tmp_path / "plain").validation
-    assert validation and unrounded and abs(validation.bits_per_byte - unrounded.bits_per_byte) > 1e-4
 
 
 @pytest.mark.parametrize("rounding", ["int4", pytest.param("int8", marks=pytest.mark.slow)])

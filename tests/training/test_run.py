@@ -104,13 +104,6 @@ def test_features_are_resampled_only_when_their_step_has_come(recipe_of: Recipes
     assert not torch.equal(rows[3], rows[4]) and not torch.equal(rows[6], rows[7])
 
 
-def test_segments_and_accumulated_parts_give_the_step_of_the_whole_batch(
-    recipe_of: Recipes, trained: Path, tmp_path: Path
-) -> None:
-    train(recipe_of("training.batch_size=1", "training.accumulate=4", "training.segment=16"), tmp_path / "parts")
-    assert losses(tmp_path / "parts") == pytest.approx(losses(trained), rel=1e-4)
-
-
 def test_fine_tuning_starts_from_the_weights_and_the_tokenizer(
     recipe_of: Recipes, learned: TrainingResult, tmp_path: Path
 ) -> None:
@@ -145,15 +138,6 @@ def test_tokens_trained_on_are_those_of_all_runs_that_led_here(recipe_of: Recipe
     train(recipe_of("training.steps=1", f"training.init_from={tmp_path / 'tuned'}"), tmp_path / "last")
     found = {name: open_run(tmp_path / name, "cpu").trained_tokens for name in ("base", "tuned", "last")}
     assert found == {"base": 3 * 256, "tuned": 7 * 256, "last": 8 * 256}
-
-
-def test_a_run_that_exists_is_neither_touched_nor_taken_for_another(recipe_of: Recipes, run: Path) -> None:
-    before = losses(run)
-    with pytest.raises(UsageError, match=r"exists\. Resume it with --resume auto, replace it with --overwrite"):
-        train(recipe_of("training.steps=3"), run)
-    assert losses(run) == before
-    train(recipe_of("training.steps=3"), run, overwrite=True)
-    assert len(losses(run)) == 3
 
 
 def test_auto_passes_over_a_damaged_checkpoint(recipe_of: Recipes, trained: Path, tmp_path: Path) -> None:

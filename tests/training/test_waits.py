@@ -22,7 +22,7 @@ from lmlong.training.run import _fit, run
 from lmlong.training.signals import StopOnSignal
 from lmlong.training.start import Start
 
-from .conftest import Poison, Recipes, logged_steps, losses, metrics, moments, same_tensors, weights
+from .conftest import Poison, Recipes, logged_steps, losses, metrics, same_tensors, weights
 from .waits import count_waits
 
 LONG = ("training.schedule=constant", "training.validate_every=100", "training.checkpoint_every=100")
@@ -81,23 +81,6 @@ def test_what_is_fetched_late_is_the_same(
     finite = [[line["loss"] for line in lines if line.get("loss")] for lines in (at_once, cpu)]
     assert len(finite[0]) == 9 and finite[0] == pytest.approx(finite[1], rel=1e-4)
     assert same_tensors(weights(tmp_path / "late"), weights(tmp_path / "at once"))
-
-
-@pytest.mark.parametrize("options", [[], [ADAMW]], ids=["muon", "adamw"])
-def test_a_masked_step_changes_no_weight_and_no_moment(
-    recipe_of: Recipes, tmp_path: Path, poison: Poison, options: list[str]
-) -> None:
-    """The first step, before there are moments, and the fifth, of which one of two batches is bad."""
-    each = ["training.accumulate=2", "training.checkpoint_every=1", "training.keep_last=20", "training.steps=6"]
-    poison({1, 9})
-    on_gpu(recipe_of(SKIP, *each, *options), tmp_path / "run")
-    folders = [tmp_path / "run" / "checkpoints" / f"step-{n:08d}" for n in (1, 4, 5, 6)]
-    first, *steps = map(read.read_weights, folders)
-    assert same_tensors(first, prepare_new_run(recipe_of()).model.state_dict())
-    assert same_tensors(steps[0], steps[1]) and not same_tensors(steps[1], steps[2])
-    nothing, fourth, fifth, sixth = map(moments, folders)
-    assert not any(moment.any() for moment in nothing.values())
-    assert same_tensors(fourth, fifth) and not any((sixth[name] == x).all() for name, x in fifth.items())
 
 
 def test_a_carried_state_begins_anew_after_a_masked_step(recipe_of: Recipes, tmp_path: Path, poison: Poison) -> None:
