@@ -27,12 +27,12 @@ def part(number: int) -> str:
     return TEXT[: 1500 - 187 * number]
 
 
-def test_a_stream_is_scored_in_constant_memory(model: TrainedLanguageModel) -> None:
+def test_stream_is_scored_in_constant_memory(model: TrainedLanguageModel) -> None:
     score = TextScore(model)
     assert_leaves_nothing(lambda number: sum(unit.bits for unit in score.read(part(number).encode())))
 
 
-def test_a_state_is_built_in_constant_memory(model: TrainedLanguageModel) -> None:
+def test_state_is_built_in_constant_memory(model: TrainedLanguageModel) -> None:
     session = model.read([TEXT])
 
     def read_on(number: int) -> None:
@@ -48,7 +48,7 @@ def test_texts_are_evaluated_in_constant_memory(model: TrainedLanguageModel) -> 
     )
 
 
-def test_a_server_reads_and_scores_in_constant_memory() -> None:
+def test_server_takes_constant_memory() -> None:
     with served(engines.tiny("ngram", native=True)) as server:
 
         def ask(number: int) -> None:

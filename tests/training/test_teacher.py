@@ -11,7 +11,7 @@ from lmlong.inference.loading import load
 from lmlong.training.distillation import Softening, Teacher, taught_loss
 from lmlong.training.run import train
 
-from .conftest import LAYERS_OF_A_TEACHER, SOFTMAX, Recipes, Trains, losses, metrics, of_run, weights
+from .conftest import FROM_RUN, LAYERS_OF_A_TEACHER, SOFTMAX, Recipes, Trains, losses, metrics, of_run, weights
 
 
 @pytest.fixture(scope="module")
@@ -146,4 +146,4 @@ def test_incomparable_layers_are_refused(
     recipe_of: Recipes, softmax: Path, tmp_path: Path, options: list[str], message: str
 ) -> None:
     with pytest.raises((UsageError, RecipeError), match=message):
-        train(recipe_of(*of_run(LAYERS, softmax), *options), tmp_path / "run")
+        train(recipe_of(*of_run(set(LAYERS) - {FROM_RUN}, softmax), *options), tmp_path / "run")
