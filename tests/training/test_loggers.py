@@ -47,7 +47,7 @@ def assert_as_printed(figures: dict[str, float], result: TrainingResult) -> None
         assert line.startswith(f"{name:12} {figures[NAMES[name]]:.3f} ")
 
 
-def test_tensorboard_receives_metrics_recipe_figures_and_curve(recipe_of: Recipes, tmp_path: Path) -> None:
+def test_tensorboard_has_metrics_recipe_and_curve(recipe_of: Recipes, tmp_path: Path) -> None:
     result = train(recipe_of("training.loggers=[tensorboard]"), tmp_path / "run")
     logged = events(tmp_path / "run")
     assert {event.step: event.value for event in logged.Scalars("loss")} == pytest.approx(
@@ -67,7 +67,7 @@ def test_tensorboard_receives_metrics_recipe_figures_and_curve(recipe_of: Recipe
     assert curve.step == 12 and image.shape == (800, 1280, 3) and 0.01 < (image < 0.9).mean() < 0.2
 
 
-def test_tensorboard_is_continued_from_the_step_of_the_checkpoint(recipe_of: Recipes, tmp_path: Path) -> None:
+def test_tensorboard_is_continued(recipe_of: Recipes, tmp_path: Path) -> None:
     run, options = tmp_path / "run", ["training.loggers=[tensorboard]", "training.keep_last=9"]
     train(recipe_of(*options, "training.steps=6"), run)
     next_second()
@@ -87,36 +87,32 @@ def test_tensorboard_is_continued_from_the_step_of_the_checkpoint(recipe_of: Rec
     assert [event.step for event in again.Scalars("final/gzip")] == [12]
 
 
-def test_the_curve_of_a_resumed_run_has_all_of_it(
+def test_csv_is_continued_and_the_curve_is_whole(
     recipe_of: Recipes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[Any] = []
     original = loggers.learning_curve
     monkeypatch.setattr(loggers, "learning_curve", lambda *given: drawn.append(original(*given)) or drawn[-1])
-    options = ("training.loggers=[csv]", "training.validate_every=3")
-    train(recipe_of(*options, "training.steps=6"), tmp_path / "run")
-    train(recipe_of(*options), tmp_path / "run", resume="auto")
-    ((panel,),) = drawn[-1].rows
-    training, validation = panel.lines
-    assert list(training.x) == [256 * step for step in range(1, 13)]
-    assert list(validation.x) == [256 * step for step in (3, 6, 9, 12)]
-    entries = [line["validation"]["bits_per_byte"] for line in metrics(tmp_path / "run") if "validation" in line]
-    assert list(validation.y) == entries
-    assert [level.label for level in panel.levels] == ["PPMd", "lzma", "unigram", "gzip"]
-
-
-def test_csv_has_the_same_and_the_recipe_and_is_continued(recipe_of: Recipes, tmp_path: Path) -> None:
-    train(recipe_of("training.loggers=[csv]", "training.steps=4"), tmp_path / "run")
-    result = train(recipe_of("training.loggers=[csv]"), tmp_path / "run", resume="auto")
-    parts = sorted((tmp_path / "run" / "csv").iterdir())
+    run, options = tmp_path / "run", ("training.loggers=[csv]", "training.validate_every=4")
+    train(recipe_of(*options, "training.steps=4"), run)
+    result = train(recipe_of(*options), run, resume="auto")
+    parts = sorted((run / "csv").iterdir())
     assert [part.name for part in parts] == ["from-00000000", "from-00000004"]
     rows = [row for part in parts for row in csv.DictReader((part / "metrics.csv").open())]
     logged = {int(row["step"]): float(row["loss"]) for row in rows if row["loss"]}
-    assert logged == pytest.approx(of(tmp_path / "run"), rel=1e-6) and list(logged) == [*range(1, 13)]
+    assert logged == pytest.approx(of(run), rel=1e-6) and list(logged) == [*range(1, 13)]
     assert any(row["validation/bits_per_byte"] for row in rows)
     assert_as_printed({key: float(value) for key, value in rows[-1].items() if key.startswith("final/")}, result)
     assert "model.attention.kind" in (parts[0] / "hparams.yaml").read_text()
-    train(recipe_of("training.steps=1"), tmp_path / "run", overwrite=True)
+
+    ((panel,),) = drawn[-1].rows
+    training, validation = panel.lines
+    assert list(training.x) == [256 * step for step in range(1, 13)]
+    assert list(validation.x) == [256 * step for step in (4, 8, 12)]
+    entries = [line["validation"]["bits_per_byte"] for line in metrics(run) if "validation" in line]
+    assert list(validation.y) == entries
+    assert [level.label for level in panel.levels] == ["PPMd", "lzma", "unigram", "gzip"]
+    train(recipe_of("training.steps=1"), run, overwrite=True)
 
 
 def wandb_records(data: bytes) -> Iterator[bytes]:
@@ -136,7 +132,7 @@ def wandb_records(data: bytes) -> Iterator[bytes]:
 
 
 @pytest.mark.interop
-def test_wandb_receives_the_same_offline(recipe_of: Recipes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_has_the_same_offline(recipe_of: Recipes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb")
     from wandb.proto import wandb_internal_pb2
 
@@ -166,9 +162,7 @@ def test_wandb_receives_the_same_offline(recipe_of: Recipes, tmp_path: Path, mon
     train(recipe_of("training.steps=1"), tmp_path / "run", overwrite=True)
 
 
-def test_a_missing_logger_names_the_command_that_installs_it(
-    recipe_of: Recipes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_logger_is_refused(recipe_of: Recipes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loggers, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"pip install -e '\.\[wandb\]'"):
         train(recipe_of("training.loggers=[csv, wandb]"), tmp_path / "run")

@@ -17,7 +17,7 @@ from .conftest import Recipes, losses
 
 
 @pytest.mark.parametrize("rounding", ["int4", pytest.param("int8", marks=pytest.mark.slow)])
-def test_decoding_has_the_values_that_were_trained(recipe_of: Recipes, tmp_path: Path, rounding: str) -> None:
+def test_decoding_has_the_trained_values(recipe_of: Recipes, tmp_path: Path, rounding: str) -> None:
     """The matrices of a run, quantized when it is loaded, are to the bit those of the last forward pass."""
     recipe = recipe_of(f"training.quantize={rounding}", "model.tied_output=false", "training.steps=4")
     train(recipe, tmp_path / "run")
@@ -37,7 +37,7 @@ def decoded_weight(module: Linear) -> torch.Tensor:
         return module(torch.eye(module.in_features)).mT
 
 
-def test_minutes_round_the_last_quarter_too(
+def test_last_quarter_of_time_is_rounded(
     recipe_of: Recipes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ticking: None
 ) -> None:
     """The share is of the steps that are expected to fit."""
@@ -55,7 +55,7 @@ def test_minutes_round_the_last_quarter_too(
     assert seen == sorted(seen) and 0.1 < sum(seen) / len(seen) < 0.4
 
 
-def test_a_student_of_predictions_rounds(recipe_of: Recipes, trained: Path, tmp_path: Path) -> None:
+def test_student_rounds_and_teacher_does_not(recipe_of: Recipes, trained: Path, tmp_path: Path) -> None:
     """Its teacher does not: a run with its own weights as the teacher and without rounding learns nothing."""
     still = [
         f"training.init_from={trained}",
@@ -77,6 +77,6 @@ def test_a_student_of_predictions_rounds(recipe_of: Recipes, trained: Path, tmp_
         (["training.teacher=base", "training.teacher_of=layers"], "teacher_of: layers trains parts of the model only"),
     ],
 )
-def test_what_cannot_be_rounded_is_refused(recipe_of: Recipes, options: list[str], message: str) -> None:
+def test_impossible_rounding_is_refused(recipe_of: Recipes, options: list[str], message: str) -> None:
     with pytest.raises(LmlongError, match=message):
         recipe_of("training.quantize=int4", *options)
