@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from checkpoint.conftest import sign
 from grids import thinned
 from safetensors.torch import save_file
 from torch.amp import GradScaler
@@ -14,7 +15,6 @@ from lmlong.checkpoint import manifest, read, write
 from lmlong.checkpoint.manifest import RECIPE, TOKENIZER, TRAINING_TENSORS, TRAINING_VALUES, WEIGHTS
 from lmlong.errors import CheckpointError
 from lmlong.inference.loading import load
-from lmlong.io.folder_manifest import manifest_text
 from lmlong.training.resume import prepare_resumed_run, resume_point
 from lmlong.training.run import train
 
@@ -24,11 +24,6 @@ from .conftest import Recipes
 @pytest.fixture
 def checkpoint(run: Path) -> Path:
     return read.find(run)
-
-
-def sign(checkpoint: Path, step: int = 4) -> None:
-    about = {"step": step, "validation": None}
-    (checkpoint / manifest.NAME).write_text(manifest_text(checkpoint, manifest.FORMAT, about))
 
 
 def refused(checkpoint: Path, recipe_of: Recipes, loads: bool = False) -> None:
