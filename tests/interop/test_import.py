@@ -178,7 +178,7 @@ def elsewhere(source: Path) -> None:
 REFUSED: list[tuple[Craft, str]] = [
     (
         config(architectures=["GPT2LMHeadModel"]),
-        r"architectures is \['GPT2LMHeadModel'\]; only LlamaForCausalLM is sup",
+        r"architectures is \['GPT2LMHeadModel'\]; only LlamaForCausalLM is ",
     ),
     (config(attention_bias=True), "attention_bias is set"),
     (config(rope_scaling={"rope_type": "yarn", "factor": 2.0}), "scaled by 'yarn'"),

@@ -17,7 +17,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     return prepare(tmp_path_factory.mktemp("place"))
 
 
-def test_an_unchanged_score_is_continued(place: Place) -> None:
+def test_unchanged_score_is_continued(place: Place) -> None:
     about, tensors = place.text
     write(place.crafted, about, tensors, about["score"])
     assert continued(place) is None
@@ -34,7 +34,7 @@ def test_an_unchanged_score_is_continued(place: Place) -> None:
         lambda saved: saved["totals"]["scores"].update(spread=5e-324, taken_at=1, bins=[3], counts=[1]),
     ],
 )
-def test_a_unit_that_no_text_has_is_refused(place: Place, change: Callable[[dict[str, Any]], None]) -> None:
+def test_impossible_score_is_refused(place: Place, change: Callable[[dict[str, Any]], None]) -> None:
     about, tensors = place.text
     saved = copy.deepcopy(about["score"])
     change(saved)
