@@ -2,12 +2,12 @@
 
 import pytest
 from allocations import assert_leaves_nothing, with_mallinfo
-from inference.conftest import prose, tiny, write_run
+from inference.conftest import prose
+from models import write_run
 from serving import engines
 from serving.servers import served
 
 import lmlong
-from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.inference.loading import TrainedLanguageModel, load
 from lmlong.surprisal.stream import TextScore
 
@@ -18,7 +18,8 @@ TEXT = prose(2000)
 
 @pytest.fixture(scope="module", params=["linear", "ngram"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TrainedLanguageModel:
-    run = write_run(tmp_path_factory.mktemp("run"), ByteTokenizer(), "bytes", options=tiny(request.param))
+    run = tmp_path_factory.mktemp("run")
+    write_run(run, deviation=1.0, width=16, heads=2, attention={"kind": request.param})
     return load(run, "cpu")
 
 

@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 
 from click.testing import CliRunner
 from crafted_values import changed, write_state
-from inference.conftest import prose, write_run
+from inference.conftest import prose
+from models import write_run
 from safetensors.torch import load_file
 from torch import Tensor
 
 from lmlong.cli.score import score
-from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.errors import LmlongError
 from lmlong.inference import state_file
 
@@ -33,7 +33,8 @@ class Place(NamedTuple):
 
 
 def prepare(folder: Path) -> Place:
-    run, files = write_run(folder / "tiny", ByteTokenizer(), "bytes"), []
+    run, files = folder / "tiny", []
+    write_run(run, deviation=1.0, width=16, heads=2, attention={"kind": "linear"})
     for options, data in (((), prose(300).encode()), (OPTIONS, RECORDS)):
         file = folder / "saved.state"
         words = [str(word) for word in (run, *options, "--save-state", file)]

@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from inference.conftest import prose, write_run
+from inference.conftest import prose
+from models import write_run
 from surprisal.test_stream import eval_bits
 
-from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.inference.loading import TrainedLanguageModel, load
 from lmlong.surprisal.records import Lines, RecordScore
 from lmlong.surprisal.units import Surprise
@@ -15,7 +15,8 @@ from lmlong.surprisal.units import Surprise
 
 @pytest.fixture
 def trained(tmp_path: Path) -> TrainedLanguageModel:
-    return load(write_run(tmp_path / "tiny", ByteTokenizer(), "bytes"), "cpu")
+    write_run(tmp_path / "tiny", deviation=1.0, width=16, heads=2, attention={"kind": "linear"})
+    return load(tmp_path / "tiny", "cpu")
 
 
 def scored(records: RecordScore, data: bytes, step: int = 1 << 16) -> list[Surprise]:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from inference.conftest import prose, write_run
+from inference.conftest import prose
+from models import write_run
 
 import lmlong
 from lmlong import recipe
@@ -30,7 +31,9 @@ UNITS = ("token", "byte", "line", "position")
 @pytest.fixture(scope="module")
 def subword_model(tmp_path_factory: pytest.TempPathFactory) -> TrainedLanguageModel:
     pieces = train_tokenizer([prose(3000)], recipe.Tokenizer(vocabulary=600))
-    return load(write_run(tmp_path_factory.mktemp("run"), pieces, "sentencepiece", 0.3), "cpu")
+    run = tmp_path_factory.mktemp("run")
+    write_run(run, pieces, deviation=0.3, width=16, heads=2, attention={"kind": "linear"})
+    return load(run, "cpu")
 
 
 def eval_bits(trained: TrainedLanguageModel, text: str, end: bool = False) -> float:
