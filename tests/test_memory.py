@@ -1,15 +1,24 @@
-"""Memory in use does not grow with the text that is read."""
+"""Memory in use does not grow with the text that is read, or with the steps of training."""
+
+from itertools import count
+from pathlib import Path
+from typing import Any
 
 import pytest
-from allocations import assert_leaves_nothing, with_mallinfo
+from allocations import ROUND, ROUNDS, assert_leaves_nothing, in_use, is_flat, with_mallinfo
 from inference.conftest import prose
+from machine import new_cache
 from models import write_run
 from serving import engines
 from serving.servers import served
+from training.conftest import write_tiny
 
 import lmlong
 from lmlong.inference.loading import TrainedLanguageModel, load
+from lmlong.recipe import file as recipe_file
 from lmlong.surprisal.stream import TextScore
+from lmlong.training import module
+from lmlong.training.run import train
 
 pytestmark = with_mallinfo
 
@@ -57,3 +66,24 @@ def test_server_takes_constant_memory() -> None:
             assert server.texts(prompt=part(number), max_tokens=2)
 
         assert_leaves_nothing(ask)
+
+
+class Flat(Exception):
+    """A round of steps has kept no memory."""
+
+
+def test_steps_take_constant_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loss, step, used = module.text_loss, count(), []
+
+    def counted(*inputs: Any) -> Any:
+        if next(step) % ROUND == 0:
+            used.append(in_use())
+            if is_flat(used):
+                raise Flat
+        return loss(*inputs)
+
+    monkeypatch.setattr(module, "text_loss", counted)
+    monkeypatch.setenv("LMLONG_CACHE", str(new_cache(tmp_path)))
+    options = (f"training.steps={ROUND * ROUNDS}", f"training.log_every={ROUND}", "model.width=16")
+    with pytest.raises(Flat):
+        train(recipe_file.load(write_tiny(tmp_path), options), tmp_path / "run")

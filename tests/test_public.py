@@ -135,19 +135,6 @@ def test_own_loop_is_short_and_learns(here: Path) -> None:
     assert len(text) == 100
 
 
-@pytest.mark.slow  # the page also runs in this process, and the next test trains in a notebook
-@pytest.mark.interop
-def test_page_runs_as_a_notebook(here: Path) -> None:
-    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
-    pytest.importorskip("ipykernel")
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(block) for block in BLOCKS])
-    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "", "language": "python"}
-    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(here)}}).execute()
-    told = "".join(output.get("text", "") for cell in notebook.cells for output in cell.outputs)
-    assert "Did you mean 'width'?" in told and "nats a byte" in told
-    assert "step 20/20: loss" in told, "progress is shown in lines"
-
-
 @pytest.mark.interop
 def test_stop_button_of_a_notebook_saves(here: Path) -> None:
     client = pytest.importorskip("jupyter_client")
