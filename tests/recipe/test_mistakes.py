@@ -172,9 +172,9 @@ def test_unknown_key_names_the_three_nearest(complaints: Complaints) -> None:
 
 
 def test_counts_of_tokens_may_have_units(complaints: Complaints, file: Path) -> None:
-    file.write_text("text: {sequence_length: 2k}\ntraining: {tokens: 1m, segment: 1K, validation_tokens: 100}\n")
+    file.write_text("text: {sequence_length: 12k}\ntraining: {tokens: 1m, segment: 1K, validation_tokens: 100}\n")
     found = load(str(file))
-    assert (found.text.sequence_length, found.training.tokens, found.training.segment) == (2048, 1 << 20, 1024)
+    assert (found.text.sequence_length, found.training.tokens, found.training.segment) == (12_288, 1 << 20, 1024)
     wrong = "text: {sequence_length: 2q}\ntraining: {tokens: 0m, segment: 1}\n"
     assert [line.partition(": ")[2] for line in complaints(wrong)] == [
         "text.sequence_length: expected a whole number (or such as 4k, 1m), at least 8, got '2q'.",
