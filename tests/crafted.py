@@ -1,6 +1,6 @@
-"""Files that anybody may have made: values and tensors changed at random, under a digest that is right.
+"""Files from strangers, of every format that lmlong reads: changed at random, under correct digests.
 
-A number stands for the same change on every machine. Such a file is used or refused; nothing else comes of it.
+A number stands for the same file on every machine. Such a file is used or refused; anything else is a bug.
 """
 
 import io
@@ -9,7 +9,7 @@ import math
 import re
 import shutil
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from pathlib import Path
@@ -19,8 +19,12 @@ from zipfile import ZipFile
 
 import numpy as np
 import torch
+from cli import override_draws
+from crafted_values import VALUES, changed, changed_bytes
 from data.made_documents import KINDS, epub
+from interop import import_draws
 from safetensors.torch import load_file, save_file
+from surprisal import crafted_scores
 from torch import Tensor
 from training.conftest import write_tiny
 
@@ -38,10 +42,6 @@ from lmlong.io.folder_manifest import NAME, manifest_text, seal
 from lmlong.recipe import file as recipe_file
 from lmlong.training.run import train
 
-VALUES = (
-    *(None, True, False, -1, 0, 1, 3, 2**31, 2**63 - 1, 2**63, -(2**63), 10**30, 0.5, -1.5, 1e308, math.nan, math.inf),
-    *("", "x", [], {}, [0]),
-)
 TENSORS = (torch.zeros(0), torch.zeros(1), torch.tensor(2**40), torch.ones(3, 3))
 DTYPES = (torch.float64, torch.float16, torch.int64, torch.int16, torch.uint8, torch.bool, torch.complex64)
 OPTIONS = (
@@ -71,19 +71,6 @@ class Format(NamedTuple):
     """What comes of some of these."""
 
 
-def changed(draw: Random, value: Any) -> Any:
-    """Change one of nested plain values."""
-    if isinstance(value, dict) and value and draw.random() < 0.95:
-        key = draw.choice(sorted(value, key=str))
-        if draw.random() < 0.05:
-            return {name: each for name, each in value.items() if name != key}
-        return {**value, key: changed(draw, value[key])}
-    if isinstance(value, list) and value and draw.random() < 0.9:
-        at = draw.randrange(len(value))
-        return [*value[:at], changed(draw, value[at]), *value[at + 1 :]]
-    return draw.choice(VALUES)
-
-
 def changed_tensor(draw: Random, x: Tensor) -> Tensor:
     match draw.randrange(4):
         case 0 if x.numel():
@@ -97,26 +84,6 @@ def changed_tensor(draw: Random, x: Tensor) -> Tensor:
             return x.flatten()[:-1].clone()
         case _:
             return x[None].contiguous()
-
-
-def changed_bytes(draw: Random, data: bytes, parts: Sequence[bytes] = ()) -> bytes:
-    """Put in, leave out, repeat or change a few bytes, or cut the rest off; `parts` may be put in too."""
-    found = bytearray(data) or bytearray(b"x")
-    for _ in range(draw.choice((1, 1, 2, 8))):
-        at, size = draw.randrange(len(found)), draw.randint(1, 40)
-        match draw.randrange(6):
-            case 0:
-                found[at] ^= 1 << draw.randrange(8)
-            case 1:
-                del found[at : at + size]
-            case 2:
-                found[at:at] = found[at : at + size] * draw.choice((1, 1, 300))
-            case 3 if draw.random() < 0.3:
-                del found[at:]
-            case _:
-                found[at:at] = draw.choice(parts) if parts else bytes([draw.choice(b"0123456789-.:[]{}~\n \xff")])
-        found = found or bytearray(b"x")
-    return bytes(found)
 
 
 def prepare_checkpoint(folder: Path) -> Place:
@@ -287,6 +254,14 @@ FORMATS = {
     ),
     "tokens": Format(prepare_tokens, partial(use_crafted, craft_tokens, (read_batches,)), usual=20, outcomes={"used"}),
     "documents": Format(prepare_documents, try_document, usual=150, outcomes={"read", "left out", "refused"}),
+    "overrides": Format(override_draws.prepare, override_draws.try_command, 60, {"exit code 0", "exit code 2"}),
+    "scores": Format(crafted_scores.prepare, crafted_scores.try_score, usual=25, outcomes={"refused", "scored"}),
+    "imports": Format(
+        lambda folder: folder / "drawn",
+        import_draws.try_import,
+        usual=60,
+        outcomes={f"{kind} {outcome}" for kind in ("folder", "gguf") for outcome in ("imported", "refused")},
+    ),
 }
 
 
@@ -295,5 +270,7 @@ def try_crafted(number: int, form: Format, prepared: Any) -> tuple[str, list[str
     try:
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
             return form.attempt(Random(number), prepared)
-    except Exception:
+    except BaseException as error:  # a panic of a library in Rust is no Exception
+        if isinstance(error, KeyboardInterrupt):
+            raise
         return "crashed", [traceback.format_exc()]

@@ -1,6 +1,7 @@
-"""Files that anybody may have made: values changed at random, under a digest that is right."""
+"""Random changes of plain values and bytes, and state files with correct digests."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -48,6 +49,26 @@ def changed(draw: Random, value: Any) -> Any:
         without = draw.choice(sorted(inside))
         options.append({key: each for key, each in inside.items() if key != without})
     return replaced(value, place, draw.choice(options))
+
+
+def changed_bytes(draw: Random, data: bytes, parts: Sequence[bytes] = ()) -> bytes:
+    """Put in, leave out, repeat or change a few bytes, or cut the rest off; `parts` may be put in too."""
+    found = bytearray(data) or bytearray(b"x")
+    for _ in range(draw.choice((1, 1, 2, 8))):
+        at, size = draw.randrange(len(found)), draw.randint(1, 40)
+        match draw.randrange(6):
+            case 0:
+                found[at] ^= 1 << draw.randrange(8)
+            case 1:
+                del found[at : at + size]
+            case 2:
+                found[at:at] = found[at : at + size] * draw.choice((1, 1, 300))
+            case 3 if draw.random() < 0.3:
+                del found[at:]
+            case _:
+                found[at:at] = draw.choice(parts) if parts else bytes([draw.choice(b"0123456789-.:[]{}~\n \xff")])
+        found = found or bytearray(b"x")
+    return bytes(found)
 
 
 def write_state(file: Path, about: dict[str, Any], tensors: dict[str, Tensor]) -> None:

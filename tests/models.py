@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from lmlong import recipe
 from lmlong.checkpoint.write import Contents, write
 from lmlong.data.tokenizers.base import ByteTokenizer, Tokenizer
+from lmlong.model.build import build
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.ngram_embedding import NgramEmbedding
 from lmlong.recipe import Recipe, Rope, RopeScaling
@@ -134,14 +135,30 @@ def save_run(run: Path, chosen: Recipe, model: nn.Module, tokenizer: Tokenizer, 
 
 
 def write_run(
-    run: Path, tokenizer: Tokenizer | None = None, objective: Any = "causal", **options: Any
+    run: Path,
+    tokenizer: Tokenizer | None = None,
+    objective: Any = "causal",
+    chosen: Recipe | None = None,
+    step: int = 1,
+    deviation: float | None = None,
+    **options: Any,
 ) -> LanguageModel:
-    """Write a run of a model with all its weights drawn; the model."""
+    """Write a run of a model with all its weights drawn; the model.
+
+    It is the model of a recipe, or of `options` beside those of a small one. With a recipe or a `deviation`, weights
+    are `stirred`.
+    """
     tokenizer, options = tokenizer or ByteTokenizer(), {"width": 32, "layers": 2, "heads": 4, **options}
-    training, text = recipe.Training(steps=1), recipe.Text()
-    chosen = Recipe(objective=objective, model=recipe.Model(**options), training=training, text=text)
-    model = _model(options, tokenizer.vocabulary)
-    save_run(run, chosen, model, tokenizer, 1, 1.5, 12345)
+    if chosen is None and deviation is None:
+        model = _model(options, tokenizer.vocabulary)
+    if chosen is None:
+        training, text = recipe.Training(steps=1), recipe.Text()
+        chosen = Recipe(objective=objective, model=recipe.Model(**options), training=training, text=text)
+    else:
+        deviation = deviation or 1.0
+    if deviation is not None:
+        model = stirred(build(chosen, tokenizer.vocabulary), deviation)
+    save_run(run, chosen, model, tokenizer, step, 1.5, 12345)
     return model
 
 

@@ -5,11 +5,10 @@ from pathlib import Path
 import pytest
 from crafted import FORMATS, try_crafted
 from data import tokenizer_draws
-from interop import import_draws
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_what_is_crafted_is_used_or_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_crafted_file_is_used_or_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv("LMLONG_CACHE", str(tmp_path / "cache"))
     form = FORMATS[name]
     prepared = form.prepare(tmp_path)
@@ -18,15 +17,7 @@ def test_what_is_crafted_is_used_or_refused(tmp_path: Path, monkeypatch: pytest.
     assert {outcome for outcome, _ in tried.values()} >= form.outcomes
 
 
-def test_a_drawn_tokenizer_loses_nothing_or_is_refused() -> None:
+def test_drawn_tokenizer_loses_nothing_or_is_refused() -> None:
     drawn = {number: tokenizer_draws.fuzz(number) for number in range(30)}
     assert {number: complaints for number, (_, complaints) in drawn.items() if complaints} == {}
     assert {outcome for outcome, _ in drawn.values()} == {"refused", "trained", "loaded"}
-
-
-@pytest.mark.parametrize("numbers", [range(60), pytest.param(range(60, 3000), marks=pytest.mark.slow)])
-def test_a_drawn_model_is_imported_or_refused(numbers: range) -> None:
-    found = {number: import_draws.fuzz(number) for number in numbers}
-    assert {number: complaints for number, (_, complaints) in found.items() if complaints} == {}
-    outcomes = {f"{kind} {outcome}" for kind in ("folder", "gguf") for outcome in ("imported", "refused")}
-    assert {outcome for outcome, _ in found.values()} == outcomes

@@ -163,7 +163,7 @@ def is_private(name: str) -> bool:
     )
 
 
-def test_no_private_name_of_a_library_is_used_without_a_reason() -> None:
+def test_private_names_of_libraries_have_a_reason() -> None:
     used = private_names([ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")])
     assert {known for known in PRIVATE if known in used} == PRIVATE.keys()
     assert [
@@ -171,12 +171,12 @@ def test_no_private_name_of_a_library_is_used_without_a_reason() -> None:
     ] == []
 
 
-def test_the_package_keeps_to_its_floors() -> None:
+def test_package_keeps_to_its_floors() -> None:
     assert violations(PACKAGE) == []
 
 
 @pytest.mark.parametrize("name", sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py")))
-def test_modules_import_each_other_in_no_circle(name: str) -> None:
+def test_package_has_no_import_cycle(name: str) -> None:
     assert circle(PACKAGE / name) == []
 
 
@@ -188,7 +188,7 @@ def test_modules_import_each_other_in_no_circle(name: str) -> None:
         ("lengths.py", "if TYPE_CHECKING:\n    import lmlong.recipe.file"),
     ],
 )
-def test_a_planted_circle_is_reported(tmp_path: Path, file: str, source: str) -> None:
+def test_planted_cycle_is_reported(tmp_path: Path, file: str, source: str) -> None:
     copy = shutil.copytree(PACKAGE / "recipe", tmp_path / "lmlong" / "recipe")
     planted = copy / file
     planted.write_text(planted.read_text(encoding="utf-8") + "\n" + source)
@@ -213,9 +213,7 @@ def test_a_planted_circle_is_reported(tmp_path: Path, file: str, source: str) ->
         ("model/a.py", "import lmlong.recipe.file", None),
     ],
 )
-def test_a_planted_import_is_reported_if_it_breaks_a_rule(
-    tmp_path: Path, file: str, source: str, complaint: str | None
-) -> None:
+def test_planted_import_is_reported(tmp_path: Path, file: str, source: str, complaint: str | None) -> None:
     planted = tmp_path / file
     planted.parent.mkdir(parents=True, exist_ok=True)
     planted.write_text(source)

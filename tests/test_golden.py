@@ -22,14 +22,14 @@ GOLDEN = Path(__file__).parent / "golden"
 EXPECTED = json.loads((GOLDEN / "expected.json").read_text())
 
 
-def test_a_checkpoint_and_a_state_go_on_with_the_same_text() -> None:
+def test_old_checkpoint_and_state_continue_the_same_text() -> None:
     manifest.verify(GOLDEN / "checkpoint", manifest.START)
     model = lmlong.load(GOLDEN / "checkpoint", "cpu")
     session = model.load_state(GOLDEN / "text.state")
     assert "".join(model.stream("", state=session, max_tokens=20, temperature=1.0)) == EXPECTED["continuation"]
 
 
-def test_a_run_of_an_earlier_version_is_a_start_and_is_replaced_but_is_not_resumed(tmp_path: Path) -> None:
+def test_old_run_is_a_start_but_is_not_resumed(tmp_path: Path) -> None:
     """Its training state would have to be unpickled."""
     run, book = tmp_path / "run", tmp_path / "book.txt"
     checkpoint = shutil.copytree(GOLDEN / "checkpoint", run / "checkpoints" / "step-00000004")
@@ -43,7 +43,7 @@ def test_a_run_of_an_earlier_version_is_a_start_and_is_replaced_but_is_not_resum
     assert train(recipe_file.load(recipe, new), run, overwrite=True).step == 1
 
 
-def test_a_token_folder_holds_the_same_tokens() -> None:
+def test_old_token_folder_has_the_same_tokens() -> None:
     folder_manifest.verify(GOLDEN / "tokens", token_dataset.FORMAT)
     tokenizer = load_tokenizer(GOLDEN / "tokens" / "tokenizer.model")
     found = read_tokens(GOLDEN / "tokens" / "train-0.tokens", tokenizer)
@@ -51,7 +51,7 @@ def test_a_token_folder_holds_the_same_tokens() -> None:
     assert len(found.starts) == EXPECTED["documents"]
 
 
-def test_a_checkpoint_of_before_is_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_older_format_is_refused_with_a_remedy(tmp_path: Path) -> None:
     for file in (GOLDEN / "checkpoint").iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     about = (tmp_path / manifest.NAME).read_text()

@@ -10,7 +10,7 @@ letters = pytest.mark.parametrize(("letter", "again"), [("a", "A"), ("b", "B")],
 colours = pytest.mark.parametrize("colour", [pytest.param("red", marks=pytest.mark.gpu), "green", "blue"])
 
 
-def test_all_points_are_there_and_each_value_is_in_the_usual_run() -> None:
+def test_each_value_is_in_the_usual_run() -> None:
     names, points = thinned(letters, numbers, colours).args
     assert names == ["letter", "again", "number", "colour"]
     assert [point.values for point in points] == [

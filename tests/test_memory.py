@@ -1,15 +1,24 @@
-"""Memory in use does not grow with the text that is read."""
+"""Memory in use does not grow with the text that is read, or with the steps of training."""
+
+from itertools import count
+from pathlib import Path
+from typing import Any
 
 import pytest
-from allocations import assert_leaves_nothing, with_mallinfo
-from inference.conftest import prose, tiny, write_run
+from allocations import ROUND, ROUNDS, assert_leaves_nothing, in_use, is_flat, with_mallinfo
+from inference.conftest import prose
+from machine import new_cache
+from models import write_run
 from serving import engines
 from serving.servers import served
+from training.conftest import write_tiny
 
 import lmlong
-from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.inference.loading import TrainedLanguageModel, load
+from lmlong.recipe import file as recipe_file
 from lmlong.surprisal.stream import TextScore
+from lmlong.training import module
+from lmlong.training.run import train
 
 pytestmark = with_mallinfo
 
@@ -18,7 +27,8 @@ TEXT = prose(2000)
 
 @pytest.fixture(scope="module", params=["linear", "ngram"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TrainedLanguageModel:
-    run = write_run(tmp_path_factory.mktemp("run"), ByteTokenizer(), "bytes", options=tiny(request.param))
+    run = tmp_path_factory.mktemp("run")
+    write_run(run, deviation=1.0, width=16, heads=2, attention={"kind": request.param})
     return load(run, "cpu")
 
 
@@ -27,12 +37,12 @@ def part(number: int) -> str:
     return TEXT[: 1500 - 187 * number]
 
 
-def test_a_stream_is_scored_in_constant_memory(model: TrainedLanguageModel) -> None:
+def test_stream_is_scored_in_constant_memory(model: TrainedLanguageModel) -> None:
     score = TextScore(model)
     assert_leaves_nothing(lambda number: sum(unit.bits for unit in score.read(part(number).encode())))
 
 
-def test_a_state_is_built_in_constant_memory(model: TrainedLanguageModel) -> None:
+def test_state_is_built_in_constant_memory(model: TrainedLanguageModel) -> None:
     session = model.read([TEXT])
 
     def read_on(number: int) -> None:
@@ -48,7 +58,7 @@ def test_texts_are_evaluated_in_constant_memory(model: TrainedLanguageModel) -> 
     )
 
 
-def test_a_server_reads_and_scores_in_constant_memory() -> None:
+def test_server_takes_constant_memory() -> None:
     with served(engines.tiny("ngram", native=True)) as server:
 
         def ask(number: int) -> None:
@@ -56,3 +66,24 @@ def test_a_server_reads_and_scores_in_constant_memory() -> None:
             assert server.texts(prompt=part(number), max_tokens=2)
 
         assert_leaves_nothing(ask)
+
+
+class Flat(Exception):
+    """A round of steps has kept no memory."""
+
+
+def test_steps_take_constant_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loss, step, used = module.text_loss, count(), []
+
+    def counted(*inputs: Any, **options: Any) -> Any:
+        if next(step) % ROUND == 0:
+            used.append(in_use())
+            if is_flat(used):
+                raise Flat
+        return loss(*inputs, **options)
+
+    monkeypatch.setattr(module, "text_loss", counted)
+    monkeypatch.setenv("LMLONG_CACHE", str(new_cache(tmp_path)))
+    options = (f"training.steps={ROUND * ROUNDS}", f"training.log_every={ROUND}", "model.width=16")
+    with pytest.raises(Flat):
+        train(recipe_file.load(write_tiny(tmp_path), options), tmp_path / "run")

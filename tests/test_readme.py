@@ -128,13 +128,13 @@ def run_once(folder: Path, cache: Path) -> Iterator[Callable[[str], Finished]]:
         yield functools.cache(once)
 
 
-def test_the_readme_begins_and_ends_with_the_commands_of_everyone() -> None:
+def test_readme_begins_with_the_first_command() -> None:
     lines = [line for block in blocks("README.md", "sh") for line in block.splitlines()]
     assert (lines[0], lines[-1]) == (FIRST, "pip install -e '.[test]' && pytest")
     assert lines[1].startswith("lmlong generate runs/quickstart")
 
 
-def test_the_readme_shows_the_line_that_score_finds(run_once: Callable[[str], Finished]) -> None:
+def test_readme_shows_the_line_that_score_finds(run_once: Callable[[str], Finished]) -> None:
     (command,) = [each for each in commands("README.md") if "app.log" in each]
     found = [line.split("\t") for line in run_once(command).stdout.splitlines()]
     shown = [[cell.strip() for cell in row.split("|")[1:-1]] for row in README.splitlines() if row.startswith("| ")]
@@ -152,7 +152,7 @@ def test_the_readme_shows_the_line_that_score_finds(run_once: Callable[[str], Fi
         if commands(page)
     ],
 )
-def test_every_command_of_a_page_works(run_once: Callable[[str], Finished], page: str) -> None:
+def test_commands_of_a_page_work(run_once: Callable[[str], Finished], page: str) -> None:
     for command in commands(page):
         result = run_once(command)
         assert result.returncode == 0, f"{command}: {result.stderr}"
@@ -189,14 +189,14 @@ def every_command(words: tuple[str, ...] = ("lmlong",)) -> Iterator[list[str]]:
             yield from every_command((*words, name))
 
 
-def test_no_example_has_unquoted_patterns_of_file_names() -> None:
+def test_no_example_has_unquoted_patterns() -> None:
     """zsh ends a command with a pattern that matches no file, such as text.sources.0.paths=[my-book.txt]."""
     found = {f"{place}: {command}" for place, command in examples() if re.search(r"[][*?]", unquoted(command))}
     assert not found
 
 
 @pytest.mark.skipif(which("zsh") is None, reason="needs zsh")
-def test_zsh_passes_each_example_on_as_it_is_written(tmp_path: Path) -> None:
+def test_zsh_passes_examples_on_as_written(tmp_path: Path) -> None:
     """Its arguments are those that a shell without patterns gives."""
     commands = sorted(
         {c for _, c in examples() if c.startswith("lmlong ") and not re.search(r"[<>|;&$`]", unquoted(c))}
@@ -208,7 +208,7 @@ def test_zsh_passes_each_example_on_as_it_is_written(tmp_path: Path) -> None:
     assert passed[:-1] == [shlex.split(command, comments=True)[1:] for command in commands]
 
 
-def test_the_python_example_works(
+def test_python_example_works(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (example,) = blocks("README.md", "python")
@@ -241,7 +241,7 @@ def options(command: click.Command) -> set[str]:
 
 
 @pytest.mark.parametrize("page", sorted(page for page in PAGES if named(page)))
-def test_every_command_that_a_page_names_has_the_options_it_is_named_with(page: str) -> None:
+def test_named_commands_have_their_options(page: str) -> None:
     for command in named(page):
         words = shlex.split(command)
         given = {word.partition("=")[0] for word in words if word.startswith("-")}
@@ -249,7 +249,7 @@ def test_every_command_that_a_page_names_has_the_options_it_is_named_with(page: 
 
 
 @pytest.mark.parametrize("page", sorted(page for page in PAGES if "tools/" in PAGES[page]))
-def test_every_tool_that_a_page_names_exists_with_its_options(page: str) -> None:
+def test_named_tools_have_their_options(page: str) -> None:
     lines = PAGES[page].replace("\\\n", " ")
     found = re.findall(r"^(tools/\S.*)$|`(tools/[^`]+)`", lines, flags=re.MULTILINE)
     for command in ("".join(each) for each in found):
@@ -260,7 +260,7 @@ def test_every_tool_that_a_page_names_exists_with_its_options(page: str) -> None
         assert not [word for word in words if word.startswith("--") and f'"{word}"' not in source], command
 
 
-def test_the_file_map_names_what_exists_and_every_room() -> None:
+def test_source_map_names_every_package() -> None:
     text = CONTRIBUTING.read_text() if CONTRIBUTING.exists() else README
     paths = re.findall(r"^    (lmlong/\S+)", text, flags=re.MULTILINE)
     assert [path for path in paths if not list(ROOT.glob(path))] == []
@@ -268,7 +268,7 @@ def test_the_file_map_names_what_exists_and_every_room() -> None:
     assert rooms == {path.split("/")[1] for path in paths}
 
 
-def test_the_page_of_laws_has_each_with_the_name_that_check_prints() -> None:
+def test_page_of_laws_has_every_law() -> None:
     page = PAGES["docs/reference/attentions.md"]
     rows = re.findall(r"^\| (\d+) \| .* \| (.*) \|$", page, flags=re.MULTILINE)
     assert {int(number): name for number, name in rows} == dict(laws.LAWS)
@@ -277,7 +277,7 @@ def test_the_page_of_laws_has_each_with_the_name_that_check_prints() -> None:
         assert not re.search(r"\b(six|seven|eight|nine|ten|eleven) laws", text)
 
 
-def test_the_guide_to_plugins_adds_an_effect(tmp_path: Path) -> None:
+def test_guide_to_plugins_adds_an_effect(tmp_path: Path) -> None:
     (file := tmp_path / "decayed.py").write_text("\n".join(blocks("docs/guides/plugins.md", "python")))
     cls = load_plugin(file).attentions["decayed"]
     unload_plugin(file)
@@ -285,7 +285,7 @@ def test_the_guide_to_plugins_adds_an_effect(tmp_path: Path) -> None:
     assert report.divides and report.verdicts[-1].number == 12
 
 
-def test_the_table_of_recipes_holds_every_recipe_with_its_size() -> None:
+def test_table_of_recipes_is_complete() -> None:
     table = re.findall(r"^\| `([\w-]+)` \|.*?\| ([\d.]+) M \|", PAGES["docs/guides/recipes.md"], flags=re.MULTILINE)
     rows = dict(table)
     loaded = {name: recipe_file.load(name) for name in shipped_recipes()}
@@ -301,7 +301,7 @@ def test_the_table_of_recipes_holds_every_recipe_with_its_size() -> None:
 
 
 @pytest.mark.parametrize("name", shipped_recipes())
-def test_every_recipe_says_how_it_is_run_and_builds(name: str) -> None:
+def test_recipe_says_how_it_is_run_and_builds(name: str) -> None:
     first = shipped_recipes()[name].read_text().splitlines()[0]
     assert re.match(rf"# lmlong (train|convert \S+ --to) {name}\b", first)
     overrides = [word for word in shlex.split(first)[4:] if "=" in word]

@@ -31,18 +31,12 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 import crafted
-from cli import override_draws
 from data import tokenizer_draws
 from inference import crafted_states
-from interop import import_draws
 from model import agreement, recipe_draws
-from surprisal import crafted_scores
 
 SHOWN = 5000
 """Characters of a failure that are printed."""
-
-DRY_RUNS = 100
-"""One in 100 valid recipes gets a real dry run, which takes seconds."""
 
 NEAR = 0.8
 """Share of the allowed error from which a recipe that passes is printed too."""
@@ -74,18 +68,6 @@ def recipes(folder: Path) -> Try:
     return try_one
 
 
-def overrides(folder: Path) -> Try:
-    (folder / "book.txt").write_text("once upon a time there was a book. " * 60)
-
-    def try_one(number: int) -> Outcome:
-        drawn = override_draws.draw(number, folder / "book.txt")
-        found = override_draws.run(drawn, folder, dry_run=number % DRY_RUNS == 0)
-        case = f"{' '.join(drawn.words)} {drawn.overrides}\n{drawn.recipe!r}\n{found.told}"
-        return f"exit code {found.code}", [*found.complaints, case] if found.complaints else []
-
-    return try_one
-
-
 def crafted_state_files(folder: Path) -> Try:
     cases = crafted_states.prepare(folder)
     return partial(crafted_states.try_crafted, cases=cases, file=folder / "crafted.state")
@@ -97,18 +79,11 @@ def crafted_folders(form: crafted.Format, folder: Path) -> Try:
 
 SUBJECTS = {
     "recipes": Subject("recipes: forward pass, decode steps and cuts agree", recipes, 300),
-    "overrides": Subject("recipe files and overrides, through the real command", overrides, 2000),
     "tokenizers": Subject("tokenizers and damaged tokenizer files", lambda _: tokenizer_draws.fuzz, 500),
-    "imports": Subject("pretrained models with hostile values", lambda _: import_draws.fuzz, 2000),
     "crafted-states": Subject("hostile state files with correct digests", crafted_state_files, 1000),
-    "crafted-scores": Subject(
-        "hostile files of lmlong score with correct digests",
-        lambda folder: partial(crafted_scores.try_score, place=crafted_scores.prepare(folder)),
-        300,
-    ),
     **{
         f"crafted-{name}": Subject(
-            f"hostile {name} with correct digests",
+            f"hostile {name}",
             partial(crafted_folders, form),
             10 * form.usual,
         )

@@ -60,7 +60,7 @@ def test_what_takes_too_long_is_left_out() -> None:
 
 
 @every_nth(4, pytest.mark.parametrize("name", ATTENTIONS))
-def test_every_attention_is_measured_forward_and_backward(name: str) -> None:
+def test_attention_is_measured_forward_and_backward(name: str) -> None:
     ready = attention_candidate(name, "32", 40, 2, 8, CPU)
     numbers = 2 * 40 * 8
     of_a_head = {"delta": 2, "elu-channel": 8}.get(name, name.endswith("learned"))
@@ -99,7 +99,7 @@ SMALL = ["quickstart", "model.width=16", "model.heads=2", "model.layers=1"]
         ("generate", [*SMALL, "--precisions", "int8"]),
     ],
 )
-def test_each_benchmark_ends_in_a_table_json_and_a_chart(command: str, options: list[str], tmp_path: Path) -> None:
+def test_benchmark_writes_table_json_and_chart(command: str, options: list[str], tmp_path: Path) -> None:
     written, drawn = tmp_path / "speed.json", tmp_path / "speed.png"
     common = ["--lengths", "16,32", "--only", "softmax,elu-learned", "--json", str(written), "--plot", str(drawn)]
     done = CliRunner().invoke(bench, [command, *options, *common], catch_exceptions=False)
@@ -122,6 +122,6 @@ def test_each_benchmark_ends_in_a_table_json_and_a_chart(command: str, options: 
         (["--plot", "speed.txt"], "speed.txt: cannot be drawn"),
     ],
 )
-def test_mistakes_are_reported_before_anything_runs(options: list[str], says: str) -> None:
+def test_mistakes_are_reported_first(options: list[str], says: str) -> None:
     done = CliRunner().invoke(bench, ["attention", *options])
     assert done.exit_code != 0 and says in str(done.exception)

@@ -1,4 +1,4 @@
-"""A checkpoint of a tiny model of bytes."""
+"""A checkpoint of a tiny model of bytes, and valid manifests for changed ones."""
 
 from pathlib import Path
 
@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from lmlong import recipe
-from lmlong.checkpoint import write
+from lmlong.checkpoint import manifest, write
 from lmlong.data.tokenizers.base import ByteTokenizer
+from lmlong.io.folder_manifest import manifest_text
 from lmlong.model.language_model import LanguageModel
 from lmlong.recipe import file as recipe_file
 
@@ -30,3 +31,10 @@ def checkpoint(tmp_path: Path) -> Path:
     contents = write.Contents(model().state_dict(), training, recipe_file.dump(RECIPE), tokenizer.read_bytes(), 7)
     write.write(folder, contents)
     return folder
+
+
+def sign(checkpoint: Path, **about: object) -> None:
+    """Rewrite the manifest, as an attacker would."""
+    says = manifest.read(checkpoint)
+    about = {"step": says.step, "validation": says.validation, **about}
+    (checkpoint / manifest.NAME).write_text(manifest_text(checkpoint, manifest.FORMAT, about))

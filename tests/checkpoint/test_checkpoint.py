@@ -13,7 +13,7 @@ from lmlong.errors import CheckpointError
 from .conftest import RECIPE, model
 
 
-def test_what_was_written_is_read_back(checkpoint: Path) -> None:
+def test_checkpoint_is_read_back(checkpoint: Path) -> None:
     weights, expected = read.read_weights(checkpoint), model().state_dict()
     assert weights.keys() == expected.keys()
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
@@ -26,7 +26,7 @@ def test_what_was_written_is_read_back(checkpoint: Path) -> None:
     ]  # fmt: skip
 
 
-def test_a_checkpoint_is_found_by_run_by_name_and_by_path(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoint_is_found_by_name_and_path(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = checkpoint.parent.parent
     assert read.find(run) == read.find(checkpoint) == read.find(checkpoint.parent / "latest") == checkpoint.resolve()
     (run.parent / "runs").mkdir()
@@ -44,12 +44,12 @@ def test_a_checkpoint_is_found_by_run_by_name_and_by_path(checkpoint: Path, monk
         assert str(error.value) == f"{missing}: no such run or checkpoint. runs has b, c, d, e, f and 1 more."
 
 
-def test_a_run_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
+def test_run_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="holds no checkpoint"):
         read.find(tmp_path)
 
 
-def test_a_model_of_another_program_is_to_be_imported_first(tmp_path: Path) -> None:
+def test_foreign_model_is_to_be_imported_first(tmp_path: Path) -> None:
     (tmp_path / "small.Q4.gguf").write_bytes(b"GGUF")
     (tmp_path / "Tiny Llama").mkdir()
     (tmp_path / "Tiny Llama" / "config.json").write_text("{}")
@@ -61,7 +61,7 @@ def test_a_model_of_another_program_is_to_be_imported_first(tmp_path: Path) -> N
         read.find(tmp_path / "Tiny Llama")
 
 
-def test_a_missing_file_is_named(checkpoint: Path) -> None:
+def test_missing_file_is_named(checkpoint: Path) -> None:
     (checkpoint / "model.safetensors").unlink()
     for run in (checkpoint, checkpoint.parents[1]):  # waits for no newer checkpoint
         with pytest.raises(CheckpointError, match=r"model\.safetensors: missing"):
@@ -69,7 +69,7 @@ def test_a_missing_file_is_named(checkpoint: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["../outside", "/etc/passwd", ".."])
-def test_a_manifest_never_leads_out_of_its_folder(checkpoint: Path, name: str) -> None:
+def test_manifest_names_no_other_folder(checkpoint: Path, name: str) -> None:
     path = checkpoint / manifest.NAME
     content = json.loads(path.read_text())
     content["files"][name] = {"bytes": 1, "sha256": "0"}
@@ -78,7 +78,7 @@ def test_a_manifest_never_leads_out_of_its_folder(checkpoint: Path, name: str) -
         manifest.verify(checkpoint)
 
 
-def test_weights_of_another_shape_are_refused_by_name(checkpoint: Path) -> None:
+def test_weights_of_another_shape_are_named(checkpoint: Path) -> None:
     with pytest.raises(
         CheckpointError, match=r"embedding\.weight has shape \(258, 16\), but the recipe's model has \(258, 32\)"
     ):
@@ -87,7 +87,7 @@ def test_weights_of_another_shape_are_refused_by_name(checkpoint: Path) -> None:
         read.load_weights(model(layers=2), checkpoint)
 
 
-def test_a_failed_write_leaves_nothing(checkpoint: Path) -> None:
+def test_failed_write_leaves_nothing(checkpoint: Path) -> None:
     folder = checkpoint.with_name("step-00000008")
     with pytest.raises(Exception, match="JSON"):
         write.write(folder, write.Contents(model().state_dict(), {"bad": lambda: 0}, "", b"", 8))
@@ -95,7 +95,7 @@ def test_a_failed_write_leaves_nothing(checkpoint: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["file", "link", "dangling link", "copy of another step"])
-def test_what_is_in_the_way_of_a_checkpoint_is_moved_not_lost(checkpoint: Path, what: str) -> None:
+def test_file_in_the_way_is_moved(checkpoint: Path, what: str) -> None:
     place = checkpoint.with_name("step-00000008")
     if what == "file":
         place.write_text("mine")

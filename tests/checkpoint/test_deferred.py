@@ -51,7 +51,7 @@ def draw_weights() -> dict[str, Tensor]:
     return weights
 
 
-def test_weights_are_the_file_of_safetensors(tmp_path: Path, computed: Computed) -> None:
+def test_file_is_that_of_safetensors(tmp_path: Path, computed: Computed) -> None:
     weights = draw_weights()
     save_file(weights, tmp_path / "whole")
     mixed = {
@@ -63,7 +63,7 @@ def test_weights_are_the_file_of_safetensors(tmp_path: Path, computed: Computed)
     assert computed.most == 1 and computed.alive == 0
 
 
-def test_a_training_state_is_written_and_read_one_tensor_at_a_time(tmp_path: Path, computed: Computed) -> None:
+def test_tensors_are_written_and_read_one_at_a_time(tmp_path: Path, computed: Computed) -> None:
     moments = {f"optimizer.{n}.exp_avg": torch.randn(n, 3) for n in range(9)}
     state = {"step": 3, "scaler": None, "carried.0": torch.tensor([2]), "recent": [1 / 3], **random_states()}
     deferred = {name: computed.defer(name, tensor) for name, tensor in moments.items()}
@@ -79,7 +79,7 @@ def test_a_training_state_is_written_and_read_one_tensor_at_a_time(tmp_path: Pat
         )
 
 
-def test_ranks_that_do_not_write_compute_in_the_order_in_which_they_are_written(tmp_path: Path) -> None:
+def test_ranks_that_do_not_write_compute_in_order(tmp_path: Path) -> None:
     """Otherwise they would exchange parts of different tensors."""
     orders = []
     for is_written in (True, False):
@@ -97,7 +97,7 @@ def test_ranks_that_do_not_write_compute_in_the_order_in_which_they_are_written(
     assert read.read_training(tmp_path / "step-00000001")["a"].tolist() == [1, 1, 1]
 
 
-def test_a_mapped_training_state_is_read_again_after_it_was_unloaded(tmp_path: Path) -> None:
+def test_mapped_state_is_read_again_after_unloading(tmp_path: Path) -> None:
     momentum = torch.randn(5000)
     write.save_training({"momentum": momentum, "random": torch.arange(4)}, tmp_path)
     state = read.read_training(tmp_path, verify=False, mapped={"momentum"})

@@ -132,13 +132,13 @@ def test_any_operation_may_fail(tmp_path: Path) -> None:
     assert failures > 12
 
 
-def test_the_same_step_may_be_saved_again(tmp_path: Path) -> None:
+def test_step_may_be_saved_again(tmp_path: Path) -> None:
     for number in (1, 1, 2, 2):
         save(tmp_path, number)
     assert whole(tmp_path) == ["step-00000002"]
 
 
-def test_too_little_space_is_seen_before_the_first_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_space_is_seen_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path, 1)
     need = write.size(contents(2))
     disk = shutil.disk_usage(tmp_path)
@@ -149,7 +149,7 @@ def test_too_little_space_is_seen_before_the_first_byte(tmp_path: Path, monkeypa
     manifest.verify(tmp_path / "step-00000001")
 
 
-def test_the_size_of_a_checkpoint_is_known_before_it_is_written(tmp_path: Path) -> None:
+def test_size_of_a_checkpoint_is_known(tmp_path: Path) -> None:
     save(tmp_path, 1)
     there = sum(path.stat().st_size for path in (tmp_path / "step-00000001").iterdir())
     assert there <= write.size(contents(1)) < there + 100_000
@@ -171,7 +171,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", folder], check=True)
 
 
-def test_a_disk_that_fills_up_while_saving(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_fills_up_while_saving(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(small_disk, 1)
     check_space = write._check_space
     # the disk fills up after the first look at it

@@ -12,22 +12,15 @@ from safetensors.torch import save_file
 from lmlong.checkpoint import manifest, read, write
 from lmlong.errors import CheckpointError
 from lmlong.inference.loading import load
-from lmlong.io.folder_manifest import MAX_SIZE, manifest_text
+from lmlong.io.folder_manifest import MAX_SIZE
 from lmlong.recipe import file as recipe_file
 
-from .conftest import RECIPE
+from .conftest import RECIPE, sign
 
 CUTS, FLIPS = 30, 90
 
 
-def sign(checkpoint: Path) -> None:
-    """Rewrite the manifest, as an attacker would."""
-    says = manifest.read(checkpoint)
-    about = {"step": says.step, "validation": says.validation}
-    (checkpoint / manifest.NAME).write_text(manifest_text(checkpoint, manifest.FORMAT, about))
-
-
-def test_every_cut_and_every_changed_bit_is_found(checkpoint: Path) -> None:
+def test_cuts_and_changed_bits_are_found(checkpoint: Path) -> None:
     """Each draw takes a file by its size, so large files get most; the small ones get some of their own."""
     draw = random.Random(0)
     files = sorted(checkpoint.iterdir())
@@ -53,7 +46,7 @@ def test_every_cut_and_every_changed_bit_is_found(checkpoint: Path) -> None:
         ("layers: 1\n", "layers: 1000000000\n", "at most 10000"),
     ],
 )
-def test_a_recipe_of_a_larger_model_takes_no_memory(checkpoint: Path, here: str, there: str, why: str) -> None:
+def test_recipe_of_a_larger_model_is_refused(checkpoint: Path, here: str, there: str, why: str) -> None:
     recipe = (checkpoint / write.RECIPE).read_text()
     assert here in recipe
     (checkpoint / write.RECIPE).write_text(recipe.replace(here, there))
@@ -62,7 +55,7 @@ def test_a_recipe_of_a_larger_model_takes_no_memory(checkpoint: Path, here: str,
         load(checkpoint, "cpu")
 
 
-def test_weights_that_are_no_safetensors_are_refused(checkpoint: Path) -> None:
+def test_weights_that_are_not_safetensors_are_refused(checkpoint: Path) -> None:
     for header in (b"\xff" * 8, (10**12).to_bytes(8, "little"), b""):
         (checkpoint / write.WEIGHTS).write_bytes(header + b"{}")
         sign(checkpoint)
@@ -74,14 +67,14 @@ def test_weights_that_are_no_safetensors_are_refused(checkpoint: Path) -> None:
     "content",
     [b"", b"[]", b"[" * 200_000, b'{"step": ' + b"9" * 5000 + b"}", b'{"step": ', b" " * (MAX_SIZE + 1), b"\xff"],
 )
-def test_values_that_are_not_a_small_json_object_are_refused(checkpoint: Path, content: bytes) -> None:
+def test_values_that_are_not_a_json_object_are_refused(checkpoint: Path, content: bytes) -> None:
     (checkpoint / manifest.TRAINING_VALUES).write_bytes(content)
     sign(checkpoint)
     with pytest.raises(CheckpointError, match=r"training\.json: .* Use another checkpoint\.$"):
         read.read_training(checkpoint)
 
 
-def test_tensors_of_a_training_state_that_no_state_has_are_refused(checkpoint: Path) -> None:
+def test_impossible_training_tensors_are_refused(checkpoint: Path) -> None:
     path = checkpoint / manifest.TRAINING_TENSORS
     for tensors in ({"a": torch.zeros(2, dtype=torch.int16)}, {"step": torch.ones(1)}, None):
         path.write_bytes((1 << 40).to_bytes(8, "little")) if tensors is None else save_file(tensors, path)
@@ -90,13 +83,13 @@ def test_tensors_of_a_training_state_that_no_state_has_are_refused(checkpoint: P
             read.read_training(checkpoint)
 
 
-def test_a_manifest_as_large_as_a_book_is_not_read(checkpoint: Path) -> None:
+def test_large_manifest_is_not_read(checkpoint: Path) -> None:
     (checkpoint / manifest.NAME).write_bytes(b"[" * (MAX_SIZE + 1))
     with pytest.raises(CheckpointError, match="too large for a manifest"):
         manifest.verify(checkpoint)
 
 
-def test_a_tokenizer_that_was_exchanged_is_refused(checkpoint: Path) -> None:
+def test_exchanged_tokenizer_is_refused(checkpoint: Path) -> None:
     (checkpoint / write.TOKENIZER).write_bytes(b"another")
     with pytest.raises(CheckpointError, match=r"tokenizer\.model: not what was saved"):
         load(checkpoint, "cpu")
@@ -122,7 +115,7 @@ BOTH = [write.WEIGHTS, write.TRAINING_TENSORS]
 @pytest.mark.parametrize(
     ("name", "where"), [*((name, BOTH) for name in COMMANDS), ("resume", [write.TRAINING_TENSORS])]
 )
-def test_no_command_runs_what_a_checkpoint_holds(
+def test_no_command_runs_pickled_code(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, where: list[str]
 ) -> None:
     monkeypatch.setenv("LMLONG_CACHE", str(new_cache(tmp_path)))
@@ -144,13 +137,13 @@ def test_no_command_runs_what_a_checkpoint_holds(
     assert where[0] in done.stderr and "Traceback" not in done.stderr
 
 
-def test_the_payload_works_where_it_is_let(tmp_path: Path) -> None:
+def test_payload_works_when_unpickled(tmp_path: Path) -> None:
     torch.save(Payload(tmp_path / "witness"), tmp_path / "payload.pt")
     torch.load(tmp_path / "payload.pt", weights_only=False)
     assert (tmp_path / "witness").exists()
 
 
-def test_weights_beyond_those_of_the_model_are_refused(checkpoint: Path) -> None:
+def test_additional_weights_are_refused(checkpoint: Path) -> None:
     weights = read.read_weights(checkpoint)
     save_file({**weights, "blocks.0.mixer.extra": torch.zeros(3)}, checkpoint / write.WEIGHTS)
     sign(checkpoint)

@@ -5,7 +5,7 @@ A process of its own is started where its imports, its streams or `python -m lml
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
@@ -29,7 +29,7 @@ def imported(*words: str) -> set[str]:
     return HEAVY & set(done.stderr.split())
 
 
-def test_help_lists_the_commands_in_their_groups() -> None:
+def test_help_lists_commands_in_groups() -> None:
     done = lmlong("--help")
     for title, group in cli.GROUPS.items():
         listed = done.stdout.split(f"{title}:\n")[1].split("\n\n")[0].splitlines()
@@ -48,18 +48,8 @@ def test_the_module_is_the_command() -> None:
     ("words", "libraries"),
     [(("--help",), set()), (("recipe", "check", "quickstart"), {"pydantic", "ruamel.yaml"})],
 )
-def test_a_command_imports_no_library_that_it_does_not_need(words: tuple[str, ...], libraries: set[str]) -> None:
+def test_command_imports_no_unneeded_library(words: tuple[str, ...], libraries: set[str]) -> None:
     assert imported(*words) == libraries
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [(("recip",), "No such command 'recip'. Did you mean 'recipe'?"), (("recipe", "list", "--jsn"), "No such option")],
-)
-def test_a_mistyped_command_or_option_is_a_usage_error(words: tuple[str, ...], message: str) -> None:
-    done = lmlong(*words)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert f"Error: {message}" in done.stderr
 
 
 def commands_below(group: click.Group, context: click.Context) -> Iterator[click.Command]:
@@ -87,31 +77,26 @@ def test_commands_have_few_options() -> None:
         ("lm-eval", "lmlong eval --tasks"),
     ],
 )
-def test_an_old_name_is_answered_with_the_new_one(old: str, new: str) -> None:
+def test_old_command_names_the_new_one(old: str, new: str) -> None:
     done = lmlong(old, "runs/quickstart", "--help")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"error: {old}: has another name now. Use {new}.\n"
 
 
-def leave(monkeypatch: pytest.MonkeyPatch, action: object) -> object:
-    """The exit code of `lmlong` when its command does `action`."""
+def leave(monkeypatch: pytest.MonkeyPatch, action: Callable[[], object] | BaseException) -> object:
+    """The exit code of `lmlong` when its command does `action`, or raises it."""
 
     @click.command()
-    def failing() -> None:
-        action()  # type: ignore[operator]
+    def command() -> object:
+        if isinstance(action, BaseException):
+            raise action
+        return action()
 
-    monkeypatch.setattr(cli.Pipeline, "get_command", lambda self, context, name: failing)
+    monkeypatch.setattr(cli.Pipeline, "get_command", lambda self, context, name: command)
     monkeypatch.setattr(sys, "argv", ["lmlong", "train"])
     with pytest.raises(SystemExit) as caught:
         cli.main()
     return caught.value.code
-
-
-def failing_with(error: BaseException) -> object:
-    def action() -> None:
-        raise error
-
-    return action
 
 
 @pytest.mark.parametrize(
@@ -128,25 +113,25 @@ def failing_with(error: BaseException) -> object:
         (click.exceptions.Exit(5), 5, ""),
     ],
 )
-def test_each_failure_has_its_message_and_its_exit_code(
+def test_failure_has_its_message_and_exit_code(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: BaseException, code: int, message: str
 ) -> None:
-    assert leave(monkeypatch, failing_with(error)) == code
+    assert leave(monkeypatch, error) == code
     assert capsys.readouterr() == ("", message)
 
 
-def test_what_a_command_returns_is_no_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_return_value_is_not_the_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
     assert leave(monkeypatch, lambda: 7) == 0
 
 
 @pytest.mark.parametrize("bug", [ValueError("a bug"), EOFError(), BrokenPipeError("of a worker")])
-def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, bug: Exception) -> None:
+def test_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, bug: Exception) -> None:
     with pytest.raises(type(bug)):
-        leave(monkeypatch, failing_with(bug))
+        leave(monkeypatch, bug)
 
 
 @pytest.mark.parametrize(("variable", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
-def test_no_color_is_honoured(monkeypatch: pytest.MonkeyPatch, variable: dict[str, str], coloured: bool) -> None:
+def test_no_color_turns_colors_off(monkeypatch: pytest.MonkeyPatch, variable: dict[str, str], coloured: bool) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     for name, value in variable.items():
         monkeypatch.setenv(name, value)
@@ -156,7 +141,7 @@ def test_no_color_is_honoured(monkeypatch: pytest.MonkeyPatch, variable: dict[st
 
 
 @pytest.mark.parametrize("command", ["options", "list"], ids=["more than a buffer", "less than a buffer"])
-def test_a_reader_that_leaves_ends_the_command_quietly(command: str) -> None:
+def test_closed_pipe_ends_the_command_quietly(command: str) -> None:
     words = [*COMMAND, "recipe", command]
     buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=buffered) as process:
@@ -166,7 +151,7 @@ def test_a_reader_that_leaves_ends_the_command_quietly(command: str) -> None:
     assert process.returncode == 141
 
 
-def test_output_is_utf8_wherever_it_goes(tmp_path: Path) -> None:
+def test_output_is_utf8(tmp_path: Path) -> None:
     recipe = tmp_path / "r.yaml"
     recipe.write_text("# é\nname: ü\ntraining: {steps: 1}\n", encoding="utf-8")
     ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii", "LC_ALL": "C"}
@@ -178,6 +163,8 @@ def test_output_is_utf8_wherever_it_goes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (("recip",), "No such command 'recip'. Did you mean 'recipe'?"),
+        (("recipe", "list", "--jsn"), "No such option"),
         (("train", "quickstart", "--steps", "100"), "Options of a recipe have no dashes: training.steps=100"),
         (("train", "quickstart", "--learning-rate=3"), "Options of a recipe have no dashes: training.learning_rate=3"),
         (("recipe", "check", "quickstart", "--width"), "Options of a recipe have no dashes: model.width=VALUE"),
@@ -186,7 +173,7 @@ def test_output_is_utf8_wherever_it_goes(tmp_path: Path) -> None:
         (("eval", "x", "--steps", "3"), "No such option '--steps'."),
     ],
 )
-def test_an_option_of_a_recipe_with_dashes_is_shown_without(words: tuple[str, ...], message: str) -> None:
+def test_unknown_command_or_option_is_a_usage_error(words: tuple[str, ...], message: str) -> None:
     done = lmlong(*words)
-    assert done.returncode == 2
+    assert (done.returncode, done.stdout) == (2, "")
     assert message in done.stderr and ("dashes" in message) == ("dashes" in done.stderr)

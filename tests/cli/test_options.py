@@ -22,17 +22,17 @@ def invoke(*words: str) -> Result:
         *(("24GB", 24 * 10**9), ("800 MB", 8 * 10**8), ("1.5gib", 3 << 29), ("64kb", 64_000)),
     ],
 )
-def test_a_size_in_bytes_has_binary_and_decimal_units(text: str, size: int) -> None:
+def test_size_has_binary_and_decimal_units(text: str, size: int) -> None:
     assert options.ByteSize().convert(text, None, None) == size
 
 
 @pytest.mark.parametrize("text", ["", "GB", "-3GB", "24 TB", "nanGB", "infGB", "1e99GB", "24GBB", "9999999999g", "0"])
-def test_another_size_is_refused(text: str) -> None:
+def test_invalid_size_is_refused(text: str) -> None:
     with pytest.raises(click.BadParameter, match=r"is not (a size in bytes|between 1 bytes and)"):
         options.ByteSize(1).convert(text, None, None)
 
 
-def test_a_number_of_tokens_may_be_unlimited_where_that_is_possible_but_never_negative() -> None:
+def test_number_of_tokens_may_be_unlimited() -> None:
     assert options.TokenLimit(0).convert("unlimited", None, None) is None
     assert options.TokenLimit(0).convert("4k", None, None) == options.TokenCount(1).convert("4k", None, None) == 4096
     for kind, text in (
@@ -44,9 +44,7 @@ def test_a_number_of_tokens_may_be_unlimited_where_that_is_possible_but_never_ne
             kind.convert(text, None, None)
 
 
-def test_json_goes_to_standard_output_instead_of_text_or_to_a_file_beside_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_json_is_printed_or_written_to_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = ("recipe", "options", "training.steps")
     printed, dash = invoke(*words, "--json"), invoke(*words, "--json", "-")
@@ -56,7 +54,7 @@ def test_json_goes_to_standard_output_instead_of_text_or_to_a_file_beside_it(
     assert json.loads(Path("steps.json").read_text()) == json.loads(printed.output)
 
 
-def test_json_never_takes_another_argument_for_its_file(tmp_path: Path) -> None:
+def test_json_does_not_take_another_argument(tmp_path: Path) -> None:
     """A plain --json before the recipe would overwrite it."""
     recipe = tmp_path / "mine.yaml"
     recipe.write_text("name: mine\n")

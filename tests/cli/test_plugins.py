@@ -61,13 +61,13 @@ def run(folder: Path) -> Path:
     return folder / "runs" / "mine"
 
 
-def test_a_run_resumes_with_the_plugin_that_another_recipe_names(folder: Path, run: Path) -> None:
+def test_run_resumes_with_the_plugin(folder: Path, run: Path) -> None:
     options = ("training.schedule=constant", "training.steps=6")
     done(folder, "train", "bare.yaml", "name=mine", *options, *PLUGIN, "--resume", "auto")
     assert read.find(run).name == "step-00000006"
 
 
-def test_every_command_that_reads_a_run_needs_the_plugin_by_name(folder: Path, run: Path) -> None:
+def test_commands_need_the_plugin_by_name(folder: Path, run: Path) -> None:
     refused = lmlong(folder, "generate", "mine", "--prompt", "once")
     assert refused.returncode == 4 and "Traceback" not in refused.stderr
     assert (
@@ -84,7 +84,7 @@ def test_every_command_that_reads_a_run_needs_the_plugin_by_name(folder: Path, r
     done(folder, "state", "build", "mine", "book.txt", "-o", "book.state", *PLUGIN)
 
 
-def test_a_checkpoint_cannot_have_a_file_imported(folder: Path, run: Path) -> None:
+def test_checkpoint_imports_no_file(folder: Path, run: Path) -> None:
     """Its plug-in runs when the user names it, and only then."""
     trap = folder / "trap.py"
     trap.write_text(f"open({str(folder / 'sprung')!r}, 'w').close()\n{TWO_GATES.read_text()}")
@@ -98,7 +98,7 @@ def test_a_checkpoint_cannot_have_a_file_imported(folder: Path, run: Path) -> No
 
 
 @pytest.mark.slow
-def test_a_dry_run_takes_steps_in_a_process_that_has_the_plugin(folder: Path) -> None:
+def test_dry_run_has_the_plugin(folder: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LMLONG_CACHE", str(folder / "cache"))
         patch.chdir(folder)
@@ -107,12 +107,12 @@ def test_a_dry_run_takes_steps_in_a_process_that_has_the_plugin(folder: Path) ->
     unload_plugin(folder / "two_gates.py")
 
 
-def test_benchmarks_have_it(folder: Path) -> None:
+def test_benchmarks_have_the_plugin(folder: Path) -> None:
     shape = ("quickstart", "model.heads=1", "model.width=8", "--lengths", "16", "--precisions", "32")
     assert "two_gates" in done(folder, "bench", "attention", *shape, *PLUGIN, "--only", "softmax,two_gates")
 
 
-def test_the_laws_are_held_against_a_plugin_alone(folder: Path) -> None:
+def test_check_finds_a_broken_plugin(folder: Path) -> None:
     assert "two_gates.py: TwoGates" in done(folder, "check", *PLUGIN)
     (folder / "broken.py").write_text(TWO_GATES.read_text().replace("return (weights * ", "return 2 * (weights * "))
     refused = lmlong(folder, "check", "--plugin", "broken.py")
@@ -133,7 +133,7 @@ def test_the_laws_are_held_against_a_plugin_alone(folder: Path) -> None:
         (["check"], "RUN and --plugin are missing"),
     ],
 )
-def test_a_mistake_is_one_message(folder: Path, words: list[str], message: str) -> None:
+def test_mistake_is_one_message(folder: Path, words: list[str], message: str) -> None:
     refused = lmlong(folder, *words)
     assert message in refused.stderr
     assert "Traceback" not in refused.stderr

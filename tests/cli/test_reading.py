@@ -1,8 +1,11 @@
-"""The progress of reading a long text, where there is no terminal."""
+"""Reading a long text: its progress where there is no terminal, and signals that end it."""
+
+import signal
 
 import pytest
 
 from lmlong.cli import reading
+from lmlong.cli.stop import Stop
 from lmlong.report import progress
 
 
@@ -16,7 +19,7 @@ from lmlong.report import progress
         ),
     ],
 )
-def test_progress_is_a_line_now_and_then(
+def test_progress_is_printed_now_and_then(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], size: int | None, expected: list[str]
 ) -> None:
     now = [0.0]
@@ -27,3 +30,14 @@ def test_progress_is_a_line_now_and_then(
         next(text, None)
     output, errors = capsys.readouterr()
     assert (output, errors.splitlines()) == ("", expected)
+
+
+def test_second_signal_ends_at_once() -> None:
+    with Stop() as stop:
+        assert list(stop.until(iter([b"some", b"text"]))) == [b"some", b"text"]
+        with pytest.raises(InterruptedError), stop.waiting():
+            signal.raise_signal(signal.SIGTERM)
+        assert stop.received == signal.SIGTERM
+        assert list(stop.until(iter([b"more"]))) == []
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)

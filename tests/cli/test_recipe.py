@@ -27,20 +27,20 @@ def test_three_mistakes_are_three_lines(tmp_path: Path) -> None:
     )
 
 
-def test_check_summarizes_the_model_that_would_be_trained() -> None:
+def test_check_summarizes_the_model() -> None:
     changes = ["text.sequence_length=512", "model.attention.kind=[linear, softmax]", "training.tokens=9000"]
     done = recipe("check", "quickstart", "training.steps=20", "model.width=64", "model.layers=2", *changes)
     summary = "2 layers of width 64, linear, softmax attention, sequences of 512 tokens, 20 steps or 9000 tokens"
     assert done == (0, f"ok: quickstart: {summary}\n", "")
 
 
-def test_check_names_windows_beside_recurrent_layers() -> None:
+def test_check_names_parallel_windows() -> None:
     window = "model.attention.parallel_window=64"
     assert "linear attention beside windows of 64 tokens," in recipe("check", "book", window).stdout
     assert "softmax attention, " in recipe("check", "book", "model.attention.kind=softmax").stdout
 
 
-def test_check_names_files_that_are_not_here(tmp_path: Path) -> None:
+def test_check_names_missing_files(tmp_path: Path) -> None:
     (tmp_path / "here.txt").write_text("text")
     gone = tmp_path / "gone.txt"
     paths = f"text.sources.0.paths={tmp_path / 'here.txt'},{gone},{tmp_path}/*.md,hf://datasets/a/b/c.txt"
@@ -59,7 +59,7 @@ def test_list_shows_name_description_and_command() -> None:
     assert "    $ lmlong train quickstart" in lines
 
 
-def test_show_prints_the_file_as_written_or_with_every_key(tmp_path: Path) -> None:
+def test_show_prints_the_file_or_every_key(tmp_path: Path) -> None:
     assert recipe("show", "quickstart").stdout == shipped_recipes()["quickstart"].read_text()
     shown = tmp_path / "shown.yaml"
     shown.write_text(recipe("show", "quickstart", "--resolved").stdout)
@@ -67,7 +67,7 @@ def test_show_prints_the_file_as_written_or_with_every_key(tmp_path: Path) -> No
     assert "  weight_decay: 0.1\n" in shown.read_text()
 
 
-def test_copy_to_a_file_and_into_a_folder_but_never_over_one(tmp_path: Path) -> None:
+def test_copy_never_overwrites(tmp_path: Path) -> None:
     original = shipped_recipes()["quickstart"].read_bytes()
     assert recipe("copy", "quickstart", "books.yaml", cwd=tmp_path) == (0, "books.yaml\n", "")
     assert (tmp_path / "books.yaml").read_bytes() == original
@@ -83,7 +83,7 @@ def test_copy_to_a_file_and_into_a_folder_but_never_over_one(tmp_path: Path) -> 
     assert (tmp_path / "books.yaml").read_text() == "mine"
 
 
-def test_options_fit_eighty_columns_and_show_type_default_and_meaning() -> None:
+def test_options_show_type_default_and_meaning() -> None:
     text = recipe("options").stdout
     assert max(map(len, text.splitlines())) <= 80
     meaning = "Size of a token's vector between blocks."
@@ -92,7 +92,7 @@ def test_options_fit_eighty_columns_and_show_type_default_and_meaning() -> None:
     assert json.loads(recipe("options", "--json").stdout) == [row._asdict() for row in reference(recipe_class())]
 
 
-def test_options_that_have_a_word() -> None:
+def test_options_are_searched() -> None:
     def keys(*words: str) -> list[str]:
         return [line for line in recipe("options", *words).stdout.splitlines() if line[:1].strip()]
 

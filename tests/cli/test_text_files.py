@@ -36,7 +36,7 @@ def trained_on(path: Path) -> str:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_is_scored_and_continued_as_it_is_trained_on(run: Path, tmp_path: Path, name: str) -> None:
+def test_file_is_read_as_in_training(run: Path, tmp_path: Path, name: str) -> None:
     file, saved = tmp_path / name, tmp_path / "a.state"
     file.write_bytes(FILES[name]())
     text = trained_on(file)
@@ -65,7 +65,7 @@ def test_a_file_is_scored_and_continued_as_it_is_trained_on(run: Path, tmp_path:
         ("a.gz", b"x", "damaged"),
     ],
 )
-def test_a_file_without_a_text_is_refused(run: Path, tmp_path: Path, name: str, data: bytes, message: str) -> None:
+def test_file_without_text_is_refused(run: Path, tmp_path: Path, name: str, data: bytes, message: str) -> None:
     (tmp_path / name).write_bytes(data)
     with pytest.raises(UsageError, match=rf"{name}: .*{message}"):
         CliRunner().invoke(score, [str(run), str(tmp_path / name)], catch_exceptions=False)
@@ -76,7 +76,7 @@ def test_a_file_without_a_text_is_refused(run: Path, tmp_path: Path, name: str, 
             )
 
 
-def test_a_text_read_in_half_precision_has_a_state_in_full(run: Path) -> None:
+def test_bfloat16_reading_keeps_states_in_full_precision(run: Path) -> None:
     states, loaded = {}, lmlong.load(run)
     for precision in ("32", "bf16"):
         states[precision] = list(state_tensors(loaded.read(PROSE * 9, precision=precision).state))
@@ -86,7 +86,7 @@ def test_a_text_read_in_half_precision_has_a_state_in_full(run: Path) -> None:
     assert 0 < max(errors) < 0.05
 
 
-def test_a_stream_is_text_from_its_beginning(run: Path, tmp_path: Path) -> None:
+def test_binary_stream_is_refused(run: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="standard input: byte 4 is NUL"):
         CliRunner().invoke(score, [str(run)], input=b"PK\3\4\0\0", catch_exceptions=False)
     holes = b"a line\n" * 2000 + bytes(100) + b"\nthe end\n"  # of a log that was cut while it was written
@@ -94,7 +94,7 @@ def test_a_stream_is_text_from_its_beginning(run: Path, tmp_path: Path) -> None:
     assert done.exit_code == 0 and "the end" in done.stdout
 
 
-def test_a_converted_file_is_no_file_that_grows_and_an_address_is_no_file(run: Path, tmp_path: Path) -> None:
+def test_converted_file_cannot_grow_and_address_is_not_read(run: Path, tmp_path: Path) -> None:
     (tmp_path / "a.html").write_bytes(html())
     for words in (["--follow"], ["--save-state", str(tmp_path / "s")]):
         with pytest.raises(UsageError, match=r"a\.html: is converted to text as a whole"):

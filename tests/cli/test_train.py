@@ -47,9 +47,7 @@ def trained(folder: Path) -> Finished:
         (["training.learning_rate=1e30", "training.steps=5"], 3, "step 2: the norm of the gradient is"),
     ],
 )
-def test_a_mistake_is_one_message(
-    monkeypatch: pytest.MonkeyPatch, arguments: list[str], code: int, message: str
-) -> None:
+def test_mistake_is_one_message(monkeypatch: pytest.MonkeyPatch, arguments: list[str], code: int, message: str) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # hides a GPU
     result = lmlong("train", "mine.yaml", "--out", "wrong", *TINY, *arguments)
     assert message in result.stderr
@@ -58,7 +56,7 @@ def test_a_mistake_is_one_message(
     assert code == 3 or not Path("wrong").exists()
 
 
-def test_a_run_ends_with_its_result_a_sample_and_the_commands_to_try_next(trained: Finished) -> None:
+def test_run_ends_with_result_sample_and_next_commands(trained: Finished) -> None:
     ended = lmlong("train", "mine.yaml", *TINY, "training.steps=60", "--out", "runs/long")
     result, _, rest = ended.stdout.partition("\nsample:\n")
     sample, _, commands = rest.partition("\n\nnext:\n")
@@ -71,13 +69,11 @@ def test_a_run_ends_with_its_result_a_sample_and_the_commands_to_try_next(traine
     assert again.returncode == 0 and "sample:" not in again.stdout
 
 
-def test_a_model_worse_than_the_frequency_of_each_token_shows_no_sample(trained: Finished) -> None:
+def test_bad_model_shows_no_sample(trained: Finished) -> None:
     assert "\nsample:\n" not in trained.stdout and "\nno sample: the model predicts no better" in trained.stdout
 
 
-def test_a_stopped_run_is_resumed_by_the_command_that_is_printed(
-    trained: Finished, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_printed_command_resumes_a_stopped_run(trained: Finished, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether or not the folder has the name of the recipe, and also when the run is given in place of a recipe."""
     log = Progress.step
 
@@ -99,7 +95,7 @@ def test_a_stopped_run_is_resumed_by_the_command_that_is_printed(
         assert [line["step"] for line in read_entries(Path(out) / METRICS_FILE) if "loss" in line][-1] == 2
 
 
-def test_an_interrupt_before_the_first_step_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_before_the_first_step_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "TrainingModule", lambda *given: signal.raise_signal(signal.SIGINT))
     stopped = lmlong("train", "mine.yaml", *TINY, "--out", "early")
     assert (stopped.returncode, stopped.stdout) == (130, "")
@@ -112,7 +108,7 @@ def test_convert_takes_no_value_for_resume() -> None:
     assert refused.returncode == 2 and "--resume of convert takes no value" in refused.stderr
 
 
-def test_a_dry_run_leaves_nothing_behind() -> None:
+def test_dry_run_leaves_nothing() -> None:
     result = lmlong("train", "mine.yaml", *TINY, "--dry-run", "--out", "dry")
     assert result.returncode == 0, result.stderr
     rows = dict(line.split(maxsplit=1) for line in result.stdout.splitlines())

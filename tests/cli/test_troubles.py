@@ -53,7 +53,7 @@ def shell(place: Path, line: str, **environment: str) -> subprocess.CompletedPro
 EVAL = ("eval", "run", "--lengths", "8", "--min-documents", "1", "--by", "position")
 
 
-def test_json_and_plots_on_a_full_disk(lmlong: Command, place: Path) -> None:
+def test_full_disk_of_json_and_plots_is_reported(lmlong: Command, place: Path) -> None:
     (place / "full.png").symlink_to("/dev/full")
     for words, file in ((("--json", "/dev/full"), "/dev/full"), (("--plot", "full.png"), "full.png")):
         code, _, told = lmlong(*EVAL, *words)
@@ -66,14 +66,14 @@ def test_json_and_plots_on_a_full_disk(lmlong: Command, place: Path) -> None:
     assert (code, output) == (2, "") and told.startswith("error: /proc/results.json: "), "refused first"
 
 
-def test_tokens_on_a_full_disk(lmlong: Command, place: Path) -> None:
+def test_full_disk_of_tokens_is_reported(lmlong: Command, place: Path) -> None:
     with largest_file(100):
         code, _, told = lmlong("data", "info", "mine.yaml", "text.validation.fraction=0.3")
     assert code == 1 and told.startswith(f"error: {place}/cache/"), told
     assert "File too large. Set LMLONG_CACHE to a folder of your own" in told
 
 
-def test_checkpoints_and_states_on_a_full_disk(lmlong: Command, place: Path) -> None:
+def test_full_disk_of_checkpoints_is_reported(lmlong: Command, place: Path) -> None:
     with largest_file(4000):
         code, _, told = lmlong("train", "mine.yaml", "--out", "full")
     assert code == 1 and "error: full/checkpoints/step-00000001: File too large." in told
@@ -94,7 +94,7 @@ STREAMS = {
 
 
 @pytest.mark.parametrize("line", STREAMS)
-def test_streams_that_are_full_or_closed(place: Path, line: str) -> None:
+def test_full_or_closed_streams_are_reported(place: Path, line: str) -> None:
     done = shell(place, line)
     code, message = STREAMS[line]
     assert done.returncode == code and done.stderr.startswith(message) and "Traceback" not in done.stderr, done.stderr
@@ -102,25 +102,22 @@ def test_streams_that_are_full_or_closed(place: Path, line: str) -> None:
     assert bool(done.stdout) == ("list" in line)  # messages never go to standard output
 
 
-def test_a_text_is_written_whatever_the_other_streams_are(place: Path) -> None:
+def test_text_is_written_without_other_streams(place: Path) -> None:
     done = shell(place, "lmlong generate run --prompt a --max-tokens 3 --stats 2>/dev/full <&-")
     assert (done.returncode, done.stderr) == (0, "")
     assert 0 < len(done.stdout) <= 12
 
 
-def test_a_cache_that_is_a_file(lmlong: Command, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_that_is_a_file_is_refused(lmlong: Command, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LMLONG_CACHE", str(place / "book.txt"))
     code, _, told = lmlong("data", "info", "mine.yaml")
     assert code == 2 and f"error: {place}/book.txt/tokens/" in told and "Not a directory. Set LMLONG_CACHE" in told
 
 
-def test_a_home_that_does_not_exist_is_not_made(
-    lmlong: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_home_is_not_created(lmlong: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "nobody"))
     monkeypatch.delenv("LMLONG_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", "")
-    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     assert lmlong("data", "info", "mine.yaml") == (
         2,
@@ -139,7 +136,7 @@ def test_a_home_that_does_not_exist_is_not_made(
         ("training.learning_rate=1e300", "1e+30"),
     ],
 )
-def test_sizes_that_no_machine_holds_are_mistakes_of_the_recipe(lmlong: Command, override: str, limit: str) -> None:
+def test_huge_values_are_refused(lmlong: Command, override: str, limit: str) -> None:
     code, _, told = lmlong("train", "mine.yaml", "--out", "never", override)
     assert code == 2 and told.startswith(f"error: {override}: expected a ") and f"at most {limit}" in told, told
 
@@ -151,7 +148,7 @@ def test_sizes_that_no_machine_holds_are_mistakes_of_the_recipe(lmlong: Command,
         (["training.batch_size=1000000", "model.width=10240"], "most of it for a batch"),
     ],
 )
-def test_a_model_that_does_not_fit_takes_no_memory(lmlong: Command, overrides: list[str], words: str) -> None:
+def test_too_large_model_is_refused(lmlong: Command, overrides: list[str], words: str) -> None:
     code, _, told = lmlong("train", "mine.yaml", "--out", "never", *overrides)
     assert code == 2 and told.startswith("error: model: training takes at least ") and words in told, told
 
@@ -160,7 +157,7 @@ def test_a_model_that_does_not_fit_takes_no_memory(lmlong: Command, overrides: l
     ("kind", "optimizer", "numbers"),
     [("linear", "adamw", 4), ("window", "muon", 3)],
 )
-def test_the_estimate_knows_the_model_without_building_it(place: Path, kind: str, optimizer: str, numbers: int) -> None:
+def test_estimate_knows_the_size_of_the_model(place: Path, kind: str, optimizer: str, numbers: int) -> None:
     from lmlong.attention.base import state_tensors
     from lmlong.model.base import count_parameters
     from lmlong.model.build import build
@@ -174,7 +171,7 @@ def test_the_estimate_knows_the_model_without_building_it(place: Path, kind: str
     assert memory.least_bytes(recipe, 258) == (4 * numbers * count_parameters(model), blocks + state)
 
 
-def test_a_lack_of_memory_exits_with_1_and_a_remedy(lmlong: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lack_of_memory_exits_with_1(lmlong: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
     monkeypatch.setattr("lmlong.cli.recipe.load_recipe", lambda name, overrides: torch.empty(1 << 60))
@@ -184,7 +181,7 @@ def test_a_lack_of_memory_exits_with_1_and_a_remedy(lmlong: Command, monkeypatch
     )
 
 
-def test_a_text_of_newlines_only(lmlong: Command, place: Path) -> None:
+def test_text_of_newlines_trains_no_tokenizer(lmlong: Command, place: Path) -> None:
     (place / "newlines.txt").write_text("\n" * 5000)
     words = ("mine.yaml", "text.sources.0.paths=[newlines.txt]")
     kind = ("text.tokenizer.kind=sentencepiece", "text.tokenizer.vocabulary=300")
@@ -193,7 +190,7 @@ def test_a_text_of_newlines_only(lmlong: Command, place: Path) -> None:
     assert lmlong("data", "info", *words)[0] == 0
 
 
-def test_a_run_folder_that_moves_while_it_trains(
+def test_moved_run_folder_ends_training(
     place: Path, lmlong: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     from lmlong.training.callbacks import TrainingCallback
@@ -223,7 +220,7 @@ def test_a_run_folder_that_moves_while_it_trains(
         ("check", "--plugin", "pipe.py"),
     ],
 )
-def test_a_pipe_in_the_place_of_a_file_is_refused(lmlong: Command, place: Path, words: tuple[str, ...]) -> None:
+def test_pipe_in_place_of_a_file_is_refused(lmlong: Command, place: Path, words: tuple[str, ...]) -> None:
     """A reader would wait for its end."""
     for name in ("pipe", "pipe.py"):
         if not (place / name).exists():
@@ -233,7 +230,7 @@ def test_a_pipe_in_the_place_of_a_file_is_refused(lmlong: Command, place: Path, 
     assert re.match(r"error: pipe(\.py)?: cannot be read[ (:]*a pipe or a device, not a file", error)
 
 
-def test_a_length_that_no_text_has(lmlong: Command) -> None:
+def test_huge_length_is_refused(lmlong: Command) -> None:
     for words in (("--lengths", "16,9999999g"), ("--tokens", "99999999999999999999999")):
         code, _, error = lmlong("eval", "run", *words)
         assert code == 2 and "is more than 1024g tokens, which no text has" in error

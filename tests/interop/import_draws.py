@@ -2,7 +2,7 @@
 
 import json
 import random
-import tempfile
+import shutil
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import gguf
 from crafted_values import VALUES, places, replaced
 from safetensors.torch import save
 
-from lmlong.errors import CheckpointError, UsageError
+from lmlong.errors import CheckpointError
 from lmlong.interop.importing import import_model
 
 from .tiny_llama import CONFIG, LLAMA3, PIECES, byte_level, weights, write_gguf
@@ -106,25 +106,17 @@ def write_drawn_gguf(path: Path, draw: random.Random) -> Path:
     return write_gguf(path, CONFIG, weights(CONFIG), HostileWriter)
 
 
-def fuzz(number: int) -> tuple[str, list[str]]:
-    """Import a drawn model; return what came of it, and complaints."""
-    draw = random.Random(number)
-    with tempfile.TemporaryDirectory() as place:
-        root = Path(place)
-        kind = draw.choice(["folder", "folder", "folder", "gguf"])
-        source = write_drawn_folder(root / "m", draw) if kind == "folder" else write_drawn_gguf(root / "m.gguf", draw)
-        try:
-            import_model(source, root / "run")
-        except (CheckpointError, UsageError) as error:
-            message = str(error)
-            printed = message == message.encode(errors="ignore").decode()
-            complaints = [] if printed and str(source) in message and len(message) < 5000 else [ascii(message[:1000])]
-            complaints += (
-                [] if isinstance(error, CheckpointError) else [f"exit code {error.exit_code}: {message[:1000]}"]
-            )
-            return f"{kind} refused", complaints + ["a run is left"] * (root / "run").exists()
-        except BaseException as error:
-            if isinstance(error, KeyboardInterrupt):
-                raise
-            return f"{kind} crashed", [ascii(f"{type(error).__name__}: {error}"[:1000])]
-        return f"{kind} imported", []
+def try_import(draw: random.Random, place: Path) -> tuple[str, list[str]]:
+    """Import a drawn model; return the outcome, and what is wrong."""
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir()
+    kind = draw.choice(["folder", "folder", "folder", "gguf"])
+    source = write_drawn_folder(place / "m", draw) if kind == "folder" else write_drawn_gguf(place / "m.gguf", draw)
+    try:
+        import_model(source, place / "run")
+    except CheckpointError as error:
+        message = str(error)
+        printed = message == message.encode(errors="ignore").decode()
+        complaints = [] if printed and str(source) in message and len(message) < 5000 else [ascii(message[:1000])]
+        return f"{kind} refused", complaints + ["a run is left"] * (place / "run").exists()
+    return f"{kind} imported", []

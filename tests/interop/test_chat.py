@@ -45,7 +45,7 @@ def tokens_of(session: sessions.Session) -> list[int]:
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
-def test_an_answer_follows_all_that_was_said(loaded: TrainedLanguageModel, template: str) -> None:
+def test_answer_follows_all_messages(loaded: TrainedLanguageModel, template: str) -> None:
     loaded.tokenizer.chat_template = TEMPLATES[template]
     talk = loaded.conversation("Be brief.")
     for text in TALK:
@@ -81,27 +81,13 @@ def test_no_message_is_read_twice(loaded: TrainedLanguageModel, monkeypatch: pyt
     assert loaded.tokenizer.decode(read) == whole
 
 
-def test_what_looks_like_a_special_token_in_a_message_is_text(loaded: TrainedLanguageModel) -> None:
+def test_special_tokens_in_messages_are_text(loaded: TrainedLanguageModel) -> None:
     tokenizer = loaded.tokenizer
     said = [{"role": "user", "content": text} for text in TALK]
     tokens = list(encode(tokenizer, render(tokenizer, said)))
     assert tokens.count(tokenizer.bos) == 1 and tokens.count(tokenizer.eos) == len(TALK)
     expected = "".join(f"[user]{text}\n" for text in TALK).replace("\ufdd0", "") + "[assistant]"
     assert tokenizer.decode(tokens) == expected
-
-
-def test_a_template_that_cannot_be_used_is_an_error(loaded: TrainedLanguageModel) -> None:
-    for template in (
-        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
-        "{{ messages.append(messages) }}{{ messages.__init__.__globals__ }}",
-        "{{ 'a' * 10 ** 30 }}",
-        "{% if %}",
-        "{{ raise_exception('no') }}",
-        "{# nothing #}",
-    ):
-        loaded.tokenizer.chat_template = template
-        with pytest.raises(UsageError, match="chat template"):
-            list(loaded.conversation().say("Hello"))
 
 
 LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
@@ -118,11 +104,17 @@ LONG = "{% for i in range(99999) %}{{ 'a' * 999 }}{% endfor %}"
         (DOUBLE, "takes more than 1 GB"),
         (LONG, "renders more than 16,777,2"),
         ("{{ 1 / 0 }}", "ZeroDivisionError"),
+        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "chat template"),
+        ("{{ messages.append(messages) }}{{ messages.__init__.__globals__ }}", "chat template"),
+        ("{{ 'a' * 10 ** 30 }}", "chat template"),
+        ("{% if %}", "chat template"),
+        ("{{ raise_exception('no') }}", "chat template"),
+        ("{# nothing #}", "chat template"),
         ("{{ raise_exception('a' * 10 ** 6) }}", "aaaa"),
     ],
-    ids=["loop", "double", "long", "error", "long error"],
+    ids=range(11),
 )
-def test_a_template_is_rendered_in_bounded_time_and_memory(
+def test_unusable_template_is_refused(
     loaded: TrainedLanguageModel, monkeypatch: pytest.MonkeyPatch, template: str, reason: str
 ) -> None:
     tokenizer = loaded.tokenizer
@@ -137,13 +129,13 @@ def test_a_template_is_rendered_in_bounded_time_and_memory(
     assert render(tokenizer, said) == "<s>[user]Hello</s>\n[assistant]"
 
 
-def test_a_model_without_a_chat_template_is_refused(loaded: TrainedLanguageModel) -> None:
+def test_model_without_a_chat_template_is_refused(loaded: TrainedLanguageModel) -> None:
     loaded.tokenizer.chat_template = None
     with pytest.raises(UsageError, match="has no chat template"):
         loaded.conversation()
 
 
-def test_a_terminal_is_talked_with(folder: Path) -> None:
+def test_chat_in_a_terminal(folder: Path) -> None:
     words = ["-m", "lmlong", "generate", str(folder / "run"), "--chat", "--max-tokens", "4", "--temperature", "0"]
     child = pexpect.spawn(sys.executable, words, encoding="utf-8", timeout=120)
     for line in ("The quick", "brown fox"):
@@ -159,7 +151,7 @@ def test_a_terminal_is_talked_with(folder: Path) -> None:
 
 @pytest.mark.interop
 @pytest.mark.parametrize("template", TEMPLATES)
-def test_transformers_makes_the_same_tokens_of_messages(
+def test_transformers_has_the_same_tokens_of_messages(
     folder: Path, loaded: TrainedLanguageModel, template: str
 ) -> None:
     transformers = pytest.importorskip("transformers")

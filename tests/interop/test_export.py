@@ -104,7 +104,7 @@ def test_transformers_has_the_same_logits(transformers: Any, export: Callable[[s
 
 @pytest.mark.interop
 @every_form
-def test_transformers_generates_the_same_and_has_the_same_gradients(
+def test_transformers_has_the_same_texts_and_gradients(
     transformers: Any, export: Callable[[str], Export], form: str
 ) -> None:
     original, folder = export(form)
@@ -182,7 +182,7 @@ def by_beams(model: Any, prompt: Tensor, beams: int, count: int) -> list[int]:
 
 @pytest.mark.interop
 @torch.no_grad()
-def test_a_plug_in_is_loaded_before_its_model(tmp_path: Path, transformers: Any) -> None:
+def test_plugin_is_loaded_before_its_model(tmp_path: Path, transformers: Any) -> None:
     load_plugin(TWO_GATES)
     try:
         original = write_run(tmp_path / "run", attention={"kind": "two_gates"})
@@ -196,7 +196,7 @@ def test_a_plug_in_is_loaded_before_its_model(tmp_path: Path, transformers: Any)
 
 
 @pytest.mark.interop
-def test_its_defaults_write_no_loop(tmp_path: Path, transformers: Any) -> None:
+def test_exported_defaults_write_no_loop(tmp_path: Path, transformers: Any) -> None:
     write_looping_run(tmp_path / "run")
     export_hf(str(tmp_path / "run"), tmp_path / "hf")
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf", trust_remote_code=True)
@@ -213,7 +213,7 @@ def test_its_defaults_write_no_loop(tmp_path: Path, transformers: Any) -> None:
 
 
 @pytest.mark.interop
-def test_generation_that_rewinds_a_state_is_refused(transformers: Any, export: Callable[[str], Export]) -> None:
+def test_rewinding_generation_is_refused(transformers: Any, export: Callable[[str], Export]) -> None:
     model = transformers.AutoModelForCausalLM.from_pretrained(export("elu").folder, trust_remote_code=True)
     prompt = torch.tensor([[1, 2, 1, 2, 1]])
     with pytest.raises(ValueError, match="assisted generation is not supported"):
@@ -268,7 +268,7 @@ def test_hostile_strings_have_the_same_tokens(tmp_path: Path, transformers: Any,
 
 
 @pytest.mark.interop
-def test_a_character_outside_the_alphabet_is_an_error_in_transformers(tmp_path: Path, transformers: Any) -> None:
+def test_unknown_character_is_an_error_in_transformers(tmp_path: Path, transformers: Any) -> None:
     write_run(tmp_path / "run", CharacterTokenizer("ACGT"), **FORMS["elu"])
     export_hf(str(tmp_path / "run"), tmp_path / "hf")
     exported = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf", trust_remote_code=True)
@@ -280,7 +280,7 @@ def test_a_character_outside_the_alphabet_is_an_error_in_transformers(tmp_path: 
 @pytest.mark.interop
 @pytest.mark.parametrize("changes", [{}, {"tie_word_embeddings": True}, {"rope_scaling": LLAMA3}], ids=str)
 @torch.no_grad()
-def test_an_imported_llama_is_exported_as_a_llama(tmp_path: Path, transformers: Any, changes: dict[str, Any]) -> None:
+def test_imported_llama_is_exported_as_a_llama(tmp_path: Path, transformers: Any, changes: dict[str, Any]) -> None:
     config = {**CONFIG, **changes}
     import_model(write_folder(tmp_path / "exported", config, tiny_llama.weights(config)), tmp_path / "run")
     assert export_hf(str(tmp_path / "run"), tmp_path / "hf").architecture == "LlamaForCausalLM"
@@ -293,37 +293,30 @@ def test_an_imported_llama_is_exported_as_a_llama(tmp_path: Path, transformers: 
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
-def test_an_encoder_is_refused(tmp_path: Path) -> None:
-    write_run(tmp_path / "run", objective="masked", attention={"kind": "linear", "decay": "none"}, convolution=0)
-    with pytest.raises(UsageError, match="encoder"):
-        export_hf(str(tmp_path / "run"), tmp_path / "out")
-    assert os.listdir(tmp_path) == ["run"]
+def test_encoder_and_damaged_checkpoint_are_not_exported(tmp_path: Path) -> None:
+    write_run(tmp_path / "encoder", objective="masked", attention={"kind": "linear", "decay": "none"}, convolution=0)
+    write_run(tmp_path / "run", **FORMS["elu"])
+    weights = read.find(tmp_path / "run") / "model.safetensors"
+    data = weights.read_bytes()
+    weights.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    for run, error in (("encoder", UsageError), ("run", CheckpointError)):
+        with pytest.raises(error, match="encoder" if run == "encoder" else "not what was saved"):
+            export_hf(str(tmp_path / run), tmp_path / "out")
+    assert sorted(os.listdir(tmp_path)) == ["encoder", "run"]
 
 
-def test_folders_that_hold_anything_are_kept(tmp_path: Path) -> None:
+def test_other_folders_are_kept(tmp_path: Path) -> None:
     write_run(tmp_path / "run", **FORMS["elu"])
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("mine")
     with pytest.raises(UsageError, match="not empty"):
         export_hf(str(tmp_path / "run"), tmp_path / "out")
-    assert os.listdir(tmp_path / "out") == ["mine.txt"]
     (tmp_path / "out").rename(tmp_path / ".export.partial")
     export_hf(str(tmp_path / "run"), tmp_path / "export")
     assert os.listdir(tmp_path / ".export.partial") == ["mine.txt"]
 
 
-def test_a_damaged_checkpoint_is_not_exported(tmp_path: Path) -> None:
-    write_run(tmp_path / "run", **FORMS["elu"])
-    weights = read.find(tmp_path / "run") / "model.safetensors"
-    data = bytearray(weights.read_bytes())
-    data[-1] ^= 1
-    weights.write_bytes(bytes(data))
-    with pytest.raises(CheckpointError):
-        export_hf(str(tmp_path / "run"), tmp_path / "out")
-    assert os.listdir(tmp_path) == ["run"]
-
-
-def test_the_card_has_the_training_text_and_the_evaluation(tmp_path: Path) -> None:
+def test_card_has_training_text_and_evaluation(tmp_path: Path) -> None:
     write_run(tmp_path / "run", **FORMS["delta"])
     text = {"sources": [{"train": {"documents": 582, "tokens": 2_589_600}, "validation": {"tokens": 104_156}}]}
     (tmp_path / "run" / "environment.json").write_text(json.dumps({"text": text}))
@@ -350,7 +343,7 @@ def test_the_card_has_the_training_text_and_the_evaluation(tmp_path: Path) -> No
 
 @pytest.mark.interop
 @torch.no_grad()
-def test_a_folder_that_transformers_saves_again_is_the_same_model(
+def test_folder_saved_again_is_the_same_model(
     tmp_path: Path, transformers: Any, export: Callable[[str], Export]
 ) -> None:
     _, folder = export("hyperbolic")

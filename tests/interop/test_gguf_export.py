@@ -52,7 +52,7 @@ def test_blocks_are_those_of_gguf(kind: Any) -> None:
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("source", ["gguf", "folder"])
-def test_a_file_that_is_read_back_computes_as_the_run_decodes(tmp_path: Path, source: str, tied: bool) -> None:
+def test_exported_file_computes_as_the_run(tmp_path: Path, source: str, tied: bool) -> None:
     run = imported(tmp_path, source, tie_word_embeddings=tied)
     text, before = "the quick brown fox\n  12 boxing ducks", lmlong.load(run).tokenizer
     # the embedding is looked up in float16; bfloat16 rounds the matrices to 8 bits
@@ -68,7 +68,7 @@ def test_a_file_that_is_read_back_computes_as_the_run_decodes(tmp_path: Path, so
         assert after.chat_template == before.chat_template == (CHAT if source == "folder" else None)
 
 
-def test_the_matrices_of_a_file_are_of_one_type(tmp_path: Path) -> None:
+def test_matrices_of_a_file_are_of_one_type(tmp_path: Path) -> None:
     """So llama.cpp reads it; a tied embedding is stored twice, for the look-up and for the output."""
     run = imported(tmp_path, tie_word_embeddings=True)
     export_gguf(str(run), tmp_path / "out", "int4")
@@ -92,7 +92,7 @@ def test_the_matrices_of_a_file_are_of_one_type(tmp_path: Path) -> None:
         ({"llama": True}, "its tokenizer"),
     ],
 )
-def test_what_gguf_cannot_hold_is_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+def test_model_that_gguf_cannot_hold_is_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     plain = plain_llama() if options.pop("llama", False) else {}
     write_run(tmp_path / "run", **{**plain, **options})
     with pytest.raises(UsageError, match=message):
@@ -107,15 +107,13 @@ def plain_llama() -> dict[str, Any]:
     }
 
 
-def test_scaled_positions_are_refused(tmp_path: Path) -> None:
+def test_imported_model_that_gguf_cannot_hold_is_refused(tmp_path: Path) -> None:
+    """Scaled positions, and a tokenizer that splits words otherwise."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
     run = imported(tmp_path, "folder", rope_scaling=LLAMA3)
     with pytest.raises(UsageError, match=r"model\.rope\.scaling is not exported to GGUF"):
         export_gguf(str(run), tmp_path / "out")
-
-
-def test_a_tokenizer_that_splits_words_otherwise_is_refused(tmp_path: Path) -> None:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Punctuation(), pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -126,6 +124,6 @@ def test_a_tokenizer_that_splits_words_otherwise_is_refused(tmp_path: Path) -> N
     tokenizer.train_from_iterator([TEXT], trainer)
     folder = write_folder(tmp_path / "source", LLAMA, weights(LLAMA))
     tokenizer.save(str(folder / "tokenizer.json"))
-    import_model(folder, tmp_path / "run")
+    import_model(folder, tmp_path / "other")
     with pytest.raises(UsageError, match="does not split words"):
-        export_gguf(str(tmp_path / "run"), tmp_path / "out")
+        export_gguf(str(tmp_path / "other"), tmp_path / "out")

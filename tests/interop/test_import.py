@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from commands import lmlong as command
 from interop import tiny_llama
 from interop.tiny_llama import CONFIG, LLAMA3, write_folder, write_gguf
 from models import predict
+from safetensors.torch import save_file
 
 import lmlong
 from lmlong.checkpoint import read
@@ -47,7 +49,7 @@ def agrees(run: Path, config: dict[str, Any], given: dict[str, torch.Tensor]) ->
     ],
     ids=str,
 )
-def test_a_folder_of_transformers_has_the_same_logits(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_imported_folder_has_the_same_logits(tmp_path: Path, changes: dict[str, Any]) -> None:
     config = {**CONFIG, **changes}
     given = tiny_llama.weights(config)
     made = import_model(write_folder(tmp_path / "source", config, given), tmp_path / "run")
@@ -55,7 +57,7 @@ def test_a_folder_of_transformers_has_the_same_logits(tmp_path: Path, changes: d
     agrees(tmp_path / "run", config, given)
 
 
-def test_several_files_in_bfloat16_by_transformers_5_have_the_same_logits(tmp_path: Path) -> None:
+def test_several_files_in_bfloat16_have_the_same_logits(tmp_path: Path) -> None:
     given = tiny_llama.weights(CONFIG, torch.bfloat16)
     config = {key: value for key, value in CONFIG.items() if key != "rope_theta"}
     config["rope_parameters"] = {"rope_theta": 500.0, "rope_type": "default"}
@@ -66,7 +68,7 @@ def test_several_files_in_bfloat16_by_transformers_5_have_the_same_logits(tmp_pa
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_gguf_file_has_the_same_logits(tmp_path: Path, tied: bool) -> None:
+def test_gguf_file_has_the_same_logits(tmp_path: Path, tied: bool) -> None:
     config = {**CONFIG, "tie_word_embeddings": tied}
     given = tiny_llama.weights(config)
     import_model(write_gguf(tmp_path / "source.file", config, given), tmp_path / "run")
@@ -77,7 +79,7 @@ def test_a_gguf_file_has_the_same_logits(tmp_path: Path, tied: bool) -> None:
     assert (tokenizer.bos, tokenizer.eos) == (1, 2)
 
 
-def test_an_imported_run_is_a_run(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_imported_run_works_in_every_command(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text.txt").write_text(tiny_llama.TEXT * 3)
 
@@ -97,43 +99,15 @@ def test_an_imported_run_is_a_run(tmp_path: Path, source: Path, monkeypatch: pyt
     assert lmlong.load("runs/further").tokenizer.hash == lmlong.load("runs/tiny").tokenizer.hash
 
 
-def test_its_training_is_not_resumed(tmp_path: Path, source: Path) -> None:
+def test_imported_run_is_not_resumed(tmp_path: Path, source: Path) -> None:
     import_model(source, tmp_path / "run")
     recipe = lmlong.Recipe.load(str(tmp_path / "run" / "recipe.yaml"), {"training.steps": 2})
     with pytest.raises(UsageError, match=r"imported.*training\.init_from"):
         lmlong.train(recipe, tmp_path / "run", resume="auto")
 
 
-WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "another architecture": (
-        {"architectures": ["GPT2LMHeadModel"]},
-        r"config.json: architectures is \['GPT2LMHeadModel'\]; only LlamaForCausalLM is supported",
-    ),
-    "a bias": ({"attention_bias": True}, "attention_bias is set"),
-    "another scaling": ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "scaled by 'yarn'"),
-    "other layers": ({"num_hidden_layers": 9999}, "num_hidden_layers is 9,999, but there are weights of 2 layers"),
-    "scaling without a factor": (
-        {"rope_scaling": {"type": "llama3", "factor": 2.0}},
-        "llama3, without low_freq_factor",
-    ),
-    "another width": (
-        {"intermediate_size": 48},
-        r"mlp.gate_proj.weight \+ .*: \(44, 32\) \+ \(44, 32\), not \(96, 32\)",
-    ),
-}
-
-
-@pytest.mark.parametrize("what", WRONG)
-def test_a_configuration_that_does_not_fit_is_refused(tmp_path: Path, what: str) -> None:
-    changes, message = WRONG[what]
-    source = write_folder(tmp_path / "source", {**CONFIG, **changes}, tiny_llama.weights(CONFIG))
-    with pytest.raises(CheckpointError, match=message):
-        import_model(source, tmp_path / "run")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["source"], "nothing half written"
-
-
 @pytest.mark.parametrize("value", ["x", 2**63, True, float("nan"), 10**400])
-def test_each_value_of_a_wrong_type_is_named(tmp_path: Path, value: Any) -> None:
+def test_values_of_a_wrong_type_are_named(tmp_path: Path, value: Any) -> None:
     wrong = {
         "rope_theta": value,
         "hidden_size": value,
@@ -147,7 +121,7 @@ def test_each_value_of_a_wrong_type_is_named(tmp_path: Path, value: Any) -> None
         assert f"{key} is " in str(caught.value)
 
 
-def test_null_is_a_value_that_is_missing(tmp_path: Path) -> None:
+def test_null_is_a_missing_value(tmp_path: Path) -> None:
     nulls = dict.fromkeys(["rope_scaling", "rope_parameters", "head_dim", "hidden_act", "tie_word_embeddings"])
     given = tiny_llama.weights(CONFIG)
     import_model(write_folder(tmp_path / "source", {**CONFIG, **nulls}, given), tmp_path / "run")
@@ -169,40 +143,81 @@ def split_by(parts: list[dict[str, Any]]) -> bytes:
     return tokenizer_json(pre_tokenizer={"type": "Sequence", "pretokenizers": parts})
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("config.json", b"{", "not JSON"),
-        (
-            "config.json",
-            json.dumps({**CONFIG, "rope_parameters": "\ud800"}).encode(),
-            r"rope_parameters is '\\ud800': it should be a valid dictionary",
-        ),
-        ("model.safetensors", b"\xff" * 100, "not a safetensors file"),
-        ("tokenizer_config.json", b"[", "not valid JSON"),
-        ("tokenizer.json", b'{"model": {"type": "WordPiece", "vocab": {}}}', "WordPiece"),
-        ("tokenizer.json", b'{"model": {"type": "BPE", "vocab": {"</s>": 0}}}', "no tokens for single bytes"),
-        ("tokenizer.json", split_by([BYTES] * 49), "ByteLevel occurs more than once"),
-        ("tokenizer.json", split_by([BYTES] * 51), "not a list of up to 50 parts"),
-        ("tokenizer.json", tokenizer_json(pre_tokenizer=DEEP), "more than 5 levels deep"),
-        (
-            "tokenizer.json",
-            tokenizer_json(model={"continuing_subword_prefix": "##"}),
-            "continuing_subword_prefix is '##'",
-        ),
-        ("tokenizer.json", tokenizer_json(model={"vocab": {"a": 2**31}}), "'a' has the id 2147483648"),
-        ("tokenizer.json", tokenizer_json(added_tokens=[{"id": 0}]), "added_tokens.0.content is missing"),
-    ],
-)
-def test_a_damaged_file_is_refused(tmp_path: Path, source: Path, name: str, content: bytes, message: str) -> None:
-    (source / name).write_bytes(content)
+Craft = Callable[[Path], object]
+"""Makes something wrong in a folder."""
+
+
+def file(name: str, content: bytes) -> Craft:
+    return lambda source: (source / name).write_bytes(content)
+
+
+def config(**changes: Any) -> Craft:
+    return file("config.json", json.dumps({**CONFIG, **changes}).encode())
+
+
+def given(change: Callable[[dict[str, torch.Tensor]], object]) -> Craft:
+    """Other weights."""
+
+    def craft(source: Path) -> None:
+        weights = tiny_llama.weights(CONFIG)
+        change(weights)
+        save_file(weights, source / "model.safetensors")
+
+    return craft
+
+
+def pickled(source: Path) -> None:
+    (source / "model.safetensors").unlink()
+    (source / "pytorch_model.bin").write_bytes(pickle.dumps({}))
+
+
+def elsewhere(source: Path) -> None:
+    index = {"weight_map": {"x": "../../secret.safetensors"}}
+    (source / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+REFUSED: list[tuple[Craft, str]] = [
+    (
+        config(architectures=["GPT2LMHeadModel"]),
+        r"architectures is \['GPT2LMHeadModel'\]; only LlamaForCausalLM is ",
+    ),
+    (config(attention_bias=True), "attention_bias is set"),
+    (config(rope_scaling={"rope_type": "yarn", "factor": 2.0}), "scaled by 'yarn'"),
+    (config(rope_scaling={"type": "llama3", "factor": 2.0}), "llama3, without low_freq_factor"),
+    (config(num_hidden_layers=9999), "num_hidden_layers is 9,999, but there are weights of 2 layers"),
+    (config(intermediate_size=48), r"mlp.gate_proj.weight \+ .*: \(44, 32\) \+ \(44, 32\), not \(96, 32\)"),
+    (config(rope_parameters="\ud800"), r"rope_parameters is '\\ud800': it should be a valid dictionary"),
+    (file("config.json", b"{"), "not JSON"),
+    (file("model.safetensors", b"\xff" * 100), "not a safetensors file"),
+    (file("tokenizer_config.json", b"["), "not valid JSON"),
+    (file("tokenizer.json", b'{"model": {"type": "WordPiece", "vocab": {}}}'), "WordPiece"),
+    (file("tokenizer.json", b'{"model": {"type": "BPE", "vocab": {"</s>": 0}}}'), "no tokens for single bytes"),
+    (file("tokenizer.json", split_by([BYTES] * 49)), "ByteLevel occurs more than once"),
+    (file("tokenizer.json", split_by([BYTES] * 51)), "not a list of up to 50 parts"),
+    (file("tokenizer.json", tokenizer_json(pre_tokenizer=DEEP)), "more than 5 levels deep"),
+    (
+        file("tokenizer.json", tokenizer_json(model={"continuing_subword_prefix": "##"})),
+        "continuing_subword_prefix is '##'",
+    ),
+    (file("tokenizer.json", tokenizer_json(model={"vocab": {"a": 2**31}})), "'a' has the id 2147483648"),
+    (file("tokenizer.json", tokenizer_json(added_tokens=[{"id": 0}])), "added_tokens.0.content is missing"),
+    (given(lambda weights: weights["model.layers.1.mlp.up_proj.weight"].fill_(torch.nan)), "infinite or NaN values"),
+    (given(lambda weights: weights.pop("model.norm.weight")), "norm.weight: missing"),
+    (pickled, "may run code"),
+    (elsewhere, "is not a file of this folder"),
+]
+
+
+@pytest.mark.parametrize(("craft", "message"), REFUSED, ids=range(len(REFUSED)))
+def test_damaged_model_is_refused(tmp_path: Path, source: Path, craft: Craft, message: str) -> None:
+    craft(source)
     with pytest.raises(CheckpointError, match=message) as refused:
         import_model(source, tmp_path / "run")
     assert str(source) in str(refused.value)
-    assert os.listdir(tmp_path) == ["source"]
+    assert os.listdir(tmp_path) == ["source"], "nothing half written"
 
 
-def test_a_panic_of_the_library_is_an_error_of_the_file(tmp_path: Path) -> None:
+def test_panic_of_a_library_is_an_error_of_the_file(tmp_path: Path) -> None:
     panics = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
     message = r"a\.json: not a supported tokenizer\.json \(Precompiled"
     with pytest.raises(UsageError, match=message), errors_named("a.json"):
@@ -211,7 +226,7 @@ def test_a_panic_of_the_library_is_an_error_of_the_file(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
 
-def test_the_chat_template_of_transformers_5_is_a_file_of_its_own(tmp_path: Path) -> None:
+def test_chat_template_may_be_a_file(tmp_path: Path) -> None:
     source = write_folder(tmp_path / "source", CONFIG, tiny_llama.weights(CONFIG), template="old")
     (source / "chat_template.jinja").write_text("{{ 'neu' }} ä", encoding="utf-8")
     import_model(source, tmp_path / "run")
@@ -226,7 +241,7 @@ def test_the_chat_template_of_transformers_5_is_a_file_of_its_own(tmp_path: Path
     assert lmlong.load(tmp_path / "third").tokenizer.chat_template == "usual"
 
 
-def test_fields_of_a_gguf_file_of_a_wrong_type_are_named(tmp_path: Path) -> None:
+def test_gguf_fields_of_a_wrong_type_are_named(tmp_path: Path) -> None:
     class Wrong(gguf.GGUFWriter):
         def add_block_count(self, length: int) -> None:
             self.add_string("llama.block_count", "two")
@@ -244,7 +259,7 @@ def test_fields_of_a_gguf_file_of_a_wrong_type_are_named(tmp_path: Path) -> None
         import_model(write_gguf(tmp_path / "short.gguf", CONFIG, tiny_llama.weights(CONFIG), Short), tmp_path / "run")
 
 
-def test_all_weights_that_are_wrong_are_named_at_once(tmp_path: Path) -> None:
+def test_all_wrong_weights_are_named(tmp_path: Path) -> None:
     given = tiny_llama.weights(CONFIG)
     del given["model.norm.weight"], given["model.layers.1.self_attn.k_proj.weight"]
     given["model.layers.0.self_attn.q_norm.weight"] = torch.ones(8)
@@ -260,15 +275,7 @@ def test_all_weights_that_are_wrong_are_named_at_once(tmp_path: Path) -> None:
         assert part in str(caught.value)
 
 
-def test_nan_weights_are_refused_and_leave_nothing(tmp_path: Path) -> None:
-    given = tiny_llama.weights(CONFIG)
-    given["model.layers.1.mlp.up_proj.weight"][3, 4] = torch.nan
-    with pytest.raises(CheckpointError, match="infinite or NaN values"):
-        import_model(write_folder(tmp_path / "source", CONFIG, given), tmp_path / "run")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["source"]
-
-
-def test_a_truncated_gguf_file_is_refused(tmp_path: Path) -> None:
+def test_truncated_gguf_file_is_refused(tmp_path: Path) -> None:
     whole = write_gguf(tmp_path / "source.gguf", CONFIG, tiny_llama.weights(CONFIG)).read_bytes()
     for size in (4, 8, 100, 5000, len(whole) // 2, len(whole) - 40):
         (tmp_path / "cut.gguf").write_bytes(whole[:size])
@@ -276,24 +283,7 @@ def test_a_truncated_gguf_file_is_refused(tmp_path: Path) -> None:
             import_model(tmp_path / "cut.gguf", tmp_path / "run")
 
 
-def test_pickles_are_not_read(tmp_path: Path, source: Path) -> None:
-    (source / "model.safetensors").unlink()
-    (source / "pytorch_model.bin").write_bytes(pickle.dumps({}))
-    with pytest.raises(CheckpointError, match="may run code"):
-        import_model(source, tmp_path / "run")
-    with pytest.raises(UsageError, match="may run code"):
-        import_model(source / "pytorch_model.bin", tmp_path / "run")
-
-
-def test_files_in_other_folders_are_not_read(tmp_path: Path) -> None:
-    source = write_folder(tmp_path / "source", CONFIG, tiny_llama.weights(CONFIG), files=2)
-    index = source / "model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": {"x": "../../secret.safetensors"}}))
-    with pytest.raises(CheckpointError, match="is not a file of this folder"):
-        import_model(source, tmp_path / "run")
-
-
-def test_a_disk_that_fills_up_leaves_nothing_behind(tmp_path: Path, source: Path) -> None:
+def test_full_disk_leaves_nothing(tmp_path: Path, source: Path) -> None:
     resource = pytest.importorskip("resource")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, limits[1]))
@@ -314,12 +304,18 @@ def test_a_disk_that_fills_up_leaves_nothing_behind(tmp_path: Path, source: Path
         ("models/none.gguf", "OWNER/REPOSITORY none.gguf"),
     ],
 )
-def test_a_name_of_a_model_is_not_downloaded(tmp_path: Path, path: str, name: str) -> None:
+def test_model_name_is_not_downloaded(tmp_path: Path, path: str, name: str) -> None:
     with pytest.raises(UsageError, match=rf"{path}: no such file.*Nothing is downloaded.*hf download {name} "):
         import_model(Path(path), tmp_path / "run")
 
 
-def test_a_run_that_exists_is_kept(tmp_path: Path, source: Path) -> None:
+def test_pickle_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "pytorch_model.bin").write_bytes(pickle.dumps({}))
+    with pytest.raises(UsageError, match="may run code"):
+        import_model(tmp_path / "pytorch_model.bin", tmp_path / "run")
+
+
+def test_existing_run_is_kept(tmp_path: Path, source: Path) -> None:
     (tmp_path / "run").mkdir()
     with pytest.raises(UsageError, match="exists"):
         import_model(source, tmp_path / "run")

@@ -31,7 +31,7 @@ def make() -> Callable[[Path], None]:
     return made
 
 
-def test_a_folder_is_made_once(tmp_path: Path, make: Callable) -> None:
+def test_folder_is_made_once(tmp_path: Path, make: Callable) -> None:
     for _ in range(3):
         assert (fetch(tmp_path / "a" / "key", FORMAT, make) / "data").stat().st_size == 1000
     assert make.times == 1  # type: ignore[attr-defined]
@@ -55,7 +55,7 @@ def flip(path: Path) -> None:
         lambda folder: [path.unlink() for path in folder.iterdir()],
     ],
 )
-def test_a_damaged_folder_is_made_again(
+def test_damaged_folder_is_rebuilt(
     tmp_path: Path, make: Callable, damage: Callable, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = fetch(tmp_path / "key", FORMAT, make)
@@ -81,7 +81,7 @@ def test_modes_follow_the_umask(tmp_path: Path) -> None:
     assert folder.stat().st_mode & 0o777 == 0o750
 
 
-def test_what_others_put_into_the_cache_stays(tmp_path: Path, make: Callable) -> None:
+def test_other_files_in_the_cache_are_kept(tmp_path: Path, make: Callable) -> None:
     for name in ("unfinished-novel", "unfinished-my-novel", "unfinished-novel-2", "unfinished-novel-resumable"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "chapter 1").write_text("mine")
@@ -98,7 +98,7 @@ fetch(Path(sys.argv[1]), Format("thing", 1), lambda folder: os.kill(os.getpid(),
 """
 
 
-def test_what_the_dead_left_is_swept_and_what_the_living_make_is_not(tmp_path: Path, make: Callable) -> None:
+def test_unfinished_folders_of_dead_processes_are_removed(tmp_path: Path, make: Callable) -> None:
     for key in (MINE, OTHER):  # the second sweeps what the first left
         assert subprocess.run([sys.executable, "-c", DYING, tmp_path / key]).returncode == -signal.SIGKILL
     assert len(list(tmp_path.glob(f"unfinished-{OTHER}-*"))) == len(list(tmp_path.glob("unfinished-*"))) == 1
@@ -111,9 +111,7 @@ def test_what_the_dead_left_is_swept_and_what_the_living_make_is_not(tmp_path: P
     assert sorted(path.name for path in tmp_path.iterdir() if not path.name.startswith(".")) == sorted([MINE, "third"])
 
 
-def test_a_large_file_is_hashed_once_until_it_is_touched(
-    tmp_path: Path, make: Callable, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_file_is_hashed_once(tmp_path: Path, make: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "home").mkdir()
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setattr(cache, "REMEMBERED", 1000)
@@ -131,13 +129,13 @@ def test_a_large_file_is_hashed_once_until_it_is_touched(
     assert make.times == 2  # type: ignore[attr-defined]
 
 
-def test_a_folder_of_another_user_is_refused_with_a_remedy(users_folder: Path, make: Callable) -> None:
+def test_folder_of_another_user_is_refused(users_folder: Path, make: Callable) -> None:
     users_folder.chmod(0o555)
     with pytest.raises(UsageError, match=r"Permission denied\. Set LMLONG_CACHE to a folder of your own"):
         fetch(users_folder / "key", FORMAT, make)
 
 
-def test_a_resumable_folder_is_given_again_and_kept_for_a_week(tmp_path: Path, make: Callable) -> None:
+def test_resumable_folder_is_kept_for_a_week(tmp_path: Path, make: Callable) -> None:
     def begin(folder: Path) -> None:
         assert not list(folder.iterdir())
         (folder / "half").write_text("done")
@@ -161,7 +159,7 @@ def test_a_resumable_folder_is_given_again_and_kept_for_a_week(tmp_path: Path, m
     assert not list(tmp_path.glob("unfinished-*"))
 
 
-def test_what_cannot_go_on_is_not_kept(tmp_path: Path, make: Callable) -> None:
+def test_failed_folder_is_not_kept(tmp_path: Path, make: Callable) -> None:
     def fail(folder: Path) -> None:
         (folder / "half").write_text("done")
         raise ValueError

@@ -23,7 +23,7 @@ def folder(tmp_path: Path) -> Path:
     return sealed
 
 
-def test_what_was_noted_is_read_back(folder: Path) -> None:
+def test_manifest_is_read_back(folder: Path) -> None:
     found = folder_manifest.verify(folder, FORMAT)
     assert sorted(found.files) == ["data", "words"] and found.about == {"validation": 1.25, "step": 7}
 
@@ -39,7 +39,7 @@ def test_every_byte_of_the_manifest_counts(folder: Path) -> None:
     folder_manifest.verify(folder, FORMAT)
 
 
-def test_a_changed_bit_of_a_file_is_noticed(folder: Path) -> None:
+def test_changed_bit_of_a_file_is_found(folder: Path) -> None:
     data = bytearray((folder / "data").read_bytes())
     data[1500] ^= 1
     (folder / "data").write_bytes(data)
@@ -51,7 +51,7 @@ def test_a_changed_bit_of_a_file_is_noticed(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("version", "words"), [(4, r"format 4 is of a newer lmlong, this one reads 3\. Update"), (2, "by an older lmlong")]
 )
-def test_another_version_is_refused_with_a_remedy(folder: Path, version: int, words: str) -> None:
+def test_another_version_is_refused(folder: Path, version: int, words: str) -> None:
     folder_manifest.seal(folder, Format("thing", version), {})
     with pytest.raises(DamagedFolder, match=words):
         folder_manifest.verify(folder, FORMAT)
@@ -62,7 +62,7 @@ def test_another_version_is_refused_with_a_remedy(folder: Path, version: int, wo
     ["", "[]", "3", "null", "{}", '{"format": 3}', "[" * 100_000, '{"files": ' * 90_000, '{"format": true}',
      '{"format": 3, "files": [], "sha256": ""}', "\x00", '{"format": NaN, "sha256": 1, "files": {}}'],
 )  # fmt: skip
-def test_whatever_is_no_manifest_is_refused(folder: Path, text: str) -> None:
+def test_invalid_manifest_is_refused(folder: Path, text: str) -> None:
     (folder / folder_manifest.NAME).write_text(text)
     with pytest.raises(DamagedFolder):
         folder_manifest.verify(folder, FORMAT)
@@ -72,14 +72,14 @@ def test_whatever_is_no_manifest_is_refused(folder: Path, text: str) -> None:
     "entry",
     [{}, {"bytes": True, "sha256": ""}, {"bytes": 1, "sha256": 2}, {"bytes": 1.0, "sha256": ""}, [], None],
 )
-def test_a_signed_manifest_must_be_sound_too(folder: Path, entry: object) -> None:
+def test_signed_manifest_with_invalid_entry_is_refused(folder: Path, entry: object) -> None:
     content = {"lmlong": "thing", "format": 3, "files": {"data": entry}}
     (folder / folder_manifest.NAME).write_text(with_checksum(content))
     with pytest.raises(DamagedFolder, match="damaged"):
         folder_manifest.verify(folder, FORMAT)
 
 
-def test_a_folder_of_another_kind_is_refused(folder: Path) -> None:
+def test_folder_of_another_kind_is_refused(folder: Path) -> None:
     with pytest.raises(DamagedFolder, match="damaged"):
         folder_manifest.verify(folder, Format("other", 3))
     assert json.loads((folder / folder_manifest.NAME).read_text())["lmlong"] == "thing"

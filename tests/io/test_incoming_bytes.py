@@ -3,7 +3,7 @@
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -11,32 +11,41 @@ import pytest
 from lmlong.io.incoming_bytes import QUIET, FilePosition, follow_file, read_available
 
 
-def test_a_pipe_yields_bytes_as_they_come_and_quiet_once() -> None:
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
     reader, writer = os.pipe()
+    yield reader, writer
+    for end in (reader, writer):
+        with suppress(OSError):
+            os.close(end)
+
+
+def test_pipe_yields_bytes_as_they_come_and_quiet_once(pipe: tuple[int, int]) -> None:
+    reader, writer = pipe
     found = read_available(reader, 0.05)
     os.write(writer, b"one")
-    assert next(found) == b"one"
-    assert next(found) == QUIET
+    assert [next(found), next(found)] == [b"one", QUIET]
     threading.Timer(0.15, os.write, (writer, b"two")).start()
     assert next(found) == b"two"  # and no second QUIET before it
     os.close(writer)
     assert [*found] == []
-    os.close(reader)
 
 
-def test_without_a_time_quiet_is_never_yielded() -> None:
-    reader, writer = os.pipe()
+def test_without_a_time_quiet_is_never_yielded(pipe: tuple[int, int]) -> None:
+    reader, writer = pipe
     threading.Timer(0.05, os.close, (writer,)).start()
     os.write(writer, b"one")
     assert [*read_available(reader, None)] == [b"one"]
-    os.close(reader)
 
 
 @pytest.fixture
 def followed(tmp_path: Path) -> Iterator[tuple[Path, Iterator[bytes]]]:
+    """A log whose first line has been read, and what comes after it."""
     path = tmp_path / "app.log"
     path.write_bytes(b"first\n")
-    yield path, follow_file(path, None, poll=0.01)
+    found = follow_file(path, None, poll=0.001)
+    assert next(found) == b"first\n"
+    yield path, found
 
 
 def append(path: Path, data: bytes) -> None:
@@ -44,9 +53,8 @@ def append(path: Path, data: bytes) -> None:
         file.write(data)
 
 
-def test_a_file_that_is_replaced_is_read_to_its_end_first(followed: tuple[Path, Iterator[bytes]]) -> None:
+def test_replaced_file_is_read_to_its_end_first(followed: tuple[Path, Iterator[bytes]]) -> None:
     path, found = followed
-    assert next(found) == b"first\n"
     append(path, b"last of the old\n")
     path.rename(path.with_name("app.log.1"))
     path.write_bytes(b"first of the new\n")
@@ -57,22 +65,20 @@ def test_a_file_that_is_replaced_is_read_to_its_end_first(followed: tuple[Path, 
     assert both == b"last of the old\nafter the move\nfirst of the new\n"
 
 
-def test_a_file_that_is_cut_is_read_from_its_beginning(followed: tuple[Path, Iterator[bytes]]) -> None:
+def test_truncated_file_is_read_from_its_beginning(followed: tuple[Path, Iterator[bytes]]) -> None:
     path, found = followed
-    assert next(found) == b"first\n"
     path.write_bytes(b"new\n")
     assert next(found) == b"new\n"
 
 
-def test_a_file_that_is_gone_is_waited_for(followed: tuple[Path, Iterator[bytes]]) -> None:
+def test_missing_file_is_waited_for(followed: tuple[Path, Iterator[bytes]]) -> None:
     path, found = followed
-    assert next(found) == b"first\n"
     path.unlink()
     threading.Timer(0.05, path.write_bytes, (b"back\n",)).start()
     assert next(found) == b"back\n"
 
 
-def test_a_file_is_read_from_where_its_reading_ended(tmp_path: Path) -> None:
+def test_file_is_read_from_its_position(tmp_path: Path) -> None:
     path, position = tmp_path / "app.log", FilePosition()
     path.write_bytes(b"first\nsecond\n")
     found = follow_file(path, None, poll=0.01, position=position)
@@ -86,7 +92,7 @@ def test_a_file_is_read_from_where_its_reading_ended(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("data", [b"other\nsecond\nthird\n", b"cut\n", b""])
-def test_another_file_of_that_number_is_read_from_its_beginning(tmp_path: Path, data: bytes) -> None:
+def test_another_file_is_read_from_its_beginning(tmp_path: Path, data: bytes) -> None:
     path, position = tmp_path / "app.log", FilePosition()
     path.write_bytes(b"first\nsecond\n")
     with path.open("rb", buffering=0) as file:
@@ -98,20 +104,18 @@ def test_another_file_of_that_number_is_read_from_its_beginning(tmp_path: Path, 
         assert not position.seek(file) and file.read() == data
 
 
-def test_a_pipe_has_no_place() -> None:
-    reader, writer = os.pipe()
+def test_pipe_has_no_position(pipe: tuple[int, int]) -> None:
     position = FilePosition()
-    with open(reader, "rb", buffering=0) as file:
+    with open(pipe[0], "rb", buffering=0, closefd=False) as file:
         position.note(file)  # type: ignore[arg-type]
         assert position == FilePosition() and not position.seek(file)  # type: ignore[arg-type]
-    os.close(writer)
 
 
 class Interrupted(Exception):
     pass
 
 
-def test_a_wait_that_is_interrupted_loses_nothing(tmp_path: Path) -> None:
+def test_interrupted_wait_loses_nothing(pipe: tuple[int, int]) -> None:
     """What interrupts reaches waits alone, and what was there before it is told."""
     waits = 0
 
@@ -123,7 +127,7 @@ def test_a_wait_that_is_interrupted_loses_nothing(tmp_path: Path) -> None:
             raise Interrupted
         yield
 
-    reader, writer = os.pipe()
+    reader, writer = pipe
     os.write(writer, b"one")
     found = read_available(reader, 0.01, waiting)
     assert [next(found), next(found)] == [b"one", QUIET]
@@ -131,15 +135,10 @@ def test_a_wait_that_is_interrupted_loses_nothing(tmp_path: Path) -> None:
     with pytest.raises(Interrupted):
         next(found)
     assert os.read(reader, 10) == b"two"
-    os.close(writer)
-    os.close(reader)
 
 
-def test_a_file_that_is_moved_again_while_it_is_opened_is_waited_for(tmp_path: Path) -> None:
-    path = tmp_path / "app.log"
-    path.write_bytes(b"first\n")
-    found = follow_file(path, None, poll=0.001)
-    assert next(found) == b"first\n"
+def test_file_moved_while_it_is_opened_is_waited_for(followed: tuple[Path, Iterator[bytes]]) -> None:
+    path, found = followed
     gone = threading.Event()
 
     def rotate() -> None:
@@ -160,7 +159,7 @@ def test_a_file_that_is_moved_again_while_it_is_opened_is_waited_for(tmp_path: P
     found.close()
 
 
-def test_a_followed_file_yields_quiet_once(tmp_path: Path) -> None:
+def test_followed_file_yields_quiet_once(tmp_path: Path) -> None:
     path = tmp_path / "app.log"
     path.write_bytes(b"first\n")
     found = follow_file(path, 0.05, poll=0.01)

@@ -43,7 +43,7 @@ def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Limited
     process.close()
 
 
-def test_it_answers_and_reports_why_it_does_not(process: LimitedProcess, tmp_path: Path) -> None:
+def test_process_answers_or_reports_why_not(process: LimitedProcess, tmp_path: Path) -> None:
     about: dict[str, Any]
     for about, reason in [
         ({"refuse": "not this"}, "^not this$"),
@@ -82,7 +82,7 @@ def test_closing_a_process_ends_its_request(process: LimitedProcess, tmp_path: P
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="only Linux reports processes there")
-def test_it_ends_by_itself_when_its_owner_was_killed(process: LimitedProcess, tmp_path: Path) -> None:
+def test_process_ends_when_its_owner_is_killed(process: LimitedProcess, tmp_path: Path) -> None:
     words = "import sys; from lmlong.io.limited_process import LimitedProcess as P; sys.path.insert(0, sys.argv[1])"
     words += "; P('a_program').ask({'sleep': 600, 'file': sys.argv[2]}, 1.5)"
     with subprocess.Popen([sys.executable, "-c", words, str(tmp_path), str(tmp_path / "pid")]) as owner:

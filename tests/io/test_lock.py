@@ -31,7 +31,7 @@ def line(child: subprocess.Popen) -> str:
     return child.stdout.readline()
 
 
-def test_a_lock_dies_with_its_holder(tmp_path: Path) -> None:
+def test_lock_ends_with_its_holder(tmp_path: Path) -> None:
     path = tmp_path / "new" / "lock"
     child = holder(path)
     assert line(child) == "held\n"
@@ -45,7 +45,7 @@ def test_a_lock_dies_with_its_holder(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-def test_those_who_wait_take_turns(tmp_path: Path) -> None:
+def test_waiting_processes_take_turns(tmp_path: Path) -> None:
     """Each holder removes the file when it is done, so those who wait for it must not hold a file that is gone."""
     path = tmp_path / "lock"
     with lock(path):
@@ -64,14 +64,14 @@ def test_those_who_wait_take_turns(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-def test_an_error_releases_a_lock(tmp_path: Path) -> None:
+def test_error_releases_a_lock(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError), lock(tmp_path / "lock"):
         raise RuntimeError
     with lock(tmp_path / "lock"):
         pass
 
 
-def test_a_file_of_somebody_else_stays(tmp_path: Path) -> None:
+def test_existing_file_is_kept(tmp_path: Path) -> None:
     (tmp_path / "lock").write_text("mine")
     with lock(tmp_path / "lock"):
         pass
@@ -79,7 +79,7 @@ def test_a_file_of_somebody_else_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK])
-def test_without_locks_nobody_is_kept_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+def test_without_locks_nobody_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     def unsupported(*_: object) -> None:
         raise OSError(number, "no locks")
 

@@ -11,13 +11,15 @@ from lmlong.io.trust import is_private
 from lmlong.native.build import make_private
 
 
-def test_a_folder_of_ones_own_is_private(tmp_path: Path) -> None:
+def test_own_folder_is_private_if_it_can_be_made(tmp_path: Path) -> None:
     assert make_private(tmp_path / "a" / "b")
     assert is_private(tmp_path / "a" / "b")
+    (tmp_path / "file").write_text("")
+    assert not make_private(tmp_path / "file" / "below")
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o757, 0o1777])
-def test_a_folder_that_others_can_write_to_is_not(tmp_path: Path, mode: int) -> None:
+def test_folder_that_others_can_write_is_not_private(tmp_path: Path, mode: int) -> None:
     folder = tmp_path / "shared"
     folder.mkdir()
     folder.chmod(mode)
@@ -27,7 +29,7 @@ def test_a_folder_that_others_can_write_to_is_not(tmp_path: Path, mode: int) -> 
     assert is_private(inner) == bool(mode & stat.S_ISVTX), "in a sticky folder what is one's own stays"
 
 
-def test_a_file_that_others_can_write_to_is_not(tmp_path: Path) -> None:
+def test_file_that_others_can_write_is_not_private(tmp_path: Path) -> None:
     file = tmp_path / "code.so"
     file.write_text("")
     assert is_private(file)
@@ -36,7 +38,7 @@ def test_a_file_that_others_can_write_to_is_not(tmp_path: Path) -> None:
 
 
 @needs_root
-def test_what_another_user_owns_is_not(tmp_path: Path) -> None:
+def test_folder_of_another_user_is_not_private(tmp_path: Path) -> None:
     folder = tmp_path / "his"
     folder.mkdir(mode=0o755)
     os.chown(folder, 12345, 12345)
@@ -49,7 +51,7 @@ def test_what_another_user_owns_is_not(tmp_path: Path) -> None:
 
 
 @needs_root
-def test_a_group_of_its_user_alone_is_not_others(tmp_path: Path) -> None:
+def test_private_group_is_trusted(tmp_path: Path) -> None:
     folder = tmp_path / "shared"
     folder.mkdir()
     folder.chmod(0o775)
@@ -58,14 +60,9 @@ def test_a_group_of_its_user_alone_is_not_others(tmp_path: Path) -> None:
     assert not is_private(folder)
 
 
-def test_a_link_is_followed_to_what_is_there(tmp_path: Path) -> None:
+def test_link_is_followed(tmp_path: Path) -> None:
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared").chmod(0o777)
     (tmp_path / "link").symlink_to(tmp_path / "shared")
     assert not is_private(tmp_path / "link")
     assert not is_private(tmp_path / "missing")
-
-
-def test_a_place_that_cannot_be_made_is_not_private(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    assert not make_private(tmp_path / "file" / "below")

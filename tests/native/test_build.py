@@ -92,7 +92,7 @@ def test_planted_code_runs_where_it_is_trusted(source: Path, folder: Path) -> No
 @pytest.mark.filterwarnings("ignore:.*others can write there, so native code is kept in")
 @pytest.mark.parametrize("owner", ["self", pytest.param("somebody else", marks=needs_root)])
 @pytest.mark.parametrize("what", ["cache", "folder", "code"])
-def test_code_that_others_could_have_written_is_not_run(source: Path, folder: Path, what: str, owner: str) -> None:
+def test_code_that_others_can_write_is_not_run(source: Path, folder: Path, what: str, owner: str) -> None:
     witness = plant(folder)
     path = {"cache": folder.parent, "folder": folder, "code": folder / CODE}[what]
     if owner == "self":
@@ -112,7 +112,7 @@ print(load(code, "it is computed otherwise").answer())
 """
 
 
-def test_without_a_home_it_is_compiled_for_this_process(source: Path, tmp_path: Path) -> None:
+def test_without_a_home_code_is_temporary(source: Path, tmp_path: Path) -> None:
     """In a process of its own, at whose end the code is removed."""
     tmp_path.chmod(0o777)
     environment = {**os.environ, "HOME": "/dev/null", "LMLONG_CACHE": str(tmp_path / "cache")}
@@ -125,7 +125,7 @@ def test_without_a_home_it_is_compiled_for_this_process(source: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("damage", ["cut short", "a bit", "gone"])
-def test_damaged_code_is_compiled_again(
+def test_damaged_code_is_recompiled(
     source: Path, folder: Path, damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code = folder / CODE
@@ -148,13 +148,13 @@ def test_damaged_code_is_compiled_again(
     ],
     ids=["of another type", "added"],
 )
-def test_structures_of_another_layout_do_not_compile(tmp_path: Path, text: str, message: str) -> None:
+def test_structure_of_another_layout_does_not_compile(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "code.cpp").write_text(SOURCE.replace("int64_t first; float second;", text))
     with pytest.warns(UserWarning, match=message):
         assert load(NativeCode(tmp_path, SHARED), "it is computed otherwise") is None
 
 
-def test_a_missing_compiler_is_reported_once(
+def test_missing_compiler_is_reported_once(
     source: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", "")

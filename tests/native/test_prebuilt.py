@@ -56,7 +56,7 @@ def loaded(code: NativeCode) -> ctypes.CDLL | None:
 
 
 @needs_level
-def test_it_is_used_without_a_compiler(
+def test_prebuilt_code_is_used_without_a_compiler(
     code: NativeCode, library: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     functions = load(code, "it is computed otherwise")
@@ -66,7 +66,7 @@ def test_it_is_used_without_a_compiler(
 
 
 @needs_level
-def test_the_compiler_is_preferred(code: NativeCode, library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiler_is_preferred(code: NativeCode, library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     monkeypatch.setattr(prebuilt, "FOLDER", library.parents[1])
     monkeypatch.setenv("LMLONG_CACHE", str(library.parents[2] / "cache"))
@@ -79,7 +79,7 @@ def test_the_compiler_is_preferred(code: NativeCode, library: Path, monkeypatch:
 
 @needs_level
 @pytest.mark.parametrize("change", ["source", "new source", "shared header", "constant", "generated header"])
-def test_a_library_of_other_code_is_not_used(
+def test_library_of_other_code_is_not_used(
     code: NativeCode, library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
     assert loaded(code) is not None
@@ -98,7 +98,7 @@ def test_a_library_of_other_code_is_not_used(
 
 
 @needs_level
-def test_a_damaged_library_is_not_used(code: NativeCode, library: Path) -> None:
+def test_damaged_library_is_not_used(code: NativeCode, library: Path) -> None:
     library.write_bytes(b"")
     assert loaded(code) is None
 
@@ -120,7 +120,7 @@ def test_a_damaged_library_is_not_used(code: NativeCode, library: Path) -> None:
         ("riscv64", V4 | {"asimd"}, None),
     ],
 )
-def test_the_best_level_of_a_processor(
+def test_best_level_of_a_processor(
     monkeypatch: pytest.MonkeyPatch, machine: str, features: set[str], best: str | None
 ) -> None:
     monkeypatch.setattr(platform, "machine", lambda: machine)
@@ -131,7 +131,7 @@ def test_the_best_level_of_a_processor(
 
 
 @needs_compiler
-def test_the_features_of_a_level_are_those_that_its_code_may_use() -> None:
+def test_level_names_every_feature_of_its_code() -> None:
     """A level must name each feature that the compiler takes for given, by the names of Linux."""
     for level in ("x86-64-v3", "x86-64-v3-vnni", "x86-64-v4", "x86-64-v4-vnni"):
         assert compiler_features(LEVELS[level].flags) <= LEVELS[level].features, level
@@ -153,7 +153,7 @@ def compiler_features(flags: tuple[str, ...]) -> set[str]:
 
 
 @pytest.mark.parametrize("value", ["compile", "yes"])
-def test_an_unknown_choice_is_refused(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+def test_unknown_choice_is_refused(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv(CHOICE, value)
     with pytest.raises(UsageError, match=f"{CHOICE}: {value} is not a value"):
         find_compiler()

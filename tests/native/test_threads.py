@@ -33,7 +33,7 @@ class Machine:
         return max((1, 4), key=self.calls[-100:].count)
 
 
-def test_the_faster_number_of_threads_is_found_and_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_faster_number_of_threads_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     machine, choice = Machine(monkeypatch), ThreadChoice()
     assert machine.last(choice, 1000) == 4
     machine.seconds[4] = 50.0  # the cores are busy now
@@ -42,7 +42,7 @@ def test_the_faster_number_of_threads_is_found_and_found_again(monkeypatch: pyte
     assert machine.last(choice, 10_000) == 4
 
 
-def test_trials_cost_little_where_threads_only_lose(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trials_cost_little(monkeypatch: pytest.MonkeyPatch) -> None:
     machine, choice = Machine(monkeypatch), ThreadChoice()
     machine.seconds[4] = 200.0
     machine.last(choice, 100)
@@ -51,14 +51,14 @@ def test_trials_cost_little_where_threads_only_lose(monkeypatch: pytest.MonkeyPa
     assert machine.now - begun < 1.1 * 10_000 * machine.seconds[1]
 
 
-def test_one_thread_is_never_tried_against_itself() -> None:
+def test_one_thread_needs_no_trial() -> None:
     choice = ThreadChoice()
     for _ in range(20):
         assert choice.threads(1) == 1
         choice.note(1, 1.0)
 
 
-def test_threads_are_set_by_one_option(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_option_sets_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         monkeypatch.setenv(name, "1")
     usual = torch.get_num_threads()
@@ -79,7 +79,7 @@ def test_busy_cores_are_known(monkeypatch: pytest.MonkeyPatch, running: int, own
 
 
 @pytest.mark.parametrize("given", [None, "ACTIVE"])
-def test_threads_sleep_while_they_wait_on_busy_cores(monkeypatch: pytest.MonkeyPatch, given: str | None) -> None:
+def test_threads_sleep_on_busy_cores(monkeypatch: pytest.MonkeyPatch, given: str | None) -> None:
     monkeypatch.setattr(threads, "cores_are_busy", lambda: True)
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     spare_busy_cores()

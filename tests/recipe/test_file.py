@@ -26,7 +26,7 @@ def write(file: Path, text: str) -> str:
 
 
 @pytest.mark.parametrize("name", shipped_recipes())
-def test_every_shipped_recipe_loads_and_comes_back_the_same(name: str, here: Path) -> None:
+def test_shipped_recipe_is_dumped_and_loaded(name: str, here: Path) -> None:
     recipe = load(name)
     assert recipe.name == name
     assert load(write(here / "saved.yaml", dump(recipe))) == recipe
@@ -43,7 +43,7 @@ words = st.text(st.characters(exclude_categories=["Cs", "Cc"]) | st.sampled_from
     rate=st.floats(min_value=0, max_value=bounds.FACTOR, exclude_min=True),
     tokens=st.integers(1, bounds.COUNT),
 )
-def test_any_recipe_comes_back_the_same(
+def test_any_recipe_is_dumped_and_loaded(
     tmp_path_factory: pytest.TempPathFactory, path: str, column: str, dataset: str, rate: float, tokens: int
 ) -> None:
     sources = [
@@ -57,7 +57,7 @@ def test_any_recipe_comes_back_the_same(
     assert load(str(file)) == recipe
 
 
-def test_numbers_and_words_mean_what_they_look_like(here: Path) -> None:
+def test_numbers_and_words_are_plain(here: Path) -> None:
     file = write(
         here / "books.yaml",
         "text:\n  sources: [{kind: files, paths: [12:30, no], column: on}]\n"
@@ -73,13 +73,13 @@ def test_numbers_and_words_mean_what_they_look_like(here: Path) -> None:
     assert (source.paths, source.column) == ([str(here / "12:30"), str(here / "no")], "on")
 
 
-def test_a_recipe_takes_its_name_from_its_file(here: Path) -> None:
+def test_recipe_is_named_by_its_file(here: Path) -> None:
     assert load(write(here / "books.yaml", "training: {steps: 1}")).name == "books"
     assert load(write(here / "books.yaml", "name: novels\ntraining: {steps: 1}")).name == "novels"
     assert load("books.yaml", ["name=poems"]).name == "poems"
 
 
-def test_a_byte_order_mark_is_no_part_of_the_recipe(here: Path) -> None:
+def test_byte_order_mark_is_skipped(here: Path) -> None:
     (here / "books.yaml").write_bytes(b"\xef\xbb\xbfseed: 7\ntraining: {steps: 1}\n")
     assert load("books.yaml").seed == 7
 
@@ -110,7 +110,7 @@ training: {steps: 1, init_from: run}
     assert load("books.yaml", ["training.init_from=other"]).training.init_from == "other"
 
 
-def test_overrides_take_the_place_of_the_files_values(here: Path) -> None:
+def test_overrides_replace_values(here: Path) -> None:
     text = "text: {sources: [{kind: files, paths: [a]}]}\nmodel: {widht: 3, width: abc}\ntraining: {steps: -1}\n"
     recipe = load(
         write(here / "books.yaml", text),
@@ -136,14 +136,14 @@ def test_overrides_take_the_place_of_the_files_values(here: Path) -> None:
 
 
 @pytest.mark.parametrize("paths", ["a.txt", "[a.txt]", "a.txt,b c/*.md", "a.txt, b c/*.md", '["a.txt", "b c/*.md"]'])
-def test_paths_need_no_brackets_on_the_command_line(here: Path, paths: str) -> None:
+def test_paths_need_no_brackets(here: Path, paths: str) -> None:
     """Which zsh takes for a pattern of file names."""
     (source,) = load("book", [f"text.sources.0.paths={paths}"]).text.sources
     assert isinstance(source, Files)
     assert source.paths == [str(here / name) for name in ("a.txt", "b c/*.md")[: 1 + ("b c" in paths)]]
 
 
-def test_an_override_leaves_alone_what_an_alias_shares(here: Path) -> None:
+def test_override_leaves_an_alias_alone(here: Path) -> None:
     source = "{kind: files, paths: [a]}"
     text = f"text:\n  sources: [&s {source}]\n  validation: {{sources: [*s]}}\ntraining: {{steps: 1}}\n"
     recipe = load(write(here / "books.yaml", text), ["text.sources.0.weight=2"])
@@ -165,11 +165,10 @@ def test_an_override_leaves_alone_what_an_alias_shares(here: Path) -> None:
             "training.steps.x=3",
             "training.steps.x=3: training.steps: expected a whole number, above 0, or null, got a section.",
         ),
-        ("seed=!x 3", "seed=!x 3: a recipe holds plain values only. Remove the tag !x."),
         ("seed=", "seed=: expected a whole number, at least 0, below 4294967296, got nothing."),
     ],
 )
-def test_an_override_that_cannot_be_used(here: Path, override: str, complaint: str) -> None:
+def test_unusable_override_is_refused(here: Path, override: str, complaint: str) -> None:
     with pytest.raises(RecipeError) as caught:
         load(write(here / "books.yaml", "training: {steps: 1}\n"), [override])
     assert caught.value.mistakes == [complaint]
@@ -190,7 +189,7 @@ def test_an_override_that_cannot_be_used(here: Path, override: str, complaint: s
         ),
     ],
 )
-def test_a_recipe_that_is_not_there(here: Path, name: str, complaint: str) -> None:
+def test_missing_recipe_is_reported(here: Path, name: str, complaint: str) -> None:
     write(here / "mine.yaml", "training: {steps: 1}\n")
     with pytest.raises(RecipeError) as caught:
         load(name)
@@ -202,7 +201,7 @@ def test_a_recipe_that_is_not_there(here: Path, name: str, complaint: str) -> No
     [b"*** Chapter 1 ***\n", b"Hello: there: again\n", b"One line of text.\n", b"caf\xe9\n", b"x" * (2 << 20), b""],
     ids=["alias", "colons", "words", "latin", "long", "empty"],
 )
-def test_a_text_in_the_place_of_a_recipe_is_told_from_one(here: Path, text: bytes) -> None:
+def test_text_is_not_a_recipe(here: Path, text: bytes) -> None:
     (here / "my book.txt").write_bytes(text)
     with pytest.raises(RecipeError) as error:
         load("my book.txt")
@@ -211,7 +210,7 @@ def test_a_text_in_the_place_of_a_recipe_is_told_from_one(here: Path, text: byte
     )
 
 
-def test_a_dict_of_sections_is_what_a_file_of_them_is(here: Path) -> None:
+def test_dict_is_loaded_like_a_file(here: Path) -> None:
     sections = {"name": "books", "text": {"sequence_length": 128}, "training": {"steps": 3, "precision": 32}}
     file = write(here / "books.yaml", "text: {sequence_length: 128}\ntraining: {steps: 3, precision: 32}\n")
     assert Recipe.load(sections) == Recipe.load(file) == load(file)
@@ -219,7 +218,7 @@ def test_a_dict_of_sections_is_what_a_file_of_them_is(here: Path) -> None:
     assert Recipe.load({"training": {"steps": 3}}).name == "run"
 
 
-def test_overrides_in_python_are_those_of_the_command_line(here: Path) -> None:
+def test_python_overrides_are_those_of_the_command_line(here: Path) -> None:
     words = ["training.steps=7", "text.sources=[{kind: files, paths: [a.txt]}]", "text.sources.0.weight=2.5"]
     values = {
         "training.steps": 7,
@@ -232,14 +231,14 @@ def test_overrides_in_python_are_those_of_the_command_line(here: Path) -> None:
     assert Recipe.load(Path("quickstart")) == load("quickstart")
 
 
-def test_typed_sections_may_stand_in_a_dict(here: Path) -> None:
+def test_dict_may_hold_typed_sections(here: Path) -> None:
     sections = {"text": Text(sequence_length=128, rows="documents"), "training": Training(steps=3, batch_size=2)}
     changed = Recipe.load(sections, {"text.sequence_length": 64, "training.steps": 4})
     assert (changed.text.rows, changed.text.sequence_length) == ("documents", 64)
     assert (changed.training.batch_size, changed.training.steps) == (2, 4)
 
 
-def test_a_recipe_that_is_shown_to_others_names_no_folders() -> None:
+def test_published_recipe_names_no_folders() -> None:
     paths = ["/home/secret: me/a b.txt", "/secret/#1.txt", "C:\\secret\\c.txt", "~/secret/d*.txt", "../secret/'e'.txt"]
     sources = [{"kind": "files", "paths": paths}, {"kind": "hub", "dataset": "owner/name"}]
     hub = {"kind": "hub", "dataset": "/secret/set"}
@@ -267,7 +266,7 @@ def test_a_recipe_that_is_shown_to_others_names_no_folders() -> None:
     assert (values["training"]["init_from"], values["training"]["teacher"]) == ("run", "teacher")
 
 
-def test_an_option_of_earlier_versions_is_dropped_at_its_default_and_named_at_another_value(here: Path) -> None:
+def test_removed_option_is_dropped_at_its_default(here: Path) -> None:
     saved = dump(load("quickstart")).replace("training:\n", "training:\n  keep_predictions: null\n")
     assert load(write(here / "a.yaml", saved)) == load("quickstart")
     other = write(here / "b.yaml", saved.replace("keep_predictions: null", "keep_predictions: 32"))

@@ -11,24 +11,13 @@ from lmlong.recipe import ATTENTION_KINDS, Attention, Model, Recipe, Training
 from lmlong.recipe.file import load, recipe_class
 from lmlong.recipe.reference import reference
 
+from .conftest import Complaints
+
 ENOUGH = "training: {steps: 1}\n"
 KINDS = ", ".join(ATTENTION_KINDS)
 
 
-def complaints(file: Path, text: str, *overrides: str) -> list[str]:
-    """The mistakes found in a recipe, without the name of its file."""
-    file.write_text(text)
-    with pytest.raises(RecipeError) as caught:
-        load(str(file), overrides)
-    return [mistake.replace(str(file), "file") for mistake in caught.value.mistakes]
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    return tmp_path / "books.yaml"
-
-
-def test_all_mistakes_are_told_in_the_order_of_the_lines(file: Path) -> None:
+def test_all_mistakes_are_reported_in_order_of_lines(complaints: Complaints) -> None:
     text = """\
 nmae: x
 training:
@@ -41,7 +30,7 @@ model:
   heads: -1
   mlp_ratio: .inf
 """
-    assert complaints(file, text) == [
+    assert complaints(text) == [
         "file:1: nmae: unknown key. Did you mean 'name'?",
         "file:3: training.steps: expected a whole number, above 0, or null, got 2000.0. Write 2000.",
         "file:4: training.compile: expected true or false, got 'yes'.",
@@ -53,9 +42,9 @@ model:
     ]
 
 
-def test_blocks_must_fit_the_layers_and_the_sequence(file: Path) -> None:
+def test_blocks_must_fit_layers_and_sequence(complaints: Complaints, file: Path) -> None:
     def told(downsample: str, *overrides: str) -> str:
-        (mistake,) = complaints(file, f"model:\n  layers: 3\n  downsample: {downsample}\n{ENOUGH}", *overrides)
+        (mistake,) = complaints(f"model:\n  layers: 3\n  downsample: {downsample}\n{ENOUGH}", *overrides)
         return mistake
 
     middle = "file:3: model.downsample.layers: "
@@ -70,18 +59,18 @@ def test_blocks_must_fit_the_layers_and_the_sequence(file: Path) -> None:
 
 
 @pytest.mark.parametrize("option", ["segment: 64", "carry_state: true"])
-def test_a_state_that_grows_is_not_handed_on(file: Path, option: str) -> None:
+def test_growing_state_is_not_passed_on(complaints: Complaints, file: Path, option: str) -> None:
     for kind in ("softmax", "[linear, softmax]"):
         text = f"model:\n  attention: {{kind: {kind}}}\ntraining:\n  steps: 1\n  {option}\n"
-        (mistake,) = complaints(file, text)
+        (mistake,) = complaints(text)
         assert mistake.startswith(f"file:5: training.{option.split(':')[0]}: the state of softmax attention grows")
     file.write_text(f"model: {{attention: {{kind: [linear, window]}}}}\ntraining: {{steps: 1, {option}}}\n")
     assert load(str(file)).training.steps == 1
 
 
-def test_carried_states_and_new_draws_exclude_each_other(file: Path) -> None:
+def test_carried_states_exclude_resampling(complaints: Complaints) -> None:
     text = "model: {attention: {favor: {resample_every: 5}}}\ntraining:\n  steps: 1\n  carry_state: true\n"
-    (mistake,) = complaints(file, text)
+    (mistake,) = complaints(text)
     assert mistake.startswith("file:4: training.carry_state: states become invalid when random features are resampled")
 
 
@@ -93,17 +82,15 @@ def test_carried_states_and_new_draws_exclude_each_other(file: Path) -> None:
         ("sequence_parallel=2", "learn: what a row teaches the output layer does not pass between its parts"),
     ],
 )
-def test_training_that_learns_while_it_reads_takes_whole_rows_and_no_teacher(
-    file: Path, option: str, message: str
-) -> None:
+def test_learning_takes_whole_rows_and_no_teacher(complaints: Complaints, option: str, message: str) -> None:
     text = "devices: 2\ntraining:\n  steps: 1\n  learn: 0.5\n"
-    (mistake,) = complaints(file, text, f"training.{option}")
+    (mistake,) = complaints(text, f"training.{option}")
     assert mistake.startswith(f"file:4: training.{message}")
-    (mistake,) = complaints(file, f"objective: masked\n{text}")
+    (mistake,) = complaints(f"objective: masked\n{text}")
     assert mistake.startswith("file:5: training.learn: an encoder reads its text at once")
 
 
-def test_each_source_is_judged_by_its_own_kind(file: Path) -> None:
+def test_source_is_checked_by_its_kind(complaints: Complaints) -> None:
     text = """\
 text:
   sources:
@@ -117,7 +104,7 @@ text:
     - {kind: [hub]}
 """
     kinds = "python-stdlib, files, hub"
-    assert complaints(file, text + ENOUGH) == [
+    assert complaints(text + ENOUGH) == [
         f"file:3: text.sources.0.kind: 'fils' is not one of {kinds}. Did you mean 'files'?",
         f"file:4: text.sources.1.kind: missing. Expected one of {kinds}.",
         "file:5: text.sources.2.paths.0: expected text, got 1. Put it in quotes.",
@@ -146,25 +133,25 @@ text:
         ),
     ],
 )
-def test_a_word_or_a_list_of_words_gives_one_message(file: Path, kind: str, complaint: str) -> None:
-    found = complaints(file, f"{ENOUGH}model:\n  attention:\n    kind: {kind}\n")
+def test_unknown_kind_gives_one_message(complaints: Complaints, kind: str, complaint: str) -> None:
+    found = complaints(f"{ENOUGH}model:\n  attention:\n    kind: {kind}\n")
     assert found == [f"file:4: model.attention.{complaint}"]
 
 
-def test_mistakes_across_keys_stand_at_the_key_they_name(file: Path) -> None:
+def test_mistakes_across_keys_are_at_the_named_key(complaints: Complaints) -> None:
     text = "training:\n  carry_state: true\n  state_passing: 0.5\nmodel:\n  width: 250\n  heads: 4\n"
-    assert complaints(file, text) == [
+    assert complaints(text) == [
         "file:3: training.state_passing: with carry_state, no row begins with the state of another text. "
         "Use one of them.",
         "file:6: model.heads: 4 heads do not divide a width of 250. Use a divisor, or give model.head_dim.",
     ]
 
 
-def test_mistakes_in_the_heads_of_a_kind_stand_at_its_entry(file: Path) -> None:
+def test_mistakes_in_mixers_are_at_their_entry(complaints: Complaints) -> None:
     mixers = ["{kind: linear, heads: 3}", "{kind: window}", "{kind: softmax, kv_heads: 3}", "{kind: softmax, heads: 8}"]
     listed = "".join(f"    - {mixer}\n" for mixer in mixers)
     pattern = "  attention: {kind: linear+softmax}\n"
-    assert complaints(file, f"{ENOUGH}model:\n  width: 256\n{pattern}  mixers:\n{listed}") == [
+    assert complaints(f"{ENOUGH}model:\n  width: 256\n{pattern}  mixers:\n{listed}") == [
         "file:6: model.mixers.0.heads: 3 heads do not divide a width of 256. "
         "Use a divisor, or give model.mixers.0.head_dim.",
         "file:7: model.mixers.1.kind: no layer is of kind window. Choose from linear, softmax.",
@@ -172,24 +159,24 @@ def test_mistakes_in_the_heads_of_a_kind_stand_at_its_entry(file: Path) -> None:
         "file:9: model.mixers.3.kind: softmax is named twice. Name each kind once.",
     ]
     odd = "  mixers: [{kind: softmax, heads: 6, head_dim: 5}]\n"
-    assert complaints(file, f"{ENOUGH}model:\n{pattern}{odd}") == [
+    assert complaints(f"{ENOUGH}model:\n{pattern}{odd}") == [
         "file:4: model.mixers.0.head_dim: rotary positions need queries of an even size, not 5. Use an even size."
     ]
 
 
-def test_an_unknown_key_of_a_long_section_names_the_three_nearest(file: Path) -> None:
-    assert complaints(file, "training: {steps: 1, weigh: 2}\n") == [
+def test_unknown_key_names_the_three_nearest(complaints: Complaints) -> None:
+    assert complaints("training: {steps: 1, weigh: 2}\n") == [
         "file:1: training.weigh: unknown key. Nearest here: weight_decay, epochs, teacher; "
         "`lmlong recipe options training` lists all."
     ]
 
 
-def test_counts_of_tokens_may_have_units(file: Path) -> None:
-    file.write_text("text: {sequence_length: 2k}\ntraining: {tokens: 1m, segment: 1K, validation_tokens: 100}\n")
+def test_counts_of_tokens_may_have_units(complaints: Complaints, file: Path) -> None:
+    file.write_text("text: {sequence_length: 12k}\ntraining: {tokens: 1m, segment: 1K, validation_tokens: 100}\n")
     found = load(str(file))
-    assert (found.text.sequence_length, found.training.tokens, found.training.segment) == (2048, 1 << 20, 1024)
+    assert (found.text.sequence_length, found.training.tokens, found.training.segment) == (12_288, 1 << 20, 1024)
     wrong = "text: {sequence_length: 2q}\ntraining: {tokens: 0m, segment: 1}\n"
-    assert [line.partition(": ")[2] for line in complaints(file, wrong)] == [
+    assert [line.partition(": ")[2] for line in complaints(wrong)] == [
         "text.sequence_length: expected a whole number (or such as 4k, 1m), at least 8, got '2q'.",
         "training.tokens: expected a whole number (or such as 4k, 1m), above 0, or null, got '0m'.",
         "training.segment: expected a whole number (or such as 4k, 1m), at least 16, or null, got 1.",
@@ -197,14 +184,14 @@ def test_counts_of_tokens_may_have_units(file: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["seed: 1\n", "training: {batch_size: 2}\n", "training: {steps: null}\n"])
-def test_a_recipe_without_an_end_trains_for_an_hour(file: Path, text: str) -> None:
+def test_recipe_without_an_end_trains_for_an_hour(file: Path, text: str) -> None:
     file.write_text(text)
     assert load(str(file)).training.minutes == 60
     assert load(str(file), overrides=["training.tokens=1m"]).training.minutes is None
 
 
-def test_long_values_are_shortened(file: Path) -> None:
-    (found,) = complaints(file, f"{ENOUGH}seed: {'x' * 500}\n")
+def test_long_values_are_shortened(complaints: Complaints) -> None:
+    (found,) = complaints(f"{ENOUGH}seed: {'x' * 500}\n")
     assert found == f"file:2: seed: expected a whole number, at least 0, below 4294967296, got '{'x' * 55} ...."
 
 
@@ -221,14 +208,11 @@ def test_long_values_are_shortened(file: Path) -> None:
         ),
     ],
 )
-def test_a_file_that_is_no_recipe(file: Path, content: bytes, complaint: str) -> None:
-    file.write_bytes(content)
-    with pytest.raises(RecipeError) as caught:
-        load(str(file))
-    assert [mistake.replace(str(file), "file") for mistake in caught.value.mistakes] == [complaint]
+def test_invalid_file_is_refused(complaints: Complaints, content: bytes, complaint: str) -> None:
+    assert complaints(content) == [complaint]
 
 
-def test_mistakes_of_overrides_follow_those_of_the_file(file: Path) -> None:
+def test_mistakes_of_overrides_come_last(complaints: Complaints) -> None:
     overrides = [
         "training.stpes=20",
         "text.sources=[{kind: fils}]",
@@ -236,7 +220,7 @@ def test_mistakes_of_overrides_follow_those_of_the_file(file: Path) -> None:
         "steps 20",
         "seed=[1",
     ]
-    assert complaints(file, f"{ENOUGH}nmae: x\n", *overrides) == [
+    assert complaints(f"{ENOUGH}nmae: x\n", *overrides) == [
         "file:2: nmae: unknown key. Did you mean 'name'?",
         "training.stpes=20: unknown key. Did you mean 'steps'?",
         "text.sources=[{kind: fils}]: text.sources.0.kind: 'fils' is not one of python-stdlib, files, hub."
@@ -247,39 +231,33 @@ def test_mistakes_of_overrides_follow_those_of_the_file(file: Path) -> None:
     ]
 
 
-def test_a_mistake_across_keys_is_blamed_on_the_override_that_made_the_section(file: Path) -> None:
-    assert complaints(file, ENOUGH, "model.width=250") == [
+def test_mistake_across_keys_names_the_override(complaints: Complaints) -> None:
+    assert complaints(ENOUGH, "model.width=250") == [
         "model.width=250: model.heads: 4 heads do not divide a width of 250. Use a divisor, or give model.head_dim."
     ]
-    assert complaints(file, f"{ENOUGH}model:\n  heads: 4\n", "model.width=250") == [
+    assert complaints(f"{ENOUGH}model:\n  heads: 4\n", "model.width=250") == [
         "file:3: model.heads: 4 heads do not divide a width of 250. Use a divisor, or give model.head_dim."
     ]
-    assert complaints(file, ENOUGH, "model={}", "model.width=250") == [
+    assert complaints(ENOUGH, "model={}", "model.width=250") == [
         "model.width=250: model.heads: 4 heads do not divide a width of 250. Use a divisor, or give model.head_dim."
     ]
 
 
-def test_a_wrong_value_is_blamed_on_the_override_that_set_it(file: Path) -> None:
-    assert complaints(file, "seed: 1\n", "model.dropout=often", "model.width=64") == [
+def test_wrong_value_names_its_override(complaints: Complaints) -> None:
+    assert complaints("seed: 1\n", "model.dropout=often", "model.width=64") == [
         "model.dropout=often: expected a number, at least 0, below 1, got 'often'."
     ]
-    assert complaints(file, "seed: 1\n", "model={dropuot: 0.1}", "model.width=64") == [
+    assert complaints("seed: 1\n", "model={dropuot: 0.1}", "model.width=64") == [
         "model={dropuot: 0.1}: model.dropuot: unknown key. Did you mean 'dropout'?"
     ]
 
 
-def test_a_format_that_cannot_be_read_is_reported_at_its_line(file: Path) -> None:
-    assert complaints(file, "seed: 1\nformat: !one 1\n") == [
-        "file:2: format: a recipe holds plain values only. Remove the tag !one."
-    ]
-
-
-def test_equal_keys_stay_a_mistake_unless_the_override_settles_them(file: Path) -> None:
+def test_override_settles_equal_keys(complaints: Complaints, file: Path) -> None:
     text = "seed: 1\nseed: 2\n" + ENOUGH
-    assert complaints(file, text, "model.width=64") == ["file:2: seed: given twice, first on line 1. Keep one of them."]
+    assert complaints(text, "model.width=64") == ["file:2: seed: given twice, first on line 1. Keep one of them."]
     assert load(str(file), ["seed=3"]).seed == 3
     text = "text: {rows: windows}\ntext:\n" + ENOUGH
-    found = complaints(file, text, "text.sequence_length=64")
+    found = complaints(text, "text.sequence_length=64")
     assert found == ["file:2: text: given twice, first on line 1. Keep one of them."], "a part of the section is set"
 
 
@@ -288,18 +266,18 @@ KEYS = [option.key for option in reference(recipe_class()) if "." in option.key 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40)
 @given(key=st.sampled_from(KEYS), letter=st.sampled_from("qxz"), place=st.integers(0, 30), blank=st.integers(0, 3))
-def test_a_misspelt_key_is_always_found_at_its_line(file: Path, key: str, letter: str, place: int, blank: int) -> None:
+def test_misspelt_key_is_at_its_line(complaints: Complaints, key: str, letter: str, place: int, blank: int) -> None:
     *sections, name = key.split(".")
     misspelt = name[:place] + letter + name[place:]
     lines = ["seed: 1"] + [""] * blank
     lines += [f"{'  ' * depth}{section}:" for depth, section in enumerate(sections)]
     lines += [f"{'  ' * len(sections)}{misspelt}: 1"]
-    found = complaints(file, "\n".join(lines), "training.steps=1")
+    found = complaints("\n".join(lines), "training.steps=1")
     place_in_words = f"file:{len(lines)}: {'.'.join([*sections, misspelt])}"
     assert found == [f"{place_in_words}: unknown key. Did you mean '{name}'?"]
 
 
-def test_all_mistakes_of_a_dict_and_its_overrides_are_told_by_their_keys() -> None:
+def test_mistakes_of_a_dict_are_named_by_key() -> None:
     sections = {
         "nmae": "x",
         "text": {"sources": [{"kind": "files", "paths": ["a.txt"]}]},
@@ -322,7 +300,7 @@ def test_all_mistakes_of_a_dict_and_its_overrides_are_told_by_their_keys() -> No
     ]
 
 
-def test_all_mistakes_of_a_section_built_in_python_are_told_by_their_keys() -> None:
+def test_mistakes_of_a_section_are_named_by_key() -> None:
     with pytest.raises(RecipeError) as caught:
         Training(steps=-1, presicion="32", deepspeed={"stage": 7}, compile="yes")  # type: ignore[call-arg, arg-type]
     assert sorted(caught.value.mistakes) == [
@@ -351,10 +329,10 @@ def test_all_mistakes_of_a_section_built_in_python_are_told_by_their_keys() -> N
         assert caught.value.mistakes == [message]
 
 
-def test_a_downsampled_layer_has_no_tokens_to_read(file: Path) -> None:
+def test_ngram_layer_cannot_be_downsampled(complaints: Complaints, file: Path) -> None:
     def told(kind: str, layers: int) -> list[str]:
         middle = f"model:\n  layers: 4\n  attention: {{kind: {kind}}}\n  downsample: {{layers: {layers}}}\n"
-        return complaints(file, middle + ENOUGH)
+        return complaints(middle + ENOUGH)
 
     (mistake,) = told("[linear, ngram]", 2)
     assert mistake.startswith("file:3: model.attention.kind: ngram reads token ids, but layer 2 is downsampled and has")
@@ -379,7 +357,7 @@ def test_a_downsampled_layer_has_no_tokens_to_read(file: Path) -> None:
         ),
     ],
 )
-def test_a_decay_by_channel_where_there_is_none(tmp_path: Path, attention: str, key: str, why: str) -> None:
+def test_decay_by_channel_is_refused(tmp_path: Path, attention: str, key: str, why: str) -> None:
     file = tmp_path / "channel.yaml"
     file.write_text(f"model: {{attention: {attention}}}\n" + ENOUGH)
     with pytest.raises(RecipeError, match=f"model.attention.{key}: {why}"):
@@ -388,7 +366,7 @@ def test_a_decay_by_channel_where_there_is_none(tmp_path: Path, attention: str, 
     load(file)  # of no use there
 
 
-def test_a_pattern_in_one_word_is_a_list(tmp_path: Path) -> None:
+def test_pattern_in_one_word_is_a_list(tmp_path: Path) -> None:
     file = tmp_path / "pattern.yaml"
     file.write_text("model: {attention: {kind: 3linear+full}}\n" + ENOUGH)
     with pytest.raises(RecipeError, match=r"model\.attention\.kind: full also looks at the future"):
@@ -412,15 +390,15 @@ def test_a_pattern_in_one_word_is_a_list(tmp_path: Path) -> None:
         ("training.stepz=1", "Did you mean 'steps'?"),
     ],
 )
-def test_an_unknown_key_that_is_the_name_of_an_option_elsewhere(override: str, hint: str) -> None:
+def test_unknown_key_names_the_same_key_elsewhere(override: str, hint: str) -> None:
     with pytest.raises(RecipeError) as error:
         load("quickstart", [override])
     assert str(error.value) == f"{override}: unknown key. {hint}"
 
 
-def test_a_key_of_the_same_section_is_nearer_than_one_of_that_name_elsewhere(file: Path) -> None:
+def test_key_of_the_same_section_is_nearest(complaints: Complaints) -> None:
     """text.tokenizer.path exists."""
-    (found,) = complaints(file, "text:\n  sources:\n    - {kind: files, paths: [a.txt], path: x.txt}\n")
+    (found,) = complaints("text:\n  sources:\n    - {kind: files, paths: [a.txt], path: x.txt}\n")
     assert found == "file:3: text.sources.0.path: unknown key. Did you mean 'paths'?"
     with pytest.raises(RecipeError) as error:
         load("book", ["text.sources.0.path=x.txt"])
@@ -438,24 +416,24 @@ def test_a_key_of_the_same_section_is_nearer_than_one_of_that_name_elsewhere(fil
         ("text.sources={files: {paths: a.txt}}", "got a section. Write [{kind: files, ...}]."),
     ],
 )
-def test_a_wrong_level_is_answered_by_the_override_that_was_meant(override: str, remedy: str) -> None:
+def test_wrong_level_names_the_right_override(override: str, remedy: str) -> None:
     with pytest.raises(RecipeError) as error:
         load("book", [override])
     (message,) = error.value.mistakes
     assert message.startswith(override) and message.endswith(remedy)
 
 
-def test_mistakes_inside_an_override_are_all_reported(file: Path) -> None:
+def test_mistakes_inside_an_override_are_all_reported(complaints: Complaints, file: Path) -> None:
     override = "training={steps: 1, steps: 2, compile: !x 3}"
-    assert complaints(file, ENOUGH, override) == [
+    assert complaints(ENOUGH, override) == [
         f"{override}: training.steps: given twice, first on line 1. Keep one of them.",
         f"{override}: training.compile: a recipe holds plain values only. Remove the tag !x.",
     ]
     assert load(str(file), [override, "training={steps: 3}"]).training.steps == 3, "replaced by a later override"
 
 
-def test_key_of_another_kind_of_section_is_no_hint(file: Path) -> None:
-    (found,) = complaints(file, "text:\n  sources:\n    - {kind: files, paths: [a.txt], dataset: x}\n")
+def test_key_of_another_kind_of_section_is_no_hint(complaints: Complaints) -> None:
+    (found,) = complaints("text:\n  sources:\n    - {kind: files, paths: [a.txt], dataset: x}\n")
     assert found == (
         "file:3: text.sources.0.dataset: unknown key. Known here: kind, paths, column, soft_masks, weight."
     )
@@ -467,7 +445,7 @@ def test_dict_with_a_key_that_is_no_text_names_it() -> None:
     assert caught.value.mistakes[0].startswith("model.3: unknown key.")
 
 
-def test_section_built_in_python_names_an_option_of_a_section_in_it() -> None:
+def test_section_names_an_option_of_an_inner_section() -> None:
     with pytest.raises(RecipeError) as caught:
         Training(offload_parameters=True)  # type: ignore[call-arg]
     assert caught.value.mistakes == ["offload_parameters: unknown key. Did you mean 'deepspeed.offload_parameters'?"]

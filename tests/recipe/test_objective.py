@@ -4,16 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from lmlong.errors import RecipeError
 from lmlong.recipe import Recipe
 from lmlong.recipe.file import dump, load
 
+from .conftest import Complaints
+
 START = "objective: masked\ntraining: {steps: 1}\n"
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    return tmp_path / "books.yaml"
 
 
 def loaded(file: Path, text: str, *overrides: str) -> Recipe:
@@ -21,15 +17,8 @@ def loaded(file: Path, text: str, *overrides: str) -> Recipe:
     return load(str(file), overrides)
 
 
-def complaints(file: Path, text: str, *overrides: str) -> list[str]:
-    """The mistakes found in a recipe, without the name of its file."""
-    with pytest.raises(RecipeError) as caught:
-        loaded(file, text, *overrides)
-    return [mistake.replace(str(file), "file") for mistake in caught.value.mistakes]
-
-
 @pytest.mark.parametrize("kind", ["linear", "full", "linformer", "efficient", "[linformer, full]"])
-def test_an_encoder_needs_no_more_than_its_objective(file: Path, kind: str) -> None:
+def test_encoder_needs_only_its_objective(file: Path, kind: str) -> None:
     recipe = loaded(file, START, f"model.attention.kind={kind}")
     assert (recipe.model.convolution, recipe.model.attention.decay) == (0, "none")
     assert (recipe.text.masking.share, recipe.text.masking.kind) == (0.15, "bert")
@@ -49,14 +38,14 @@ def test_an_encoder_needs_no_more_than_its_objective(file: Path, kind: str) -> N
         ("objective: masked\n", 4 * ["linear"]),
     ],
 )
-def test_a_model_has_ngram_layers_where_it_can(file: Path, text: str, kinds: list[str]) -> None:
+def test_default_model_has_ngram_layers(file: Path, text: str, kinds: list[str]) -> None:
     own = "" if text.startswith("objective") else text
     recipe = loaded(file, f"model:\n  layers: 4\n{own}{text.removeprefix(own)}")
     assert recipe.model.kinds == kinds
     assert loaded(file, dump(recipe)) == recipe
 
 
-def test_all_that_an_encoder_cannot_have_is_told_at_once_each_at_its_line(file: Path) -> None:
+def test_all_that_an_encoder_cannot_have_is_reported(complaints: Complaints) -> None:
     text = """\
 objective: masked
 model:
@@ -85,17 +74,17 @@ training:
         "file:14: training.carry_state: an encoder reads its text at once",
         "file:15: training.kernel: the kernels only read the past",
     ]
-    found = complaints(file, text)
+    found = complaints(text)
     assert len(found) == len(starts)
     assert all(message.startswith(start) for message, start in zip(found, starts, strict=True)), found
 
 
-def test_an_encoder_does_not_learn_while_it_reads(file: Path) -> None:
-    (message,) = complaints(file, "objective: masked\nlearn: true\ntraining: {steps: 1}\n")
+def test_encoder_does_not_learn(complaints: Complaints) -> None:
+    (message,) = complaints("objective: masked\nlearn: true\ntraining: {steps: 1}\n")
     assert message.startswith("file:2: learn: an encoder reads its text at once")
 
 
-def test_all_that_a_causal_model_cannot_have_is_told_at_once(file: Path) -> None:
+def test_all_that_a_causal_model_cannot_have_is_reported(complaints: Complaints) -> None:
     kinds = "[full, linear, efficient, linformer]"
     text = f"training: {{steps: 1}}\nmodel:\n  positions: absolute\n  attention: {{kind: {kinds}}}\n"
     starts = [
@@ -104,7 +93,7 @@ def test_all_that_a_causal_model_cannot_have_is_told_at_once(file: Path) -> None
         "file:4: model.attention.kind.2: efficient normalises keys over the whole sequence, also the future",
         "file:4: model.attention.kind.3: linformer mixes all positions, also future ones",
     ]
-    found = complaints(file, text)
+    found = complaints(text)
     assert len(found) == len(starts)
     assert all(message.startswith(start) for message, start in zip(found, starts, strict=True)), found
     assert all("or train an encoder by objective: masked" in message for message in found[1:])
@@ -122,14 +111,14 @@ def test_all_that_a_causal_model_cannot_have_is_told_at_once(file: Path) -> None
         ("projected: [8, 8, 4], sharing: layerwise", "layers with different k cannot share a matrix"),
     ],
 )
-def test_slots_that_do_not_fit_are_refused_by_their_key(file: Path, linformer: str, message: str) -> None:
+def test_slots_that_do_not_fit_are_refused(complaints: Complaints, linformer: str, message: str) -> None:
     shape = "model: {layers: 3}\ntext: {sequence_length: 256}\n"
     override = f"model.attention={{kind: linformer, linformer: {{{linformer}}}}}"
-    (found,) = complaints(file, START + shape, override)
+    (found,) = complaints(START + shape, override)
     assert found.startswith(f"{override}: model.attention.linformer.projected: {message}")
 
 
-def test_a_list_of_slots_is_of_the_layers_of_the_kind(file: Path) -> None:
+def test_list_of_slots_has_one_for_each_layer(file: Path) -> None:
     attention = "{kind: [linformer, full], linformer: {projected: [8, [4, 4, 4, 4]]}}"
     assert loaded(file, START, "model.layers=3", f"model.attention={attention}").model.kinds.count("linformer") == 2
 
@@ -148,15 +137,15 @@ HOURGLASS = "model: {layers: 3, downsample: {factor: 4}}\ntext: {sequence_length
         ),
     ],
 )
-def test_slots_are_of_the_blocks_that_shortened_layers_read(file: Path, linformer: str, message: str) -> None:
+def test_slots_must_fit_downsampled_layers(complaints: Complaints, linformer: str, message: str) -> None:
     override = f"model.attention={{kind: linformer, linformer: {linformer}}}"
-    (found,) = complaints(file, START + HOURGLASS, override)
+    (found,) = complaints(START + HOURGLASS, override)
     assert found.startswith(f"{override}: model.attention.linformer.{message}")
     assert found.endswith(" The middle layers read blocks of 4 tokens (model.downsample).")
 
 
 @pytest.mark.parametrize("linformer", ["{projected: [257, 65, 257]}", "{projected: [1, 13, 257], projection: max}"])
-def test_an_encoder_may_read_blocks_of_sequences_of_any_length(file: Path, linformer: str) -> None:
+def test_encoder_reads_blocks_of_any_length(file: Path, linformer: str) -> None:
     attention = f"model.attention={{kind: linformer, linformer: {linformer}}}"
     assert loaded(file, START + HOURGLASS, attention).model.layer_lengths("linformer", 257) == [257, 65, 257]
     inside = "model.attention={kind: [full, linformer, full], linformer: {projected: 65, sharing: layerwise}}"
@@ -172,13 +161,13 @@ def test_an_encoder_may_read_blocks_of_sequences_of_any_length(file: Path, linfo
         ("[]", "projected: expected a list of 1 or more"),
     ],
 )
-def test_slots_of_another_type_are_refused_once(file: Path, projected: str, message: str) -> None:
+def test_slots_of_another_type_are_refused(complaints: Complaints, projected: str, message: str) -> None:
     text = f"{START}model:\n  attention:\n    linformer:\n      projected: {projected}\n"
-    (found,) = complaints(file, text)
+    (found,) = complaints(text)
     assert found.startswith(f"file:6: model.attention.linformer.{message}")
 
 
-def test_the_sizes_of_heads_need_not_share_the_width(file: Path) -> None:
+def test_head_sizes_need_not_divide_the_width(complaints: Complaints, file: Path) -> None:
     sizes = loaded(
         file, "training: {steps: 1}\n", "model.width=15", "model.heads=4", "model.head_dim=6"
     ).model.head_dims
@@ -186,11 +175,11 @@ def test_the_sizes_of_heads_need_not_share_the_width(file: Path) -> None:
     assert loaded(
         file, "training: {steps: 1}\n", "model.width=16", "model.heads=4", "model.value_dim=9"
     ).model.head_dims == (4, 9)
-    odd = complaints(file, "training: {steps: 1}\n", "model.positions=rotary", "model.head_dim=7")
+    odd = complaints("training: {steps: 1}\n", "model.positions=rotary", "model.head_dim=7")
     assert odd == ["model.head_dim=7: rotary positions need queries of an even size, not 7. Use an even size."]
 
 
-def test_a_head_of_odd_width_may_be_placed_absolutely(file: Path) -> None:
+def test_odd_head_takes_absolute_positions(complaints: Complaints, file: Path) -> None:
     odd = [START, "model.width=15", "model.heads=5"]
-    assert "rotary positions need queries of an even size" in complaints(file, *odd)[0]
+    assert "rotary positions need queries of an even size" in complaints(*odd)[0]
     assert loaded(file, *odd, "model.positions=absolute").model.width == 15

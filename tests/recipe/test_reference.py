@@ -1,7 +1,10 @@
 """The reference of options is complete and says in words what the declarations say in types."""
 
+import pytest
+
 from lmlong.recipe import (
     ATTENTION_KINDS,
+    Attention,
     Conversion,
     Downsample,
     Model,
@@ -12,6 +15,7 @@ from lmlong.recipe import (
     Training,
 )
 from lmlong.recipe.file import dump, recipe_class
+from lmlong.recipe.kinds import CANDIDATES
 from lmlong.recipe.reference import Option, reference
 from lmlong.recipe.yaml import parse_yaml
 
@@ -27,7 +31,7 @@ def leaves(values: dict, prefix: str = "") -> set[str]:
     return found
 
 
-def test_every_key_of_a_resolved_recipe_is_listed_in_order_with_a_meaning() -> None:
+def test_every_key_is_listed_with_a_meaning() -> None:
     options = reference(recipe_class())
     model = Model(downsample=Downsample(), ngram_embedding=NgramEmbedding(), rope=EVERY_ROPE)
     every_section = Recipe(training=Training(steps=1), model=model, conversion=Conversion())
@@ -57,3 +61,8 @@ def test_an_option_is_described_in_plain_words() -> None:
     assert options["text.sources.N.paths", "files"].required
     assert options["text.sources.N.dataset", "hub"].type == "text"
     assert options["text.validation.sources.N.weight", "python-stdlib"].default == 1.0
+
+
+@pytest.mark.parametrize("name", CANDIDATES)
+def test_candidate_of_benchmarks_is_valid_and_of_one_kind(name: str) -> None:
+    assert isinstance(Attention.model_validate(CANDIDATES[name]).kind, str)

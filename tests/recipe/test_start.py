@@ -23,13 +23,13 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("start", ["first", "runs/first", "{runs}/first"])
-def test_the_model_and_the_tokenizer_are_those_of_the_run(runs: Path, start: str) -> None:
+def test_model_and_tokenizer_are_those_of_the_run(runs: Path, start: str) -> None:
     recipe = load({"training": {"steps": 7, "init_from": start.format(runs=runs)}, "text": {"sequence_length": 64}})
     assert (recipe.model, recipe.text.tokenizer) == (THERE.model, THERE.text.tokenizer)
     assert (recipe.training.steps, recipe.text.sequence_length) == (7, 64)
 
 
-def test_what_the_recipe_sets_is_its_own(runs: Path) -> None:
+def test_recipe_overrides_the_run(runs: Path) -> None:
     file = runs.parent / "own.yaml"
     file.write_text("text: {tokenizer: {vocabulary: 512}}\nmodel: {layers: 2}\ntraining: {init_from: first}\n")
     recipe = load(file, ["model.attention.kind=delta"])
@@ -37,17 +37,17 @@ def test_what_the_recipe_sets_is_its_own(runs: Path) -> None:
     assert recipe.model == THERE.model.model_copy(update={"layers": 2, "attention": Attention(kind="delta")})
 
 
-def test_the_whole_is_checked(runs: Path) -> None:
+def test_merged_recipe_is_checked(runs: Path) -> None:
     with pytest.raises(RecipeError, match=r"carry_state.*softmax"):
         load({"training": {"init_from": "first", "carry_state": True}})
 
 
-def test_the_recipe_of_a_trained_run_is_read_as_it_is(runs: Path) -> None:
+def test_recipe_of_a_trained_run_is_not_merged(runs: Path) -> None:
     assert load({"training": {"init_from": "first"}}, as_trained=True).model == Model()
 
 
 @pytest.mark.parametrize("content", [None, b"", b"- a", b"model: [", b"\xff", b"model: 3\ntext: {tokenizer: 4}"])
-def test_a_run_without_a_recipe_is_left_to_who_reads_its_weights(runs: Path, content: bytes | None) -> None:
+def test_run_without_a_recipe_changes_nothing(runs: Path, content: bytes | None) -> None:
     file = runs / "first" / "recipe.yaml"
     file.unlink() if content is None else file.write_bytes(content)
     try:
@@ -57,6 +57,6 @@ def test_a_run_without_a_recipe_is_left_to_who_reads_its_weights(runs: Path, con
 
 
 @pytest.mark.parametrize("values", [{"model": 3}, {"text": []}, {"training": {"init_from": 5}}])
-def test_other_mistakes_are_told_as_ever(runs: Path, values: dict[str, object]) -> None:
+def test_other_mistakes_are_reported(runs: Path, values: dict[str, object]) -> None:
     with pytest.raises(RecipeError):
         load({"training": {"init_from": "first"}} | values)

@@ -1,12 +1,7 @@
 """YAML as plain values: what each spelling means, where it stands, and what is refused."""
 
-import time
-from pathlib import Path
-
 import pytest
 
-from lmlong.errors import RecipeError
-from lmlong.recipe.file import load
 from lmlong.recipe.yaml import UNREADABLE, BrokenYAML, at, dotted, parse_yaml
 
 
@@ -28,14 +23,14 @@ from lmlong.recipe.yaml import UNREADABLE, BrokenYAML, at, dotted, parse_yaml
         ("{1: x, true: y}", {"1": "x", "true": "y"}),
     ],
 )
-def test_a_value_is_what_it_looks_like(text: str, value: object) -> None:
+def test_value_is_plain(text: str, value: object) -> None:
     document = parse_yaml(text)
     assert document.values == value
     assert isinstance(document.values, type(value))
     assert document.mistakes == []
 
 
-def test_every_key_and_entry_knows_its_line() -> None:
+def test_keys_and_entries_have_lines() -> None:
     tree = parse_yaml("\na:\n  b: 1\n\n  c:\n    - x\n    - d: 2\n")
     paths = [("a",), ("a", "b"), ("a", "c", 0), ("a", "c", 1, "d")]
     assert [tree.origin(path) for path in paths] == [2, 3, 6, 7]
@@ -43,7 +38,7 @@ def test_every_key_and_entry_knows_its_line() -> None:
     assert tree.origin(("z",)) == 1
 
 
-def test_equal_keys_are_reported_each() -> None:
+def test_equal_keys_are_reported() -> None:
     document = parse_yaml("a: 1\nb: {c: 1, c: 2}\na: 2\na: 3\n")
     assert document.mistakes == [
         (("b", "c"), 2, "given twice, first on line 2. Keep one of them."),
@@ -52,7 +47,7 @@ def test_equal_keys_are_reported_each() -> None:
     ]
 
 
-def test_merged_sections_give_way_to_own_keys_and_the_first_of_several_wins() -> None:
+def test_own_keys_and_the_first_merged_section_win() -> None:
     document = parse_yaml("x: &x {a: 1, b: 1}\ny: &y {a: 2, c: 2}\nz:\n  <<: [*x, *y]\n  b: 3\n")
     assert document.values["z"] == {"a": 1, "b": 3, "c": 2}
     assert document.mistakes == []
@@ -73,7 +68,7 @@ def test_merged_sections_give_way_to_own_keys_and_the_first_of_several_wins() ->
         ("<<: 3", (("<<",), 1, "only sections can be merged.")),
     ],
 )
-def test_what_is_no_plain_value_is_refused(text: str, mistake: tuple[object, ...]) -> None:
+def test_value_that_is_not_plain_is_refused(text: str, mistake: tuple[object, ...]) -> None:
     document = parse_yaml(text)
     assert document.mistakes == [mistake]
     if text.startswith("a: !"):
@@ -113,33 +108,19 @@ def test_broken_yaml_names_the_line(text: str, line: int, message: str) -> None:
     assert (caught.value.line, str(caught.value)) == (line, message)
 
 
-def test_an_alias_stands_for_the_last_anchor_of_its_name(recwarn: pytest.WarningsRecorder) -> None:
+def test_alias_is_the_last_anchor_of_its_name(recwarn: pytest.WarningsRecorder) -> None:
     assert parse_yaml("a: &x 1\nb: *x\nc: &x 2\nd: *x\n").values == {"a": 1, "b": 1, "c": 2, "d": 2}
     assert not recwarn.list
 
 
 @pytest.mark.parametrize("double", ["[*{0}, *{0}]", "{{<<: [*{0}, *{0}], {0}: *{0}}}"])
-def test_a_small_file_cannot_unfold_into_a_huge_one(double: str) -> None:
+def test_aliases_cannot_grow_without_bound(double: str) -> None:
     lines = ["x0: &x0 {a: 1}"] + [f"x{n}: &x{n} {double.format(f'x{n - 1}')}" for n in range(1, 60)]
     with pytest.raises(BrokenYAML, match="written out, its aliases are more than"):
         parse_yaml("\n".join(lines))
     with pytest.raises(BrokenYAML, match="written out, its aliases are more than"):
         parse_yaml(f"a: {{<<: [{', '.join(line.partition(': ')[2] for line in lines)}]}}")
     assert len(parse_yaml("\n".join(lines[:8])).values) == 8
-
-
-def test_a_small_recipe_of_many_aliases_is_refused_at_once(tmp_path: Path) -> None:
-    """Without a bound it takes seconds and gigabytes to check and to write out."""
-    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
-    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 7)]
-    bomb = tmp_path / "bomb.yaml"
-    bomb.write_text("\n".join([*lines, "text: {sources: *a6}"]))
-    begun = time.process_time()
-    with pytest.raises(RecipeError, match=r"bomb\.yaml:1: broken YAML: written out, its aliases"):
-        load(str(bomb))
-    with pytest.raises(RecipeError, match="written out"):
-        load("quickstart", [f"text={{{', '.join(lines)}}}"])
-    assert time.process_time() - begun < 2, "a bound on work, far from both"
 
 
 def test_paths_are_written_with_dots() -> None:

@@ -1,9 +1,9 @@
 """Described figures, drawn."""
 
-from io import BytesIO
 from pathlib import Path
 
 import pytest
+from matplotlib.axes import Axes
 
 from lmlong.report.figure import (
     COLORS,
@@ -37,7 +37,14 @@ PANEL = Panel(
 FIGURE = Figure([[PANEL]], size=(6.4, 3.2), legend_columns=3)
 
 
-def test_a_panel_shows_its_lines_levels_and_marks() -> None:
+def axes_of(panel: Panel, size: tuple[float, float] = (6.4, 4.4)) -> Axes:
+    """The axes of a panel, with all texts in their places."""
+    drawn = draw(Figure([[panel]], size))
+    drawn.draw_without_rendering()
+    return drawn.axes[0]
+
+
+def test_panel_shows_lines_levels_and_marks() -> None:
     drawn = draw(FIGURE)
     axes = drawn.axes[0]
     lines = {line.get_label(): line for line in axes.lines}
@@ -58,9 +65,7 @@ def test_a_panel_shows_its_lines_levels_and_marks() -> None:
 
 def test_texts_of_near_marks_do_not_overlap() -> None:
     marks = [Mark(x, f"trained at {x}") for x in (400, 512, 640)]
-    drawn = draw(Figure([[Panel([], ticks=[256, 16_384], marks=marks)]], (6.4, 4.4)))
-    drawn.draw_without_rendering()
-    (axes,) = drawn.axes
+    axes = axes_of(Panel([], ticks=[256, 16_384], marks=marks))
     labels = axes.child_axes[0].get_xticklabels()
     shown = [(label.get_window_extent(), label.get_text().count("\n")) for label in labels]
     line = shown[0][0].height
@@ -69,27 +74,21 @@ def test_texts_of_near_marks_do_not_overlap() -> None:
     assert axes.title.get_window_extent().y0 >= max(box.y1 for box, _ in shown) - 1
 
 
-def test_marks_of_a_log_axis_stand_where_their_values_are() -> None:
-    drawn = draw(Figure([[Panel([], ticks=[256, 16_384], marks=[Mark(512, "a"), Mark(2048, "b")])]], (6.4, 4.4)))
-    drawn.draw_without_rendering()
-    (axes,) = drawn.axes
+def test_marks_of_a_log_axis_are_at_their_values() -> None:
+    axes = axes_of(Panel([], ticks=[256, 16_384], marks=[Mark(512, "a"), Mark(2048, "b")]))
     centers = [sum(label.get_window_extent().intervalx) / 2 for label in axes.child_axes[0].get_xticklabels()]
     assert centers == pytest.approx([axes.transData.transform((x, 1))[0] for x in (512, 2048)], abs=1)
 
 
 def test_of_many_ticks_every_second_is_named() -> None:
     ticks = [2**n for n in range(10)]
-    (axes,) = draw(Figure([[Panel([], ticks=ticks)]], (4, 4))).axes
+    axes = axes_of(Panel([], ticks=ticks), (4, 4))
     assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "4", "16", "64", "256"]
 
 
 def test_the_right_end_names_the_same_ticks() -> None:
     line = Line("a", [1, 2], [2.0, 8.0], style(0))
-    drawn = draw(
-        Figure([[Panel([line], y_label="bits", right_label="double", right_name=lambda y: f"{2 * y:g}")]], (4, 4))
-    )
-    drawn.draw_without_rendering()
-    (axes,) = drawn.axes
+    axes = axes_of(Panel([line], y_label="bits", right_label="double", right_name=lambda y: f"{2 * y:g}"), (4, 4))
     (right,) = axes.child_axes
     assert right.get_ylabel() == "double" and right.get_yticks().tolist() == axes.get_yticks().tolist()
     names = [label.get_text() for label in right.get_yticklabels()]
@@ -98,16 +97,15 @@ def test_the_right_end_names_the_same_ticks() -> None:
 
 def test_a_log_axis_is_named_in_full() -> None:
     line = Line("a", [1, 2], [900.0, 6000.0], style(0))
-    drawn = draw(Figure([[Panel([line], ticks=[1, 2], y_scale="log 1-2-5")]], (4, 4)))
-    drawn.savefig(BytesIO())
-    names = [label.get_text() for label in drawn.axes[0].yaxis.get_ticklabels(which="both")]
+    axes = axes_of(Panel([line], ticks=[1, 2], y_scale="log 1-2-5"), (4, 4))
+    names = [label.get_text() for label in axes.yaxis.get_ticklabels(which="both")]
     assert {"1,000", "2,000", "5,000"} <= set(names) and "3,000" not in names
 
 
-def test_bands_and_error_bars_end_at_the_limits_of_values() -> None:
+def test_bands_and_error_bars_are_clipped() -> None:
     banded = Line("a", [1, 2], [0.1, 0.9], style(0), low=[-0.2, 0.8], high=[0.4, 1.2])
     barred = Line("b", [1, 2], [0.1, 0.9], style(1), errors=[0.3, 0.3])
-    (axes,) = draw(Figure([[Panel([banded, barred], y_limits=(0.0, 1.0))]], (4, 4))).axes
+    axes = axes_of(Panel([banded, barred], y_limits=(0.0, 1.0)), (4, 4))
     band, bars = axes.collections
     assert {float(y) for _, y in band.get_paths()[0].vertices} == {0.0, 0.4, 0.8, 1.0}
     assert [segment[:, 1].tolist() for segment in bars.get_segments()] == [
@@ -116,7 +114,7 @@ def test_bands_and_error_bars_end_at_the_limits_of_values() -> None:
     ]
 
 
-def test_legends_and_titles_stand_above_the_data_and_notes_begin_at_its_left() -> None:
+def test_legends_titles_and_notes_surround_the_data() -> None:
     lines = [Line(name, [1, 1024], [1.0, 2.0], style(number)) for number, name in enumerate("abcd")]
     panel = Panel(lines, "loss", "tokens", ticks=[1, 1024], note="1  one\n2  two", marks=[Mark(32, "here")])
     drawn = draw(Figure([[panel]], (5, 5), legend_columns=3))
@@ -142,13 +140,13 @@ def test_the_name_says_the_format(tmp_path: Path, name: str, head: bytes) -> Non
     assert (tmp_path / name).read_bytes().startswith(head)
 
 
-def test_a_shared_axis_is_labelled_at_the_edge_alone() -> None:
+def test_shared_axis_is_labelled_once() -> None:
     panel = Panel([Line("a", [1, 2], [1, 2], style(0))], x_label="x", y_label="y")
     axes = draw(Figure([[panel, panel], [panel, panel]], (6, 4), share_x=True, share_y=True)).axes
     assert [(each.get_xlabel(), each.get_ylabel()) for each in axes] == [("", "y"), ("", ""), ("x", "y"), ("x", "")]
 
 
-def test_each_name_is_a_line_through_its_rows_in_a_style_of_its_own() -> None:
+def test_lines_of_groups_have_their_styles() -> None:
     groups = [("a", [(1, 4.0, 0.5), (2, 3.0, 0.25)]), ("b", []), ("c", [(1, 2.0, 0.5)])]
     x, y, error = (lambda row, index=index: row[index] for index in range(3))
     first, empty, last = lines_of(groups, x, y, error=error, band=lambda row: (0, 9))
@@ -157,7 +155,7 @@ def test_each_name_is_a_line_through_its_rows_in_a_style_of_its_own() -> None:
     assert [line.style.color for line in (first, empty, last)] == list(COLORS[:3])
 
 
-def test_titles_of_a_row_stand_at_one_height() -> None:
+def test_titles_of_a_row_are_aligned() -> None:
     plain = PANEL._replace(marks=[])
     marked = PANEL._replace(marks=[Mark(32, "trained"), Mark(64, "again")])
     drawn = draw(Figure([[plain, marked]], size=(8, 4)))
@@ -168,7 +166,7 @@ def test_titles_of_a_row_stand_at_one_height() -> None:
 
 def test_small_changes_look_small() -> None:
     flat = [Line("a", [1, 1024], [2.0001, 2.0], style(0))]
-    axes = draw(Figure([[Panel(flat, least_span=0.02)]], size=(4, 4))).axes[0]
+    axes = axes_of(Panel(flat, least_span=0.02), (4, 4))
     low, high = axes.get_ylim()
     assert high - low == pytest.approx(0.02) and (low + high) / 2 == pytest.approx(2.00005)
     assert axes.yaxis.get_major_formatter().get_offset() == ""

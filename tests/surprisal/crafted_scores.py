@@ -1,7 +1,4 @@
-"""Saved scores that anybody may have made: values changed at random, under a digest that is right.
-
-A number stands for the same file on every machine. `lmlong score` refuses such a file with a message, or continues it.
-"""
+"""Saved scores from strangers: `lmlong score` refuses such a file with a message, or continues it."""
 
 from pathlib import Path
 from random import Random
@@ -9,12 +6,12 @@ from typing import Any, NamedTuple
 
 from click.testing import CliRunner
 from crafted_values import changed, write_state
-from inference.conftest import prose, write_run
+from inference.conftest import prose
+from models import write_run
 from safetensors.torch import load_file
 from torch import Tensor
 
 from lmlong.cli.score import score
-from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.errors import LmlongError
 from lmlong.inference import state_file
 
@@ -36,7 +33,8 @@ class Place(NamedTuple):
 
 
 def prepare(folder: Path) -> Place:
-    run, files = write_run(folder / "tiny", ByteTokenizer(), "bytes"), []
+    run, files = folder / "tiny", []
+    write_run(run, deviation=1.0, width=16, heads=2, attention={"kind": "linear"})
     for options, data in (((), prose(300).encode()), (OPTIONS, RECORDS)):
         file = folder / "saved.state"
         words = [str(word) for word in (run, *options, "--save-state", file)]
@@ -52,9 +50,8 @@ def write(file: Path, about: dict[str, Any], tensors: dict[str, Tensor], saved: 
     write_state(file, {**about, "score": saved}, tensors)
 
 
-def try_score(number: int, place: Place) -> tuple[str, list[str]]:
-    """Continue the score of a number; return what came of it and what is wrong."""
-    draw = Random(number)
+def try_score(draw: Random, place: Place) -> tuple[str, list[str]]:
+    """Continue a drawn score; return the outcome, and what is wrong."""
     options, data, (about, tensors) = draw.choice(
         (((), prose(40).encode(), place.text), (OPTIONS, RECORDS[:400], place.records))
     )

@@ -25,7 +25,7 @@ def panels(along: SurpriseAlong) -> list[Panel]:
 
 
 @pytest.mark.parametrize("count", [40, 5000])
-def test_the_curve_is_of_all_bits(count: int) -> None:
+def test_curve_has_all_bits(count: int) -> None:
     along, drawn = SurpriseAlong(), units(count)
     for unit in drawn:
         along.add(unit)
@@ -39,11 +39,11 @@ def test_the_curve_is_of_all_bits(count: int) -> None:
     assert places[0] == pytest.approx(most.offset) and f"1  {most.text.strip()}\n" in f"{below.note}\n"
 
 
-def test_an_empty_text_has_no_marks() -> None:
+def test_empty_text_has_no_marks() -> None:
     assert not panels(SurpriseAlong())[1].marks
 
 
-def test_lines_that_say_something_are_marked_rather_than_empty_ones() -> None:
+def test_empty_lines_are_not_marked() -> None:
     along, drawn = SurpriseAlong(), units(200)
     drawn[100] = drawn[100]._replace(z=99.0, text="\n")
     for unit in drawn:

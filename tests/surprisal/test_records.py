@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from inference.conftest import prose, write_run
+from inference.conftest import prose
+from models import write_run
 from surprisal.test_stream import eval_bits
 
-from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.inference.loading import TrainedLanguageModel, load
 from lmlong.surprisal.records import Lines, RecordScore
 from lmlong.surprisal.units import Surprise
@@ -15,7 +15,8 @@ from lmlong.surprisal.units import Surprise
 
 @pytest.fixture
 def trained(tmp_path: Path) -> TrainedLanguageModel:
-    return load(write_run(tmp_path / "tiny", ByteTokenizer(), "bytes"), "cpu")
+    write_run(tmp_path / "tiny", deviation=1.0, width=16, heads=2, attention={"kind": "linear"})
+    return load(tmp_path / "tiny", "cpu")
 
 
 def scored(records: RecordScore, data: bytes, step: int = 1 << 16) -> list[Surprise]:
@@ -23,7 +24,7 @@ def scored(records: RecordScore, data: bytes, step: int = 1 << 16) -> list[Surpr
     return [each for piece in pieces for each in records.read(piece)] + list(records.finish())
 
 
-def test_lines_are_cut_however_they_come_and_long_ones_are_not_held() -> None:
+def test_lines_are_split_and_long_ones_dropped() -> None:
     data = b"one\n\ntwo \xff\n" + b"x" * 100 + b"\nlast"
     for step in (1, 3, 1000):
         lines = Lines(longest=50)
@@ -35,7 +36,7 @@ def test_lines_are_cut_however_they_come_and_long_ones_are_not_held() -> None:
         assert [line.offset for line in found] == [0, 4, 5, 11, 112]
 
 
-def test_a_record_is_a_document_of_its_own(trained: TrainedLanguageModel) -> None:
+def test_record_is_a_document(trained: TrainedLanguageModel) -> None:
     texts = [prose(30, seed) for seed in range(5)]
     data = "".join(json.dumps({"message": text}) + "\n" for text in texts).encode()
     found = scored(RecordScore(trained, field="message"), data)
@@ -50,7 +51,7 @@ def test_a_record_is_a_document_of_its_own(trained: TrainedLanguageModel) -> Non
     )
 
 
-def test_lines_that_are_not_records_are_counted_by_reason(trained: TrainedLanguageModel) -> None:
+def test_invalid_records_are_counted(trained: TrainedLanguageModel) -> None:
     lines = [
         b'{"message": "fine"}',
         b"",

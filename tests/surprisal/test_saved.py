@@ -1,7 +1,4 @@
-"""Saved scores with changed values and a digest that is right: refused, or continued, and nothing else.
-
-What a number stands for, and many more of them: `tools/fuzz.py crafted-scores --cases 1 --seed NUMBER`.
-"""
+"""Saved scores with impossible values under a correct digest are refused; tests/crafted.py draws more of them."""
 
 import copy
 from collections.abc import Callable
@@ -9,12 +6,10 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from surprisal.crafted_scores import Place, prepare, try_score, write
+from surprisal.crafted_scores import Place, prepare, write
 
 from lmlong.cli.score import score
 from lmlong.errors import LmlongError
-
-USUAL = 25
 
 
 @pytest.fixture(scope="module")
@@ -22,13 +17,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     return prepare(tmp_path_factory.mktemp("place"))
 
 
-def test_the_first_crafted_scores(place: Place) -> None:
-    tried = {number: try_score(number, place) for number in range(USUAL)}
-    assert {number: complaints for number, (_, complaints) in tried.items() if complaints} == {}
-    assert {what for what, _ in tried.values()} == {"refused", "scored"}
-
-
-def test_an_unchanged_score_is_continued(place: Place) -> None:
+def test_unchanged_score_is_continued(place: Place) -> None:
     about, tensors = place.text
     write(place.crafted, about, tensors, about["score"])
     assert continued(place) is None
@@ -45,7 +34,7 @@ def test_an_unchanged_score_is_continued(place: Place) -> None:
         lambda saved: saved["totals"]["scores"].update(spread=5e-324, taken_at=1, bins=[3], counts=[1]),
     ],
 )
-def test_a_unit_that_no_text_has_is_refused(place: Place, change: Callable[[dict[str, Any]], None]) -> None:
+def test_impossible_score_is_refused(place: Place, change: Callable[[dict[str, Any]], None]) -> None:
     about, tensors = place.text
     saved = copy.deepcopy(about["score"])
     change(saved)

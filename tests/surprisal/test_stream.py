@@ -8,9 +8,11 @@ import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from inference.conftest import prose, write_run
+from inference.conftest import prose
+from models import write_run
 
 import lmlong
 from lmlong import recipe
@@ -29,7 +31,9 @@ UNITS = ("token", "byte", "line", "position")
 @pytest.fixture(scope="module")
 def subword_model(tmp_path_factory: pytest.TempPathFactory) -> TrainedLanguageModel:
     pieces = train_tokenizer([prose(3000)], recipe.Tokenizer(vocabulary=600))
-    return load(write_run(tmp_path_factory.mktemp("run"), pieces, "sentencepiece", 0.3), "cpu")
+    run = tmp_path_factory.mktemp("run")
+    write_run(run, pieces, deviation=0.3, width=16, heads=2, attention={"kind": "linear"})
+    return load(run, "cpu")
 
 
 def eval_bits(trained: TrainedLanguageModel, text: str, end: bool = False) -> float:
@@ -51,7 +55,7 @@ def learning_model(subword_model: TrainedLanguageModel) -> TrainedLanguageModel:
     return dataclasses.replace(subword_model, learn=True)
 
 
-def test_a_model_that_learns_has_the_bits_of_eval_and_fewer_than_without(
+def test_learning_model_has_fewer_bits(
     subword_model: TrainedLanguageModel, learning_model: TrainedLanguageModel
 ) -> None:
     bits = sum(each.bits for each in lmlong.score(learning_model, TEXT))
@@ -59,23 +63,30 @@ def test_a_model_that_learns_has_the_bits_of_eval_and_fewer_than_without(
     assert bits < 0.99 * eval_bits(subword_model, TEXT)
 
 
-def test_a_saved_score_that_learns_continues_to_the_same_bits(
+def restored(score: TextScore, model: TrainedLanguageModel, unit: Any, file: Path, **options: Any) -> TextScore:
+    """The score that continues from the saved state of another."""
+    model.save_state(score.session, file)
+    saved = json.loads(json.dumps(score.to_json()))
+    totals = type(score.totals).from_json(saved["totals"])
+    again = TextScore(model, unit, totals=totals, session=model.load_state(file), **options)
+    again.restore(saved)
+    return again
+
+
+def test_saved_score_that_learns_continues_to_the_same_bits(
     learning_model: TrainedLanguageModel, tmp_path: Path
 ) -> None:
     data = TEXT.encode()
     first, whole = TextScore(learning_model), TextScore(learning_model)
     for score in (first, whole):
         list(score.read(data[:2000]))
-    learning_model.save_state(first.session, tmp_path / "a.state")
-    saved = json.loads(json.dumps(first.to_json()))
-    again = TextScore(learning_model, session=learning_model.load_state(tmp_path / "a.state"), totals=first.totals)
-    again.restore(saved)
+    again = restored(first, learning_model, "line", tmp_path / "a.state")
     rest = [[*score.read(data[2000:]), *score.finish()] for score in (again, whole)]
     assert [each.bits for each in rest[0]] == [each.bits for each in rest[1]]
 
 
 @pytest.mark.parametrize("unit", UNITS)
-def test_units_after_a_state_are_those_of_the_new_text(subword_model: TrainedLanguageModel, unit: str) -> None:
+def test_units_after_a_state_are_of_the_new_text(subword_model: TrainedLanguageModel, unit: str) -> None:
     """The end of the text before may be unread, since its tokens depend on what follows."""
     unread = 0
     for cut in range(1000, 1030, 6):
@@ -93,7 +104,7 @@ def test_units_after_a_state_are_those_of_the_new_text(subword_model: TrainedLan
 
 
 @pytest.mark.parametrize("unit", UNITS)
-def test_units_sum_to_what_eval_finds(subword_model: TrainedLanguageModel, unit: str) -> None:
+def test_units_sum_to_the_bits_of_eval(subword_model: TrainedLanguageModel, unit: str) -> None:
     found = list(lmlong.score(subword_model, TEXT, by=unit))  # type: ignore[arg-type]
     assert sum(each.bits for each in found) == pytest.approx(eval_bits(subword_model, TEXT), rel=1e-6)
     assert sum(each.tokens for each in found) == len(subword_model.tokenizer.encode(TEXT))
@@ -106,7 +117,7 @@ def test_units_sum_to_what_eval_finds(subword_model: TrainedLanguageModel, unit:
     assert found[-1].mean == pytest.approx(sum(each.bits for each in found) / place)
 
 
-def test_each_line_is_a_unit_with_its_text(subword_model: TrainedLanguageModel) -> None:
+def test_line_units_have_their_text(subword_model: TrainedLanguageModel) -> None:
     found = list(lmlong.score(subword_model, TEXT))
     lines = [line + "\n" for line in TEXT.split("\n")]
     lines[-1] = lines[-1][:-1]
@@ -114,13 +125,13 @@ def test_each_line_is_a_unit_with_its_text(subword_model: TrainedLanguageModel) 
     assert [each.text for each in found] == [line.encode()[:KEPT].decode("utf-8", "replace") for line in lines]
 
 
-def test_each_position_unit_is_as_long_as_all_before_it(subword_model: TrainedLanguageModel) -> None:
+def test_position_units_double_in_length(subword_model: TrainedLanguageModel) -> None:
     found = list(lmlong.score(subword_model, TEXT, by="position"))
     assert [each.tokens for each in found[:-1]] == [1, *(2**n for n in range(len(found) - 2))]
 
 
 @pytest.mark.parametrize(("seed", "most"), [(0, 1), (1, 7), (2, 300)])
-def test_any_pieces_give_the_same_units(subword_model: TrainedLanguageModel, seed: int, most: int) -> None:
+def test_pieces_give_the_same_units(subword_model: TrainedLanguageModel, seed: int, most: int) -> None:
     text = TEXT[-900:] if most < 10 else TEXT  # small pieces are slow
     whole = list(lmlong.score(subword_model, text))
     scores = TextScore(subword_model)
@@ -128,7 +139,7 @@ def test_any_pieces_give_the_same_units(subword_model: TrainedLanguageModel, see
     assert_alike([*found, *scores.finish()], whole)
 
 
-def test_a_file_may_be_of_text_or_of_bytes_or_a_pipe(subword_model: TrainedLanguageModel, tmp_path: Path) -> None:
+def test_text_binary_file_and_pipe_are_scored(subword_model: TrainedLanguageModel, tmp_path: Path) -> None:
     path = tmp_path / "text"
     path.write_bytes(TEXT.encode())
     whole = list(lmlong.score(subword_model, TEXT))
@@ -143,7 +154,7 @@ def test_a_file_may_be_of_text_or_of_bytes_or_a_pipe(subword_model: TrainedLangu
 
 
 @pytest.mark.parametrize("unit", UNITS)
-def test_units_after_a_saved_state_are_those_of_the_whole_text(
+def test_saved_score_continues_to_the_same_units(
     subword_model: TrainedLanguageModel, unit: str, tmp_path: Path
 ) -> None:
     data = TEXT.encode()
@@ -152,16 +163,11 @@ def test_units_after_a_saved_state_are_those_of_the_whole_text(
     for place in places if unit == "line" else places[1:2]:
         first = TextScore(subword_model, unit)  # type: ignore[arg-type]
         found = list(first.read(data[:place]))
-        subword_model.save_state(first.session, tmp_path / "state")
-        saved = json.loads(json.dumps(first.to_json()))
-        totals = type(first.totals).from_json(saved["totals"])
-        session = subword_model.load_state(tmp_path / "state")
-        second = TextScore(subword_model, unit, totals=totals, session=session)  # type: ignore[arg-type]
-        second.restore(saved)
+        second = restored(first, subword_model, unit, tmp_path / "state")
         assert_alike([*found, *second.read(data[place:]), *second.finish()], whole)
 
 
-def test_bytes_that_are_not_text_count_as_they_were_read(subword_model: TrainedLanguageModel) -> None:
+def test_invalid_bytes_are_counted(subword_model: TrainedLanguageModel) -> None:
     data = b"to be\xff\xfe or\nnot \xe2\x82\nto be\xf0\x9f"
     for step in (1, 2, 100):
         scores = TextScore(subword_model)
@@ -172,7 +178,7 @@ def test_bytes_that_are_not_text_count_as_they_were_read(subword_model: TrainedL
         assert found[0].text == "to be\ufffd\ufffd or\n"
 
 
-def test_a_line_of_broken_bytes_that_never_ends_takes_no_memory(subword_model: TrainedLanguageModel) -> None:
+def test_endless_line_takes_no_memory(subword_model: TrainedLanguageModel) -> None:
     scores = TextScore(subword_model)
     sizes = []
     for _ in range(4):
@@ -192,7 +198,7 @@ def test_text_continues_after_settle(subword_model: TrainedLanguageModel) -> Non
     assert [each.bytes for each in found] == [13, 5]
 
 
-def test_an_unknown_unit_is_refused(subword_model: TrainedLanguageModel) -> None:
+def test_unknown_unit_is_refused(subword_model: TrainedLanguageModel) -> None:
     with pytest.raises(UsageError, match="by: 'word'"):
         list(lmlong.score(subword_model, "to be", by="word"))  # type: ignore[arg-type]
 
@@ -208,7 +214,7 @@ def assert_alike(found: list[Surprise], expected: list[Surprise]) -> None:
         )
 
 
-def test_a_text_is_scored_in_the_precision_of_training(
+def test_precision_is_that_of_training(
     subword_model: TrainedLanguageModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(precision, "computes_in_bf16", lambda device: True)
@@ -222,7 +228,7 @@ def test_a_text_is_scored_in_the_precision_of_training(
     assert own == pytest.approx(exact, rel=0.02)
 
 
-def test_a_state_that_was_read_in_bf16_can_be_saved(subword_model: TrainedLanguageModel, tmp_path: Path) -> None:
+def test_state_read_in_bfloat16_can_be_saved(subword_model: TrainedLanguageModel, tmp_path: Path) -> None:
     score = TextScore(subword_model, precision="bf16")
     assert list(score.read(TEXT.encode()))
     subword_model.save_state(score.session, tmp_path / "a.state")

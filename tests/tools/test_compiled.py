@@ -64,7 +64,7 @@ def test_torch_compile_traces_the_kernels() -> None:
     assert done.stdout.strip() == "12", done.stdout + done.stderr  # 4 forward, 8 backward
 
 
-def test_the_configurations_are_few_and_cover_all_kernels(compiled: ModuleType) -> None:
+def test_configurations_cover_all_kernels(compiled: ModuleType) -> None:
     launches = compiled.configurations(compiled.PROBLEMS)
     assert len(launches) <= 150
     assert {launch.name for launch in launches} == {*compiled.PRODUCTS, *compiled.WITHOUT_PRODUCTS}
@@ -84,7 +84,7 @@ def test_the_configurations_are_few_and_cover_all_kernels(compiled: ModuleType) 
         ({"error": "CompilationError: at 3:4"}, "CompilationError: at 3:4"),
     ],
 )
-def test_what_exceeds_a_limit_is_a_failure(compiled: ModuleType, reported: dict[str, Any], failure: str) -> None:
+def test_exceeded_limit_is_a_failure(compiled: ModuleType, reported: dict[str, Any], failure: str) -> None:
     row = {"kernel": "tile_outputs", "features": 64, "values": 64, "dtype": "bfloat16", "arch": 89, "error": None}
     row |= {"shared": 1024, "spills": 0, "tensor_cores": {"mma": 4}, "seconds": 1.0}
     assert compiled.failures_of(row) == []

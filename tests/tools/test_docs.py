@@ -14,12 +14,12 @@ import docs  # noqa: E402
 
 
 @pytest.mark.parametrize("name", docs.PAGES)
-def test_the_generated_pages_are_up_to_date(name: str) -> None:
+def test_generated_pages_are_up_to_date(name: str) -> None:
     written = (docs.FOLDER / name).read_text(encoding="utf-8")
     assert written == docs.PAGES[name](), f"docs/reference/{name} is out of date: run `python tools/docs.py`"
 
 
-def test_the_pages_have_every_command_option_and_public_name() -> None:
+def test_pages_have_every_command_option_and_name() -> None:
     import lmlong
     from lmlong.recipe.file import recipe_class
     from lmlong.recipe.reference import reference

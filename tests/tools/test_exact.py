@@ -49,12 +49,12 @@ def test_digests_differ_where_numbers_do(folder: Workspace) -> None:
     assert digests.digest(first) != digests.digest(one_bit)
 
 
-def test_a_tensor_is_not_one_of_another_shape_or_type() -> None:
+def test_digest_knows_shape_and_type() -> None:
     tensors = [torch.zeros(4), torch.zeros(2, 2), torch.zeros(4, dtype=torch.int32), torch.zeros(8, dtype=torch.half)]
     assert len({digests.leaf_digest(tensor) for tensor in [*tensors, 0.0, 0, "0"]}) == 7
 
 
-def test_every_kind_of_attention_feature_map_and_decay_has_a_case() -> None:
+def test_every_kind_has_a_case() -> None:
     tables = {**variants.LINEAR, **variants.KINDS, **variants.DETAILS, **variants.ENCODERS}
     chosen = [options["model.attention"] for options in tables.values()]
     built_in = [
@@ -69,7 +69,7 @@ def test_every_kind_of_attention_feature_map_and_decay_has_a_case() -> None:
     assert all({f"gradients {name}", f"train {name}"} <= names for name in variants.KINDS | variants.ENCODERS)
 
 
-def test_cases_that_differ_fail_or_are_missing_are_named() -> None:
+def test_differences_are_named() -> None:
     now = exact.Measured({"same": "1", "other": "2", "new": "3"}, {}, {"broken": "ValueError: no\nsuch thing"})
     before = {"same": "1", "other": "1", "broken": "1", "gone": "1"}
     lines = ["failed: broken: ValueError: no", "differs: other"]
@@ -77,7 +77,7 @@ def test_cases_that_differ_fail_or_are_missing_are_named() -> None:
     assert exact.differences(now, before, whole=True) == [*lines, "missing: gone"]
 
 
-def test_the_command_names_a_case_that_is_not_as_in_the_history(
+def test_command_names_a_changed_case(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     module = runpy.run_path(str(TOOLS / "baseline"))

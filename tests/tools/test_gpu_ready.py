@@ -56,7 +56,7 @@ def test_operations_do_not_grow_with_the_text(counts: ModuleType, kind: str) -> 
     assert loss[0].operations < loss[1].operations < 4 * loss[0].operations  # four pieces
 
 
-def test_growth_and_memory_above_the_limits_are_failures(counts: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_growth_above_limits_is_a_failure(counts: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counts, "GPU_POLICY", CPU_POLICY)
     monkeypatch.setattr(counts, "TEMPORARY", 1e6)
     monkeypatch.setitem(counts.KINDS, "linear", counts.KINDS["linear"]._replace(limit=300))
@@ -67,7 +67,7 @@ def test_growth_and_memory_above_the_limits_are_failures(counts: ModuleType, mon
     assert "GB of temporary tensors" in said
 
 
-def test_a_wait_is_a_failure(counts: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wait_is_a_failure(counts: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     forward = LanguageModel.forward
 
     def waits(model: LanguageModel, tokens: torch.Tensor, *rest: object) -> object:

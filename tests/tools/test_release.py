@@ -25,7 +25,7 @@ def test_every_library_of_the_package_is_prebuilt() -> None:
     assert {code().folder for code in LIBRARIES.values()} == {path.parent for path in PACKAGE.rglob("*.cpp")}
 
 
-def test_release_notes_are_the_newest_section_of_this_version() -> None:
+def test_release_notes_are_the_newest_section() -> None:
     version = lmlong.__version__
     assert release_notes(f"# Changelog\n\n## {version} (today)\n\n- new\n\n## 0.0.1\n\n- old\n") == "- new\n"
     with pytest.raises(LmlongError, match=r"CHANGELOG\.md begins with 99\.0, and the version is"):
@@ -40,7 +40,7 @@ def wheel(path: Path, names: set[str]) -> Path:
     return path
 
 
-def test_a_wheel_with_other_files_is_refused(tmp_path: Path) -> None:
+def test_wheel_with_other_files_is_refused(tmp_path: Path) -> None:
     names = {*distributions.tracked("lmlong"), *(f"lmlong/{name}" for name in distributions.tracked("recipes"))}
     whole = {*names, "lmlong-0.1.0.dist-info/METADATA"}
     path = tmp_path / "lmlong-0.1.0-py3-none-any.whl"
@@ -59,7 +59,7 @@ def test_a_wheel_with_other_files_is_refused(tmp_path: Path) -> None:
 @pytest.mark.slow
 @needs_compiler
 @pytest.mark.skipif(find_spec("build") is None, reason="needs pip install -e '.[release]', and the network")
-def test_a_wheel_contains_the_native_code_that_it_is_given(tmp_path: Path) -> None:
+def test_wheel_contains_native_code(tmp_path: Path) -> None:
     folder = tmp_path / "manylinux_2_27_x86_64"
     assert len(list(compile_levels(folder, ["x86-64-v3"]))) == len(LIBRARIES)
     built = distributions.build("wheel", distributions.ROOT, tmp_path / "dist", folder)

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -51,6 +51,24 @@ training:
 
 
 SOFTMAX = ("model.attention.kind=softmax", "model.convolution=0")
+TABLES = "model.ngram_embedding={rows: 512, width: 8}"
+RUN = "RUN"
+"""Stands for the run of a softmax model in options."""
+TEACHER, FROM_RUN = f"training.teacher={RUN}", f"training.init_from={RUN}"
+LAYERS_OF_A_TEACHER = (TEACHER, FROM_RUN, "training.teacher_of=layers", "model.attention.feature_map=hedgehog")
+
+
+def of_run(options: Iterable[str], run: Path) -> tuple[str, ...]:
+    """Options with the folder of a run where they have RUN."""
+    return tuple(option.replace(RUN, str(run)) for option in options)
+
+
+def sharded(stage: int, folder: Path) -> tuple[str, ...]:
+    """Options for a stage of DeepSpeed, with no weight too small to be divided."""
+    settings = folder / "settings.json"
+    settings.write_text(json.dumps({"zero_optimization": {"stage3_param_persistence_threshold": 0}}))
+    deepspeed = (f"training.deepspeed.stage={stage}", f"training.deepspeed.config={settings}")
+    return "training.strategy=deepspeed", *deepspeed
 
 
 def write_tiny(folder: Path) -> Path:

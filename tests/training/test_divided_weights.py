@@ -55,7 +55,7 @@ KINDS = [
 
 
 @pytest.mark.parametrize("options", KINDS, ids=["delta", "favor", "linformer"])
-def test_weights_are_those_of_a_build_in_one_process(
+def test_weights_are_those_of_one_process(
     recipe_of: Recipes, tmp_path: Path, options: list[str], gathered: list[int]
 ) -> None:
     train(recipe_of(*UNMOVED, *options), tmp_path / "run")
@@ -66,7 +66,7 @@ def test_weights_are_those_of_a_build_in_one_process(
     assert all(torch.allclose(built[name], expected[name], rtol=0, atol=1e-25) for name in expected)
 
 
-def test_weights_of_another_run_are_loaded_one_at_a_time(
+def test_weights_are_loaded_one_at_a_time(
     recipe_of: Recipes, four_steps: Path, tmp_path: Path, gathered: list[int]
 ) -> None:
     """Its convolutions and the weights of its attention are new, and start as without DeepSpeed."""
@@ -80,7 +80,7 @@ def test_weights_of_another_run_are_loaded_one_at_a_time(
     assert all(torch.allclose(built[name], expected[name], rtol=0, atol=1e-25) for name in expected)
 
 
-def test_the_last_figure_is_that_of_the_best_checkpoint(recipe_of: Recipes, tmp_path: Path) -> None:
+def test_last_figure_is_that_of_the_best(recipe_of: Recipes, tmp_path: Path) -> None:
     options = (*STAGE_3, "training.validate_every=1")
     best = train(recipe_of(*options, "training.steps=2"), tmp_path / "run").validation
     worse = (*options, "training.steps=3", "training.learning_rate=5")

@@ -26,7 +26,7 @@ from .conftest import Recipes
     ],
     ids=["causal", "masked"],
 )
-def test_the_result_is_that_of_the_run(
+def test_result_is_that_of_the_run(
     recipe_of: Recipes, tmp_path: Path, options: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What the child process does, in this one."""
@@ -42,7 +42,7 @@ def test_the_result_is_that_of_the_run(
     assert result.peak_bytes and not result.too_long and not result.notes
 
 
-def test_rows_that_take_too_long_are_not_measured(recipe_of: Recipes) -> None:
+def test_slow_rows_are_not_measured(recipe_of: Recipes) -> None:
     recipe = recipe_of("text.sequence_length=1024", "devices=2", "training.sequence_parallel=2")
     result = dry_run(recipe, limit=1e-9)
     assert (result.too_long, result.longest, result.length) == ("time", 512, 64)  # of each of two processes
@@ -53,7 +53,7 @@ def test_rows_that_take_too_long_are_not_measured(recipe_of: Recipes) -> None:
 
 @pytest.mark.slow  # two processes
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the size of a process from /proc")
-def test_a_model_that_does_not_fit_is_reported_with_what_saves_memory(tiny: Path) -> None:
+def test_too_large_model_is_reported(tiny: Path) -> None:
     """Of 130 million parameters: 0.5 GB of weights fit, but not their gradients and moments."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     most = pages * resource.getpagesize() + 10**9
@@ -69,7 +69,7 @@ def test_a_model_that_does_not_fit_is_reported_with_what_saves_memory(tiny: Path
     assert ("saves", "memory  training.segment=64") in rows
 
 
-def test_only_what_a_recipe_allows_saves_memory(recipe_of: Recipes) -> None:
+def test_memory_options_are_valid(recipe_of: Recipes) -> None:
     batch, parts = "training.batch_size=1 training.accumulate=4", "devices=2 training.sequence_parallel=2"
     recompute = "training.activation_checkpointing=true"
     assert memory_options(recipe_of(), 512) == ["training.segment=512", recompute, batch, parts]

@@ -24,7 +24,7 @@ from lmlong.recipe import Files, Model, Text, Tokenizer, Training
 from .conftest import Recipes, metrics
 
 
-def test_a_thread_trains_what_the_main_thread_trains(recipe_of: Recipes, tmp_path: Path) -> None:
+def test_thread_trains_like_the_main_thread(recipe_of: Recipes, tmp_path: Path) -> None:
     recipe = recipe_of("model.dropout=0.1")
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
     here = lmlong.train(recipe, tmp_path / "here")
@@ -38,7 +38,7 @@ def test_a_thread_trains_what_the_main_thread_trains(recipe_of: Recipes, tmp_pat
     assert all(torch.equal(tensor, weights[1][name]) for name, tensor in weights[0].items())
 
 
-def test_a_run_in_a_thread_is_resumed_and_kept_from_others(recipe_of: Recipes, tmp_path: Path) -> None:
+def test_run_in_a_thread_is_resumed_and_locked(recipe_of: Recipes, tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert lmlong.train(recipe_of("training.steps=5"), str(run)).step == 5
     with pytest.raises(UsageError, match="exists"):
@@ -54,7 +54,7 @@ def test_a_run_in_a_thread_is_resumed_and_kept_from_others(recipe_of: Recipes, t
     assert lmlong.train(recipe_of("training.steps=2"), run, resume=run).validation is None, "nothing was left to do"
 
 
-def test_without_a_folder_it_is_the_one_of_the_name_and_several_processes_are_left_to_the_command(
+def test_default_folder_and_number_of_processes(
     recipe_of: Recipes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -65,9 +65,7 @@ def test_without_a_folder_it_is_the_one_of_the_name_and_several_processes_are_le
     assert lmlong.load("tiny").step == 1
 
 
-def test_a_recipe_of_typed_sections_means_the_same_from_another_folder(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_paths_of_typed_sections_are_absolute(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its paths are those of the folder in which it was trained."""
     monkeypatch.chdir(tmp_path)
     shutil.copy(tiny.with_name("book.txt"), "book.txt")
@@ -128,9 +126,7 @@ class Script:
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs the signals that a process catches")
-def test_ctrl_c_saves_the_step_and_three_of_them_end_training_at_once_but_not_the_program(
-    tiny: Path, tmp_path: Path, recipe_of: Recipes
-) -> None:
+def test_ctrl_c_saves_the_step_and_three_stop_at_once(tiny: Path, tmp_path: Path, recipe_of: Recipes) -> None:
     once, thrice = tmp_path / "once", tmp_path / "thrice"
     script = Script(tiny, tmp_path)
     try:
@@ -154,7 +150,7 @@ def test_ctrl_c_saves_the_step_and_three_of_them_end_training_at_once_but_not_th
     assert json.loads((thrice / "environment.json").read_text())["packages"]
 
 
-def test_a_signal_for_the_main_thread_does_not_stop_another(recipe_of: Recipes, tmp_path: Path) -> None:
+def test_signal_does_not_stop_another_thread(recipe_of: Recipes, tmp_path: Path) -> None:
     heard = threading.Event()
     before = signal.signal(signal.SIGTERM, lambda *_: heard.set())
     try:

@@ -51,7 +51,7 @@ def validated(run: Path) -> dict[int, float]:
 # --- the best checkpoint
 
 
-def test_a_run_ends_when_validation_has_not_improved_for_long(recipe_of: Recipes, tmp_path: Path) -> None:
+def test_run_stops_early_without_improvement(recipe_of: Recipes, tmp_path: Path) -> None:
     """For a third of it, but at least 50 steps, also since before a resume."""
     run, validates = tmp_path / "run", "training.validate_every=10"
     train(recipe_of(validates, "training.steps=10"), run)
@@ -61,16 +61,14 @@ def test_a_run_ends_when_validation_has_not_improved_for_long(recipe_of: Recipes
     assert train(recipe_of(*worse, "training.early_stopping=false"), run, resume="auto").step == 80
 
 
-def test_a_validation_that_is_not_a_number_is_no_best_that_later_ones_are_compared_with(
-    recipe_of: Recipes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nan_validation_is_never_the_best(recipe_of: Recipes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     score, first = callbacks.loss_totals, [LossTotals(math.nan, 1, 1)]
     monkeypatch.setattr(callbacks, "loss_totals", lambda *given: first.pop() if first else score(*given))
     result = train(recipe_of("training.validate_every=10", "training.steps=80"), tmp_path / "run")
     assert (result.step, first) == (80, [])
 
 
-def test_the_best_outlives_a_resume_that_finds_none_better(recipe_of: Recipes, tmp_path: Path) -> None:
+def test_best_is_kept_by_a_worse_resume(recipe_of: Recipes, tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert "got worse" not in after_training(train(recipe_of(*OFTEN, "training.steps=5"), run))
     assert chosen(run, "best") == 5
@@ -92,9 +90,7 @@ def test_the_best_outlives_a_resume_that_finds_none_better(recipe_of: Recipes, t
 
 
 @pytest.mark.parametrize(("option", "judged"), [("quantize=int4", {7, 8}), ("learn=0.5", set())])
-def test_a_checkpoint_is_the_best_only_by_how_it_will_be_used(
-    recipe_of: Recipes, tmp_path: Path, option: str, judged: set[int]
-) -> None:
+def test_best_is_judged_as_it_will_be_used(recipe_of: Recipes, tmp_path: Path, option: str, judged: set[int]) -> None:
     """Weights that will be rounded are not compared with validations of others, nor learning models at all."""
     train(recipe_of(*OFTEN, "training.keep_last=9", "training.steps=8", f"training.{option}"), tmp_path / "run")
     known = {step for step in steps(tmp_path / "run") if about(tmp_path / "run", step).validation is not None}
@@ -105,12 +101,12 @@ def about(run: Path, step: int) -> manifest.Manifest:
     return manifest.read(run / "checkpoints" / f"step-{step:08d}")
 
 
-def test_the_manifest_has_the_validation_of_a_checkpoint(run: Path) -> None:
+def test_manifest_has_the_validation(run: Path) -> None:
     for step in range(1, 13):
         assert (about(run, step).step, about(run, step).validation) == (step, validated(run)[step])
 
 
-def test_a_validation_that_is_not_finite_is_never_the_best(tmp_path: Path) -> None:
+def test_infinite_validation_is_never_the_best(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path / "checkpoints", keep_last=9)
     for step, validation in ((1, float("nan")), (2, 3.0), (3, float("inf")), (4, 3.0)):
         store.save(write.Contents({"a": torch.ones(1)}, {}, "", b"", step, validation))
@@ -120,9 +116,7 @@ def test_a_validation_that_is_not_finite_is_never_the_best(tmp_path: Path) -> No
 # --- branches
 
 
-def test_a_branch_that_is_begun_is_the_one_that_is_resumed(
-    run: Path, recipe_of: Recipes, tmp_path: Path, poison: Poison
-) -> None:
+def test_new_branch_is_the_one_resumed(run: Path, recipe_of: Recipes, tmp_path: Path, poison: Poison) -> None:
     """Stopped before its first checkpoint it resumes from where it began, not from the branch that was given up."""
     branch, given_up = ["training.keep_last=9", "training.learning_rate=2e-2"], losses(run)
     poison({1})
@@ -137,9 +131,7 @@ def test_a_branch_that_is_begun_is_the_one_that_is_resumed(
     assert equal(run, fresh) and losses(run)[4:] != given_up[4:]
 
 
-def test_what_was_given_up_is_moved_aside_as_a_run_of_its_own(
-    run: Path, recipe_of: Recipes, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_abandoned_branch_is_moved_aside(run: Path, recipe_of: Recipes, capsys: pytest.CaptureFixture[str]) -> None:
     first, later = losses(run), list(range(5, 13))
     kept = {step: write_digest(run, step) for step in later}
     train(recipe_of("training.keep_last=12", "seed=0"), run, resume=str(run / "checkpoints" / "step-00000004"))
@@ -158,7 +150,7 @@ def write_digest(run: Path, step: int) -> str:
     return about(run, step).files["model.safetensors"]["sha256"]
 
 
-def test_links_of_earlier_versions_choose_nothing_and_leave_when_a_run_resumes(run: Path, recipe_of: Recipes) -> None:
+def test_links_of_earlier_versions_are_removed(run: Path, recipe_of: Recipes) -> None:
     links, best = [run / "checkpoints" / name for name in ("latest", "best")], chosen(run, "best")
     for target in ("step-00000003", "step-00000099", "/tmp"):
         for link in links:
@@ -171,7 +163,7 @@ def test_links_of_earlier_versions_choose_nothing_and_leave_when_a_run_resumes(r
 # --- what else lies there
 
 
-def test_what_users_put_beside_checkpoints_stays(four_steps: Path, recipe_of: Recipes, tmp_path: Path) -> None:
+def test_files_beside_checkpoints_are_kept(four_steps: Path, recipe_of: Recipes, tmp_path: Path) -> None:
     run = copied(four_steps, tmp_path / "run")
     beside = run / "checkpoints"
     shutil.copytree(beside / "step-00000004", beside / "step-00000004-mine")
@@ -211,23 +203,31 @@ PLACES = ("thesis.tex", "notes/a.txt", "checkpoints/step-00000001-mine/a", "chec
           "tensorboard/thesis.tex", "csv/from-00000001/notes.csv", ".thesis.partial")  # fmt: skip
 
 
-def test_a_run_that_holds_more_is_not_overwritten(run: Path, recipe_of: Recipes) -> None:
+def test_run_with_other_files_is_not_overwritten(run: Path, recipe_of: Recipes, tmp_path: Path) -> None:
+    def refused() -> None:
+        with pytest.raises(UsageError, match="not part of a run, and --overwrite would delete it"):
+            train(recipe_of("training.steps=1"), run, overwrite=True)
+
     for place in PLACES:
         mine = run / place
         new = [folder for folder in mine.parents if not folder.exists()]
         mine.parent.mkdir(parents=True, exist_ok=True)
         mine.write_text("mine")
-        with pytest.raises(UsageError, match="not part of a run, and --overwrite would delete it"):
-            train(recipe_of("training.steps=1"), run, overwrite=True)
+        refused()
         assert mine.read_text() == "mine" and chosen(run, "latest") == 12
         mine.unlink()
         for folder in new:
             folder.rmdir()
+    (run / "checkpoints").rename(tmp_path / "elsewhere")
+    (run / "checkpoints").symlink_to(tmp_path / "elsewhere")
+    refused()
+    (run / "checkpoints").unlink()
+    (tmp_path / "elsewhere").rename(run / "checkpoints")
     train(recipe_of("training.steps=1"), run, overwrite=True)
     assert steps(run) == [1]
 
 
-def test_behind_a_link_the_whole_run_is_replaced(recipe_of: Recipes, tmp_path: Path) -> None:
+def test_run_behind_a_link_is_replaced(recipe_of: Recipes, tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     (tmp_path / "run").symlink_to(tmp_path / "disk")
     train(recipe_of("training.steps=3", "training.keep_last=9"), tmp_path / "run")
@@ -236,7 +236,7 @@ def test_behind_a_link_the_whole_run_is_replaced(recipe_of: Recipes, tmp_path: P
     assert logged_steps(tmp_path / "disk") == [1, 2]
 
 
-def test_a_folder_of_another_user_is_refused_with_a_remedy(users_folder: Path) -> None:
+def test_folder_of_another_user_is_refused(users_folder: Path) -> None:
     users_folder.chmod(0o555)
     why = r"cannot be written to \(Permission denied\)\. Choose another --out\."
     for folder in (users_folder, users_folder / "run"):
@@ -244,15 +244,7 @@ def test_a_folder_of_another_user_is_refused_with_a_remedy(users_folder: Path) -
             pytest.fail("it was locked")
 
 
-def test_a_link_within_a_run_is_not_followed_into_what_it_names(run: Path, recipe_of: Recipes, tmp_path: Path) -> None:
-    (tmp_path / "thesis").mkdir()
-    shutil.rmtree(run / "checkpoints")
-    (run / "checkpoints").symlink_to(tmp_path / "thesis")
-    with pytest.raises(UsageError, match="checkpoints: not part of a run"):
-        train(recipe_of("training.steps=1"), run, overwrite=True)
-
-
-def test_a_mistake_leaves_the_run_that_was_to_be_replaced(run: Path, recipe_of: Recipes) -> None:
+def test_mistake_keeps_the_run(run: Path, recipe_of: Recipes) -> None:
     for key in ("init_from", "teacher"):
         with pytest.raises(UsageError, match=rf"training\.{key}: .* is in .*, which --overwrite empties"):
             train(recipe_of(f"training.{key}={run}"), run, overwrite=True)
@@ -273,7 +265,7 @@ os.execv(sys.executable, [sys.executable, "-m", "lmlong", *sys.argv[1:]])
 """
 
 
-def test_a_terminal_that_is_closed_leaves_a_checkpoint(tiny: Path, recipe_of: Recipes, tmp_path: Path) -> None:
+def test_closed_terminal_leaves_a_checkpoint(tiny: Path, recipe_of: Recipes, tmp_path: Path) -> None:
     """Whatever is written to it then fails: the progress bar, and what is printed at the end. Until then no other
     process trains in that folder."""
     run = tmp_path / "run"
@@ -300,14 +292,14 @@ def test_a_terminal_that_is_closed_leaves_a_checkpoint(tiny: Path, recipe_of: Re
 # --- what is somebody's own
 
 
-def test_a_checkpoint_taken_out_of_its_place_keeps_the_metrics_that_are_there(run: Path, recipe_of: Recipes) -> None:
+def test_moved_checkpoint_keeps_the_metrics(run: Path, recipe_of: Recipes) -> None:
     shutil.move(checkpoint_at(run, 12), run / "checkpoints" / "keep")
     train(recipe_of("training.steps=13"), run, resume=str(run / "checkpoints" / "keep"))
     assert logged_steps(run) == list(range(1, 14))
 
 
 @pytest.mark.parametrize("how", ["auto", "other"])
-def test_resuming_writes_over_nobodys_files(recipe_of: Recipes, trained: Path, tmp_path: Path, how: str) -> None:
+def test_resume_overwrites_no_file(recipe_of: Recipes, trained: Path, tmp_path: Path, how: str) -> None:
     for name in ("metrics.jsonl", "environment.json", "recipe.yaml", "tokenizer.model"):
         mine = tmp_path / name.strip(".") / name
         mine.parent.mkdir()
@@ -317,7 +309,7 @@ def test_resuming_writes_over_nobodys_files(recipe_of: Recipes, trained: Path, t
         assert mine.read_text() == "mine"
 
 
-def test_weights_whose_manifest_is_damaged_are_never_pruned(run: Path, recipe_of: Recipes) -> None:
+def test_damaged_checkpoint_is_never_pruned(run: Path, recipe_of: Recipes) -> None:
     manifest_of_two = checkpoint_at(run, 2) / "manifest.json"
     manifest_of_two.write_text(manifest_of_two.read_text().replace("validation", "valibation"))
     train(recipe_of(*OFTEN, "training.steps=13"), run, resume="auto")

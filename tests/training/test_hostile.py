@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from checkpoint.conftest import sign
 from grids import thinned
 from safetensors.torch import save_file
 from torch.amp import GradScaler
@@ -14,7 +15,6 @@ from lmlong.checkpoint import manifest, read, write
 from lmlong.checkpoint.manifest import RECIPE, TOKENIZER, TRAINING_TENSORS, TRAINING_VALUES, WEIGHTS
 from lmlong.errors import CheckpointError
 from lmlong.inference.loading import load
-from lmlong.io.folder_manifest import manifest_text
 from lmlong.training.resume import prepare_resumed_run, resume_point
 from lmlong.training.run import train
 
@@ -24,11 +24,6 @@ from .conftest import Recipes
 @pytest.fixture
 def checkpoint(run: Path) -> Path:
     return read.find(run)
-
-
-def sign(checkpoint: Path, step: int = 4) -> None:
-    about = {"step": step, "validation": None}
-    (checkpoint / manifest.NAME).write_text(manifest_text(checkpoint, manifest.FORMAT, about))
 
 
 def refused(checkpoint: Path, recipe_of: Recipes, loads: bool = False) -> None:
@@ -41,7 +36,7 @@ def refused(checkpoint: Path, recipe_of: Recipes, loads: bool = False) -> None:
             load(checkpoint, "cpu")
 
 
-def test_no_run_is_begun_from_what_is_refused(checkpoint: Path, recipe_of: Recipes) -> None:
+def test_refused_checkpoint_begins_no_run(checkpoint: Path, recipe_of: Recipes) -> None:
     sign(checkpoint, step=7)
     before, new = sorted(checkpoint.parents[1].rglob("*")), checkpoint.parents[2] / "new"
     with pytest.raises(CheckpointError, match="its manifest has another step"):
@@ -77,9 +72,7 @@ def test_malformed_weights_are_refused(checkpoint: Path, recipe_of: Recipes, cha
 
 
 @pytest.mark.parametrize("missing", [WEIGHTS, TRAINING_TENSORS, TRAINING_VALUES, RECIPE, TOKENIZER, None])
-def test_files_that_the_manifest_does_not_list_are_refused(
-    checkpoint: Path, recipe_of: Recipes, missing: str | None
-) -> None:
+def test_unlisted_files_are_refused(checkpoint: Path, recipe_of: Recipes, missing: str | None) -> None:
     for name in manifest.FILES if missing is None else (missing,):
         (checkpoint / name).unlink()
     refused(checkpoint, recipe_of, loads=missing in (TRAINING_TENSORS, TRAINING_VALUES))
@@ -91,9 +84,7 @@ def test_files_that_the_manifest_does_not_list_are_refused(
         "text", [b"", b"\x00" * 50, b"lmlong", b"[[[", b"a: &a [*a]", b"training: {steps: 1, no: 2}"]
     ),
 )
-def test_malformed_recipes_and_tokenizers_are_refused(
-    checkpoint: Path, recipe_of: Recipes, name: str, text: bytes
-) -> None:
+def test_malformed_recipe_or_tokenizer_is_refused(checkpoint: Path, recipe_of: Recipes, name: str, text: bytes) -> None:
     (checkpoint / name).write_bytes(text)
     refused(checkpoint, recipe_of)
 
@@ -143,12 +134,12 @@ STATES: dict[str, Callable[[dict], Any]] = {
 
 
 @pytest.mark.parametrize("name", STATES)
-def test_malformed_training_states_are_refused(checkpoint: Path, recipe_of: Recipes, name: str) -> None:
+def test_malformed_training_state_is_refused(checkpoint: Path, recipe_of: Recipes, name: str) -> None:
     write.save_training(STATES[name](read.read_training(checkpoint)), checkpoint)
     refused(checkpoint, recipe_of, loads=True)
 
 
-def test_random_states_out_of_range_are_refused(checkpoint: Path, recipe_of: Recipes) -> None:
+def test_random_state_out_of_range_is_refused(checkpoint: Path, recipe_of: Recipes) -> None:
     """Of the right form, which only their generator can tell."""
     state = read.read_training(checkpoint)
     state["random.python"][-1] = -5
@@ -171,11 +162,11 @@ def test_carried_states_of_another_model_are_refused(recipe_of: Recipes, tmp_pat
             train(recipe_of("training.carry_state=true"), tmp_path / f"new-{number}", resume=str(checkpoint))
 
 
-def test_tokens_of_a_checkpoint_that_does_not_count_them_are_those_of_its_steps(checkpoint: Path) -> None:
+def test_trained_tokens_follow_from_steps(checkpoint: Path) -> None:
     sign(checkpoint)
     assert read.trained_tokens(checkpoint) == 4 * 256
 
 
-def test_a_sound_one_is_resumed_from(checkpoint: Path, recipe_of: Recipes) -> None:
+def test_sound_checkpoint_is_resumed(checkpoint: Path, recipe_of: Recipes) -> None:
     sign(checkpoint)
     assert train(recipe_of("training.steps=5"), checkpoint.parents[2] / "new", resume=str(checkpoint)).step == 5

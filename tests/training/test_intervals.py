@@ -35,7 +35,7 @@ def occasions(training: Training, steps: int) -> Iterator[tuple[int, bool, bool]
 
 
 @pytest.mark.parametrize("name", shipped_recipes())
-def test_each_recipe_validates_five_times_and_saves_every_ten_minutes(name: str) -> None:
+def test_recipe_validates_five_times_and_saves_often(name: str) -> None:
     recipe = recipe_file.load(name)
     known = list(occasions(recipe.training, count_steps(recipe.training, recipe.tokens_per_step, 10**6)))
     saved = [0, *(step for step, _, saves in known if saves)]
@@ -59,9 +59,7 @@ def test_validations_are_spread_evenly(training: Training, steps: int, validated
     assert [step for step, validates, _ in occasions(training, steps) if validates] == validated
 
 
-def test_validations_and_checkpoints_change_no_bit_of_training(
-    recipe_of: Recipes, trained: Path, tmp_path: Path
-) -> None:
+def test_validations_and_checkpoints_change_no_bit(recipe_of: Recipes, trained: Path, tmp_path: Path) -> None:
     train(recipe_of("training.validate_every=99", "training.checkpoint_every=99"), tmp_path / "never")
     assert equal(tmp_path / "never", trained)
     options = ("model.dropout=0.1", "training.carry_state=true", "training.steps=6")

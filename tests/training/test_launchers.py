@@ -7,13 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from machine import new_cache
 
 from lmlong.errors import UsageError
 from lmlong.training.distributed import check_launch, is_main_process
 from lmlong.training.run import train
 
-from .conftest import Recipes, logged_steps, losses
+from .conftest import Recipes, logged_steps
 
 
 def free_port() -> int:
@@ -56,22 +55,8 @@ def tasks_of_slurm() -> list[dict[str, str]]:
     return [{**job, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)} for rank in range(2)]
 
 
-def test_two_tasks_under_slurm_tokenize_once(
-    tiny: Path, recipe_of: Recipes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One of them makes the token files; the other waits for it, or comes later."""
-    monkeypatch.setenv("LMLONG_CACHE", str(new_cache(tmp_path)))
-    tokenizer = ["training.steps=4", "text.tokenizer.kind=sentencepiece", "text.tokenizer.vocabulary=300"]
-    options = ["devices=2", "training.batch_size=2", "--out", tmp_path / "two"]
-    outputs, _ = succeed(["lmlong", "train", tiny, *tokenizer, *options], tasks_of_slurm())
-    assert [output.count("validation ") for output in outputs] == [1, 0]
-    assert len(list((tmp_path / "cache" / "tokens").iterdir())) == 1
-    train(recipe_of(*tokenizer, "training.batch_size=4"), tmp_path / "one")
-    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-4)
-
-
 @pytest.mark.slow
-def test_a_damaged_checkpoint_under_slurm(tiny: Path, recipe_of: Recipes, tmp_path: Path) -> None:
+def test_slurm_tasks_pass_over_a_damaged_checkpoint(tiny: Path, recipe_of: Recipes, tmp_path: Path) -> None:
     """Only the first task verifies digests and moves the checkpoint aside: if the second one has read it before that,
     neither trains, and the next start resumes from the checkpoint before."""
     run = tmp_path / "run"
@@ -107,7 +92,7 @@ LAUNCHES = [
 
 
 @pytest.mark.parametrize(("environment", "options", "message"), LAUNCHES)
-def test_another_number_of_processes_is_refused(
+def test_wrong_number_of_processes_is_refused(
     recipe_of: Recipes, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], options: list[str], message: str
 ) -> None:
     for name, value in environment.items():
@@ -116,15 +101,13 @@ def test_another_number_of_processes_is_refused(
         check_launch(recipe_of(*options))
 
 
-def test_ranks_that_read_a_row_together_are_neighbours_on_a_machine(
-    recipe_of: Recipes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_of_a_row_are_neighbours(recipe_of: Recipes, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"NTASKS": "4", "PROCID": "3", "NODEID": "1", "LOCALID": "1"}.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
     check_launch(recipe_of("nodes=2", "devices=2", "training.sequence_parallel=2"))
 
 
-def test_in_a_shell_of_slurm_lmlong_starts_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shell_of_slurm_starts_its_own_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_NTASKS", "1")
     monkeypatch.setenv("SLURM_PROCID", "0")
     monkeypatch.setenv("LOCAL_RANK", "1")

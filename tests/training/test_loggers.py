@@ -61,7 +61,7 @@ def test_tensorboard_receives_metrics_recipe_and_figures(recipe_of: Recipes, tmp
     assert len([*(tmp_path / "run" / "tensorboard").glob("events.*")]) == 1  # two may be read in any order
 
 
-def test_tensorboard_is_continued_from_the_step_of_the_checkpoint(recipe_of: Recipes, tmp_path: Path) -> None:
+def test_tensorboard_is_continued(recipe_of: Recipes, tmp_path: Path) -> None:
     run, options = tmp_path / "run", ["training.loggers=[tensorboard]", "training.keep_last=9"]
     train(recipe_of(*options, "training.steps=6"), run)
     next_second()
@@ -78,18 +78,19 @@ def test_tensorboard_is_continued_from_the_step_of_the_checkpoint(recipe_of: Rec
     assert [event.step for event in events(run).Scalars("final/gzip")] == [12]
 
 
-def test_csv_has_the_same_and_the_recipe_and_is_continued(recipe_of: Recipes, tmp_path: Path) -> None:
-    train(recipe_of("training.loggers=[csv]", "training.steps=4"), tmp_path / "run")
-    result = train(recipe_of("training.loggers=[csv]"), tmp_path / "run", resume="auto")
-    parts = sorted((tmp_path / "run" / "csv").iterdir())
+def test_csv_is_continued(recipe_of: Recipes, tmp_path: Path) -> None:
+    run, options = tmp_path / "run", ("training.loggers=[csv]", "training.validate_every=4")
+    train(recipe_of(*options, "training.steps=4"), run)
+    result = train(recipe_of(*options), run, resume="auto")
+    parts = sorted((run / "csv").iterdir())
     assert [part.name for part in parts] == ["from-00000000", "from-00000004"]
     rows = [row for part in parts for row in csv.DictReader((part / "metrics.csv").open())]
     logged = {int(row["step"]): float(row["loss"]) for row in rows if row["loss"]}
-    assert logged == pytest.approx(of(tmp_path / "run"), rel=1e-6) and list(logged) == [*range(1, 13)]
+    assert logged == pytest.approx(of(run), rel=1e-6) and list(logged) == [*range(1, 13)]
     assert any(row["validation/bits_per_byte"] for row in rows)
     assert_as_printed({key: float(value) for key, value in rows[-1].items() if key.startswith("final/")}, result)
     assert "model.attention.kind" in (parts[0] / "hparams.yaml").read_text()
-    train(recipe_of("training.steps=1"), tmp_path / "run", overwrite=True)
+    train(recipe_of("training.steps=1"), run, overwrite=True)
 
 
 def wandb_records(data: bytes) -> Iterator[bytes]:
@@ -109,7 +110,7 @@ def wandb_records(data: bytes) -> Iterator[bytes]:
 
 
 @pytest.mark.interop
-def test_wandb_receives_the_same_offline(recipe_of: Recipes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_has_the_same_offline(recipe_of: Recipes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb")
     from wandb.proto import wandb_internal_pb2
 
@@ -137,9 +138,7 @@ def test_wandb_receives_the_same_offline(recipe_of: Recipes, tmp_path: Path, mon
     train(recipe_of("training.steps=1"), tmp_path / "run", overwrite=True)
 
 
-def test_a_missing_logger_names_the_command_that_installs_it(
-    recipe_of: Recipes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_logger_is_refused(recipe_of: Recipes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loggers, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"pip install -e '\.\[wandb\]'"):
         train(recipe_of("training.loggers=[csv, wandb]"), tmp_path / "run")

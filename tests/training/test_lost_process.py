@@ -98,9 +98,11 @@ def is_running(process: int) -> bool:
     [
         (signal.SIGKILL, ["devices=2"]),
         pytest.param(signal.SIGSTOP, ["devices=3"], marks=pytest.mark.slow),
+        pytest.param(signal.SIGKILL, ["devices=2", "training.strategy=deepspeed"], marks=pytest.mark.slow),
+        pytest.param(signal.SIGKILL, ["devices=2", "training.sequence_parallel=2"], marks=pytest.mark.slow),
     ],
 )
-def test_the_others_end_when_a_rank_is_lost(recipe: Path, number: int, options: list[str]) -> None:
+def test_other_ranks_end_when_one_is_lost(recipe: Path, number: int, options: list[str]) -> None:
     child = start(recipe, *options)
     processes = [asleep(child, recipe, rank) for rank in range(int(options[0][-1]))]
     os.kill(processes[1], number)
@@ -110,7 +112,7 @@ def test_the_others_end_when_a_rank_is_lost(recipe: Path, number: int, options: 
         time.sleep(0.02)
 
 
-def test_a_limit_that_is_no_time_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_time_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LMLONG_COLLECTIVE_SECONDS", "soon")
     with pytest.raises(UsageError, match=r"LMLONG_COLLECTIVE_SECONDS is 'soon', not a number of seconds\."):
         time_limit()

@@ -13,7 +13,7 @@ from lmlong.model.metrics import batch_tensors, loss_totals
 from lmlong.training.prepare import prepare_run
 from lmlong.training.run import train
 
-from .conftest import Recipes, losses, metrics, train_in_processes, weights
+from .conftest import Recipes, losses, metrics, train_in_processes
 
 SLOTS = ["model.attention.kind=linformer", "model.attention.linformer={projected: 16, projection: mean}"]
 FULL = "model.attention.kind=full"
@@ -32,9 +32,7 @@ def masked(recipe_of: Recipes) -> Recipes:
     [([FULL], 60), pytest.param(SLOTS, 200, marks=pytest.mark.slow), (HOURGLASS, 60)],
     ids=["full", "linformer", "hourglass"],
 )
-def test_an_encoder_learns_what_letters_alone_do_not_tell(
-    masked: Recipes, tmp_path: Path, options: list[str], steps: int
-) -> None:
+def test_encoder_learns_from_both_sides(masked: Recipes, tmp_path: Path, options: list[str], steps: int) -> None:
     """Letters in turn, each as frequent as the others: only the visible ones around tell a hidden one."""
     (tmp_path / "book.txt").write_text("abcdefgh" * 2000)
     longer = [
@@ -46,7 +44,7 @@ def test_an_encoder_learns_what_letters_alone_do_not_tell(
     assert outcome.validation.nats_per_token < 0.3 * math.log(8)
 
 
-def test_the_figures_are_those_of_the_weights(masked: Recipes, tmp_path: Path) -> None:
+def test_figures_are_those_of_the_weights(masked: Recipes, tmp_path: Path) -> None:
     outcome = train(masked(), tmp_path / "run")
     setup = prepare_run(masked(), read.find(tmp_path / "run"))
     batches = [batch_tensors(batch) for batch in setup.data.validation()]
@@ -68,9 +66,7 @@ def test_the_figures_are_those_of_the_weights(masked: Recipes, tmp_path: Path) -
 
 @pytest.mark.parametrize("rows", ["windows", "documents"])
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_parts_and_processes_are_the_step_of_the_whole_batch(
-    tiny: Path, masked: Recipes, tmp_path: Path, rows: str, processes: int
-) -> None:
+def test_parts_take_the_whole_step(tiny: Path, masked: Recipes, tmp_path: Path, rows: str, processes: int) -> None:
     """Usually in one process: tests/data/test_masking.py shares batches out among ranks."""
     books = tmp_path / "books"
     books.mkdir()
@@ -92,24 +88,14 @@ def test_parts_and_processes_are_the_step_of_the_whole_batch(
 
 
 @pytest.mark.parametrize("rows", ["windows", "documents"])
-def test_blocks_change_nothing_of_what_is_read(masked: Recipes, rows: str) -> None:
+def test_downsampling_reads_the_same_batches(masked: Recipes, rows: str) -> None:
     flat, hourglass = (prepare_run(masked(f"text.rows={rows}", *options)).data for options in ([], BLOCKS))
     for step in range(3):
         pairs = zip(flat.training().batch(step), hourglass.training().batch(step), strict=True)
         assert all(np.array_equal(mine, others) for mine, others in pairs)
 
 
-def test_deepspeed_is_the_same_run(masked: Recipes, tmp_path: Path) -> None:
-    options = [*SLOTS, "training.schedule=constant"]
-    train(masked(*options), tmp_path / "alone")
-    deepspeed = ["training.strategy=deepspeed", "training.deepspeed.stage=3"]
-    train(masked(*options, *deepspeed, "training.steps=5"), tmp_path / "parts")
-    train(masked(*options, *deepspeed), tmp_path / "parts", resume="auto")
-    assert losses(tmp_path / "parts") == pytest.approx(losses(tmp_path / "alone"), rel=1e-4)
-    assert weights(tmp_path / "parts").keys() == weights(tmp_path / "alone").keys()
-
-
-def test_fine_tuning_starts_from_the_weights_of_an_encoder(recipe_of: Recipes, masked: Recipes, tmp_path: Path) -> None:
+def test_fine_tuning_takes_weights_of_an_encoder(recipe_of: Recipes, masked: Recipes, tmp_path: Path) -> None:
     train(masked(FULL), tmp_path / "base")
     start = f"training.init_from={tmp_path / 'base'}"
     train(masked(*SLOTS, start, "training.steps=1"), tmp_path / "tuned")

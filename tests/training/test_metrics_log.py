@@ -11,9 +11,7 @@ from lmlong.training.metrics_log import MetricsLog, last_validation, read_entrie
 GARBAGE = (b"garbage\n", b"\xff\xfe\x00\n", b"[]\n", b'{"step": "3"}\n', b"\n", b'{"loss": 1}\n', b"[" * 10_000 + b"\n")
 
 
-def test_lines_after_the_step_and_invalid_or_unfinished_ones_are_dropped(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_later_and_invalid_lines_are_dropped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     metrics_log = MetricsLog(tmp_path / "metrics.jsonl")
     for step in (10, 20, 20, 30):
         metrics_log.write(step=step, loss=step / 10)
@@ -24,14 +22,14 @@ def test_lines_after_the_step_and_invalid_or_unfinished_ones_are_dropped(
     assert f"{len(GARBAGE)} invalid lines were dropped" in capsys.readouterr().err
 
 
-def test_numbers_json_has_no_word_for_become_null(tmp_path: Path) -> None:
+def test_nonfinite_numbers_become_null(tmp_path: Path) -> None:
     metrics_log = MetricsLog(tmp_path / "metrics.jsonl")
     metrics_log.write(step=1, loss=math.nan, gradient_norm=math.inf, validation={"nats": math.inf})
     written = json.loads(metrics_log.path.read_text())
     assert written == {"step": 1, "loss": None, "gradient_norm": None, "validation": {"nats": None}}
 
 
-def test_a_run_that_has_no_journal_yet_needs_no_cutting(tmp_path: Path) -> None:
+def test_missing_log_is_not_created(tmp_path: Path) -> None:
     MetricsLog(tmp_path / "metrics.jsonl").cut_back(5)
     assert not (tmp_path / "metrics.jsonl").exists()
 
@@ -57,7 +55,7 @@ def test_a_run_that_has_no_journal_yet_needs_no_cutting(tmp_path: Path) -> None:
         "9" * 5000,
     ],
 )
-def test_a_line_that_no_run_writes_is_left_out_wherever_a_log_is_read(tmp_path: Path, line: str) -> None:
+def test_invalid_line_is_skipped_when_read(tmp_path: Path, line: str) -> None:
     path = tmp_path / "metrics.jsonl"
     sound = [
         {"step": 1, "loss": None, "bits_per_byte": 3, "event": "a spike"},

@@ -36,7 +36,7 @@ def clock(minutes: float | None, seconds: float, steps: int = ENDLESS) -> Traini
     return found
 
 
-def test_the_steps_that_fit_are_expected_by_the_mean_time_so_far() -> None:
+def test_expected_steps_follow_the_mean_time() -> None:
     assert clock(None, 30.0, 7).expected_steps(3) == 7
     assert clock(1.0, 0.0).expected_steps(0) == ENDLESS, "nothing is known yet"
     assert clock(1.0, 15.0).expected_steps(99) == 400
@@ -46,7 +46,7 @@ def test_the_steps_that_fit_are_expected_by_the_mean_time_so_far() -> None:
     assert clock(1.0, 1.0, steps=5).ends_at(5)
 
 
-def test_between_agreements_the_time_of_several_processes_stands_still() -> None:
+def test_time_of_processes_advances_at_agreements() -> None:
     trainer: Any = SimpleNamespace(world_size=2, is_global_zero=True)
     trainer.strategy = SimpleNamespace(reduce=lambda number, reduce_op: number, root_device=torch.device("cpu"))
     ours = clock(1.0, 15.0)
@@ -60,7 +60,7 @@ def test_between_agreements_the_time_of_several_processes_stands_still() -> None
     assert ours.expected_steps(103) == math.ceil(104 * 60 / ours.seconds)
 
 
-def test_the_learning_rate_is_that_of_a_run_of_as_many_steps() -> None:
+def test_learning_rate_by_time_is_that_by_steps() -> None:
     training = Training(minutes=1.0, warmup_steps=10)
     by_time = [learning_rate_factor(step, clock(1.0, 0.3 * step).expected_steps(step), training) for step in range(200)]
     by_steps = [learning_rate_factor(step, 200, training) for step in range(200)]
@@ -69,7 +69,7 @@ def test_the_learning_rate_is_that_of_a_run_of_as_many_steps() -> None:
 
 
 @pytest.mark.usefixtures("ticking")
-def test_a_run_ends_when_its_time_is_used_up_and_its_rate_has_fallen(recipe_of: Recipes, tmp_path: Path) -> None:
+def test_run_ends_with_its_time(recipe_of: Recipes, tmp_path: Path) -> None:
     """The first step takes one tick, each other one two, whatever is validated and saved between them."""
     recipe = recipe_of(*BY_TIME, "training.minutes=0.1", "training.warmup_steps=2")
     result = train(recipe, tmp_path / "run")
@@ -83,14 +83,14 @@ def test_a_run_ends_when_its_time_is_used_up_and_its_rate_has_fallen(recipe_of: 
 
 
 @pytest.mark.usefixtures("ticking")
-def test_a_run_resumed_has_only_the_time_that_is_left(recipe_of: Recipes, tmp_path: Path) -> None:
+def test_resumed_run_has_the_time_that_is_left(recipe_of: Recipes, tmp_path: Path) -> None:
     assert train(recipe_of("training.minutes=0.1", "training.steps=5"), tmp_path / "run").step == 5, "the first limit"
     assert seconds(tmp_path / "run") == pytest.approx(9 * TICK)
     assert train(recipe_of(*BY_TIME, "training.minutes=0.04"), tmp_path / "run", resume="auto").step == 13
     assert seconds(tmp_path / "run") == pytest.approx(9 * TICK + 15 * TICK)
 
 
-def test_only_the_clock_of_the_processor_stands_still_while_a_process_waits(
+def test_processor_clock_stops_while_waiting(
     recipe_of: Recipes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = {name: now() for name, now in CLOCKS.items()}
@@ -104,7 +104,7 @@ def test_only_the_clock_of_the_processor_stands_still_while_a_process_waits(
     assert re.search(r"step 2, \d+% of processor time: loss .* 00:00 of processor time left", printed)
 
 
-def test_computation_takes_minutes_of_processor_time_divided_by_threads() -> None:
+def test_processor_time_is_divided_by_threads() -> None:
     trainer: Any = SimpleNamespace(world_size=1, is_global_zero=True)
     ours = TrainingClock(Training(minutes=1.0, clock="process"), ENDLESS)
     with ours.pause():
@@ -130,7 +130,7 @@ def compute() -> None:
         pass
 
 
-def test_a_step_that_only_waited_has_a_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_without_time_has_a_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(CLOCKS, "process", lambda: 7.0)
     trainer: Any = SimpleNamespace(world_size=1, is_global_zero=True)
     ours = TrainingClock(Training(minutes=1.0, clock="process"), ENDLESS)

@@ -39,7 +39,7 @@ def take_steps(optimizer: torch.optim.Optimizer, weights: list[nn.Parameter], co
 
 
 @pytest.mark.parametrize("shape", [(48, 48), (32, 80), (80, 32), (1, 16)])
-def test_a_direction_has_the_singular_vectors_of_its_matrix_and_values_near_one(shape: tuple[int, int]) -> None:
+def test_orthogonal_has_singular_values_near_one(shape: tuple[int, int]) -> None:
     matrices = drawn(3, *shape).double()
     found = orthogonal(matrices)
     u, _, v = torch.linalg.svd(matrices, full_matrices=False)
@@ -49,12 +49,12 @@ def test_a_direction_has_the_singular_vectors_of_its_matrix_and_values_near_one(
     torch.testing.assert_close(u @ torch.diag_embed(values) @ v, found)
 
 
-def test_a_gradient_of_zero_has_no_direction() -> None:
+def test_zero_gradient_has_no_direction() -> None:
     assert bool((orthogonal(torch.zeros(1, 8, 8)) == 0).all())
 
 
 @pytest.mark.parametrize("shape", [(256, 256), (256, 64)])
-def test_it_is_the_muon_of_torch(shape: tuple[int, int]) -> None:
+def test_steps_are_those_of_torch(shape: tuple[int, int]) -> None:
     ours, theirs = (nn.Parameter(drawn(*shape, seed=7)) for _ in range(2))
     take_steps(muon([ours], [[shape[0]]], torch.bfloat16), [ours])
     # torch's match of AdamW, 0.2 sqrt(the longer side), is our step size where that side is 256
@@ -65,7 +65,7 @@ def test_it_is_the_muon_of_torch(shape: tuple[int, int]) -> None:
     assert float((ours - theirs).detach().norm()) < 1e-2 * float(moved.norm())
 
 
-def test_each_stacked_matrix_takes_the_step_it_would_take_alone() -> None:
+def test_stacked_matrices_step_alone() -> None:
     together = nn.Parameter(drawn(40, 16))
     alone = [nn.Parameter(part.clone()) for part in together.detach().split([16, 16, 8])]
     gradient = drawn(40, 16, seed=1)
@@ -77,7 +77,7 @@ def test_each_stacked_matrix_takes_the_step_it_would_take_alone() -> None:
     torch.testing.assert_close(together, torch.cat([weight.detach() for weight in alone]))
 
 
-def test_queries_keys_values_and_gates_are_matrices_of_their_own() -> None:
+def test_stacked_projections_are_separate_matrices() -> None:
     model = LanguageModel(recipe.Model(width=32, layers=1, heads=4, attention=recipe.Attention(kind="linear")), 50)
     (group,) = (group for group in parameter_groups(model, recipe.Training(steps=1)) if "stacks" in group)
     stacked = {id(w): heights for w, heights in zip(group["params"], group["stacks"], strict=True)}
@@ -88,13 +88,11 @@ def test_queries_keys_values_and_gates_are_matrices_of_their_own() -> None:
 
 
 @pytest.mark.parametrize(("height", "width", "share"), [(64, 64, 1), (1024, 1024, 1), (256, 64, 2), (64, 256, 1)])
-def test_the_largest_singular_value_of_a_step_does_not_grow_with_the_width(
-    height: int, width: int, share: float
-) -> None:
+def test_step_size_does_not_grow_with_the_width(height: int, width: int, share: float) -> None:
     assert step_size((height, width)) == pytest.approx(share * step_size((256, 256)))
 
 
-def test_all_other_weights_take_the_steps_of_adamw() -> None:
+def test_other_weights_step_by_adamw() -> None:
     """At the width where one rate suits both."""
     model = LanguageModel(recipe.Model(width=256, layers=1, heads=4, attention=recipe.Attention(kind="linear")), 50)
     twin = LanguageModel(recipe.Model(width=256, layers=1, heads=4, attention=recipe.Attention(kind="linear")), 50)
@@ -108,7 +106,7 @@ def test_all_other_weights_take_the_steps_of_adamw() -> None:
 
 
 @pytest.mark.parametrize("name", ["muon", "adamw"])
-def test_fused_kernels_take_the_same_steps_or_none(name: Literal["muon", "adamw"]) -> None:
+def test_fused_steps_are_the_same_or_skipped(name: Literal["muon", "adamw"]) -> None:
     """As on a GPU: a step is left out where `found_inf` is 1, also the first one."""
     options = recipe.Training(steps=1, optimizer=name)
     shape = recipe.Model(width=32, layers=1, heads=4, attention=recipe.Attention(kind="linear"))
@@ -139,7 +137,7 @@ def moments(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [moment for of_weight in optimizer.state.values() for moment in of_weight.values()]
 
 
-def test_a_weight_without_a_gradient_is_left_alone() -> None:
+def test_weight_without_gradient_stays() -> None:
     weights = [nn.Parameter(drawn(8, 8, seed=seed)) for seed in range(2)]
     before = [weight.detach().clone() for weight in weights]
     optimizer = muon(weights, [[8], [8]])
@@ -150,7 +148,7 @@ def test_a_weight_without_a_gradient_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_ranks_divide_the_work_and_take_the_same_steps(tmp_path: Path, ranks: int) -> None:
+def test_ranks_divide_the_work(tmp_path: Path, ranks: int) -> None:
     """Processes of gloo, by the operations of their matrix products. Of a table each finds another number of rows, and
     all train the mean of their gradients, to the last bit."""
     command = [sys.executable, "-W", "error::FutureWarning", Path(__file__).parent / "optimizers_in_ranks.py"]

@@ -18,27 +18,27 @@ def options(**changes: object) -> recipe.Training:
     return recipe.Training(**({"steps": 100, "warmup_steps": 10} | changes))  # type: ignore[arg-type]
 
 
-def test_the_warm_up_is_a_line_from_zero_to_the_peak() -> None:
+def test_warmup_is_linear() -> None:
     for schedule in ("cosine", "constant", "warmup-stable-decay"):
         rates = [learning_rate_factor(step, 100, options(schedule=schedule)) for step in range(10)]
         assert rates == pytest.approx([(step + 1) / 10 for step in range(10)])
 
 
-def test_the_cosine_falls_by_half_in_the_middle_and_to_the_final_rate_at_the_end() -> None:
+def test_cosine_falls_to_the_final_rate() -> None:
     training = options(schedule="cosine", final_learning_rate=0.1)
     assert learning_rate_factor(10, 100, training) == 1
     assert learning_rate_factor(55, 100, training) == pytest.approx(0.55)
     assert learning_rate_factor(100, 100, training) == pytest.approx(0.1)
 
 
-def test_warmup_stable_decay_stays_at_the_peak_until_its_decay() -> None:
+def test_warmup_stable_decay_stays_at_the_peak() -> None:
     training = options(schedule="warmup-stable-decay", decay_fraction=0.2)
     assert {learning_rate_factor(step, 100, training) for step in range(10, 81)} == {1.0}
     assert learning_rate_factor(90, 100, training) == pytest.approx(0.5)
     assert learning_rate_factor(100, 100, training) == 0
 
 
-def test_a_short_run_warms_up_over_half_of_it_at_most() -> None:
+def test_short_run_warms_up_over_half_at_most() -> None:
     assert [learning_rate_factor(step, 4, options()) for step in range(3)] == [0.5, 1.0, 1.0]
 
 
@@ -65,11 +65,11 @@ def test_only_matrices_decay() -> None:
         ({"epochs": 1e-9}, 1),
     ],
 )
-def test_a_run_ends_at_the_first_of_its_limits(limits: dict[str, Any], expected: int) -> None:
+def test_first_limit_ends_the_run(limits: dict[str, Any], expected: int) -> None:
     assert count_steps(recipe.Training(**limits), 100, text_tokens=502) == expected
 
 
-def test_an_untied_output_is_trained_as_the_embedding() -> None:
+def test_untied_output_is_trained_as_the_embedding() -> None:
     model = LanguageModel(recipe.Model(width=64, layers=1, tied_output=False), 50)
     group = make_optimizer(model, options(optimizer="muon")).param_groups[0]
     assert [id(weight) for weight in group["params"]] == [id(model.embedding.weight), id(model.lm_head.weight)]
@@ -117,7 +117,7 @@ def _read(model: LanguageModel, tokens: torch.Tensor) -> dict[str, torch.Tensor]
     return found
 
 
-def test_the_optimizer_of_a_loop_trains_tables_too() -> None:
+def test_loop_optimizer_trains_tables() -> None:
     tables = recipe.NgramEmbedding(rows=8, width=2)
     model = LanguageModel(recipe.Model(width=8, layers=1, heads=1, ngram_embedding=tables), 50)
     optimizer, tokens = LoopOptimizer(model, options()), torch.arange(12)[None]

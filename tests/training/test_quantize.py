@@ -1,4 +1,4 @@
-"""Training for quantized decoding: the steps that round weights, and that a run decodes with the values it trained."""
+"""Training for quantized decoding: a run decodes with the values it trained."""
 
 from pathlib import Path
 
@@ -6,46 +6,18 @@ import pytest
 import torch
 
 import lmlong
-from lmlong.checkpoint import read
-from lmlong.checkpoint.location import BEST
 from lmlong.errors import LmlongError
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.layers import Linear
-from lmlong.model.loss import IGNORED
-from lmlong.model.metrics import batch_tensors
 from lmlong.model.quantized_model import round_weights
-from lmlong.model.segments import text_loss
 from lmlong.training.module import TrainingModule
-from lmlong.training.prepare import prepare_run
 from lmlong.training.run import train
 
 from .conftest import Recipes, losses
 
 
-def test_the_last_quarter_of_the_steps_computes_with_rounded_weights(
-    recipe_of: Recipes, trained: Path, tmp_path: Path
-) -> None:
-    """With weights that do not move, the losses are those of the same rows read by hand; the validation's too."""
-    still = [f"training.init_from={trained}", "training.learning_rate=1e-30", "training.steps=8"]
-    recipe = recipe_of(*still, "training.quantize=int4")
-    validation = train(recipe, tmp_path / "run").validation
-    setup = prepare_run(recipe, read.find(trained, BEST))
-    assert isinstance(setup.model, LanguageModel)
-    expected, plain = [], []
-    for number in range(8):
-        tokens, targets, starts = batch_tensors(setup.data.training().batch(number))
-        with torch.no_grad():
-            for rounding, into in ((None, plain), ("int4" if number >= 6 else None, expected)):
-                round_weights(setup.model, rounding)  # type: ignore[arg-type]
-                into.append(float(text_loss(setup.model, tokens, targets, starts)[0] / (targets != IGNORED).sum()))
-    assert losses(tmp_path / "run") == pytest.approx(expected, rel=1e-5)
-    assert all(abs(a - b) > 1e-4 for a, b in zip(plain[6:], expected[6:], strict=True))
-    unrounded = train(recipe_of(*still), tmp_path / "plain").validation
-    assert validation and unrounded and abs(validation.bits_per_byte - unrounded.bits_per_byte) > 1e-4
-
-
 @pytest.mark.parametrize("rounding", ["int4", pytest.param("int8", marks=pytest.mark.slow)])
-def test_decoding_has_the_values_that_were_trained(recipe_of: Recipes, tmp_path: Path, rounding: str) -> None:
+def test_decoding_has_the_trained_values(recipe_of: Recipes, tmp_path: Path, rounding: str) -> None:
     """The matrices of a run, quantized when it is loaded, are to the bit those of the last forward pass."""
     recipe = recipe_of(f"training.quantize={rounding}", "model.tied_output=false", "training.steps=4")
     train(recipe, tmp_path / "run")
@@ -65,7 +37,7 @@ def decoded_weight(module: Linear) -> torch.Tensor:
         return module(torch.eye(module.in_features)).mT
 
 
-def test_minutes_round_the_last_quarter_too(
+def test_last_quarter_of_time_is_rounded(
     recipe_of: Recipes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ticking: None
 ) -> None:
     """The share is of the steps that are expected to fit."""
@@ -83,7 +55,7 @@ def test_minutes_round_the_last_quarter_too(
     assert seen == sorted(seen) and 0.1 < sum(seen) / len(seen) < 0.4
 
 
-def test_a_student_of_predictions_rounds(recipe_of: Recipes, trained: Path, tmp_path: Path) -> None:
+def test_student_rounds_and_teacher_does_not(recipe_of: Recipes, trained: Path, tmp_path: Path) -> None:
     """Its teacher does not: a run with its own weights as the teacher and without rounding learns nothing."""
     still = [
         f"training.init_from={trained}",
@@ -105,6 +77,6 @@ def test_a_student_of_predictions_rounds(recipe_of: Recipes, trained: Path, tmp_
         (["training.teacher=base", "training.teacher_of=layers"], "teacher_of: layers trains parts of the model only"),
     ],
 )
-def test_what_cannot_be_rounded_is_refused(recipe_of: Recipes, options: list[str], message: str) -> None:
+def test_impossible_rounding_is_refused(recipe_of: Recipes, options: list[str], message: str) -> None:
     with pytest.raises(LmlongError, match=message):
         recipe_of("training.quantize=int4", *options)

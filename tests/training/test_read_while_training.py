@@ -54,7 +54,7 @@ def recipe_from(run: Path) -> Recipe:
 
 
 @thinned(pytest.mark.parametrize("reader", READERS), pytest.mark.parametrize("name", manifest.FILES))
-def test_a_checkpoint_that_is_removed_after_it_was_verified_is_not_missed(
+def test_checkpoint_removed_after_verification(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, reader: str
 ) -> None:
     """It goes at the worst moment: when its file `name` is verified, and not open yet."""
@@ -82,9 +82,7 @@ def replace(checkpoint: Path) -> None:
     write.remove(checkpoint)
 
 
-def test_a_checkpoint_that_is_removed_while_it_is_looked_for_is_not_missed(
-    run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_checkpoint_removed_while_searched_is_replaced(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     is_dir = Path.is_dir
 
     def remove_first(path: Path) -> bool:
@@ -98,9 +96,7 @@ def test_a_checkpoint_that_is_removed_while_it_is_looked_for_is_not_missed(
     assert read.find(run) == read.find(run) != replaced[0]
 
 
-def test_weights_that_are_removed_while_they_are_opened_are_not_missed(
-    run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_removed_while_opened_are_replaced(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """safetensors opens a file, and torch opens it again by its name."""
     opened, removed = torch.UntypedStorage.from_file, list[Path]()
 

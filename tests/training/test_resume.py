@@ -16,6 +16,7 @@ from lmlong.training.resume import changes, prepare_resumed_run, resume_point, r
 from lmlong.training.run import train
 from lmlong.training.training_state import random_states, restore_random_states
 
+from ..data.hub_server import NAME, URL, connect, forget, serving
 from .conftest import Recipes, checkpoint_at, copied, logged_steps, losses, metrics
 
 LEARNING = {
@@ -114,7 +115,7 @@ def kept(run: Path) -> set[int]:
     return {int(path.name[5:]) for path in (run / "checkpoints").glob("step-*")}
 
 
-def test_no_option_is_forgotten() -> None:
+def test_every_option_is_in_a_table() -> None:
     refused = {override.partition("=")[0].removeprefix("training.") for override in REFUSED if "training" in override}
     assert {*LEARNING, *WRITTEN, *refused, *FROM_THE_RECIPE} == set(Training.model_fields)
 
@@ -136,9 +137,7 @@ def usual(four_steps: Path, cache: Path, recipe_of: Recipes, tmp_path_factory: p
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in LEARNING]
 )
-def test_what_is_learned_follows_from_the_present_options(
-    recipe_of: Recipes, run: Path, usual: Path, name: str
-) -> None:
+def test_new_options_of_learning_take_effect(recipe_of: Recipes, run: Path, usual: Path, name: str) -> None:
     if name in BESIDE:
         usual = copied(run, run.with_name("usual"))
         resume(recipe_of, usual, *BESIDE[name])
@@ -148,7 +147,7 @@ def test_what_is_learned_follows_from_the_present_options(
         assert {line["learning_rate"] for line in metrics(run)[4:] if "loss" in line} == {3e-2}
 
 
-def test_what_is_written_follows_from_the_present_options(
+def test_new_options_of_output_take_effect(
     recipe_of: Recipes, run: Path, usual: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(recipe_of("training.steps=8", *WRITING), run, resume="auto")
@@ -160,13 +159,13 @@ def test_what_is_written_follows_from_the_present_options(
 
 
 @pytest.mark.parametrize("change", REFUSED)
-def test_a_change_that_makes_another_run_is_refused_by_name(recipe_of: Recipes, change: str) -> None:
+def test_change_of_the_run_is_refused(recipe_of: Recipes, change: str) -> None:
     before = ("training.optimizer=muon", *REFUSED[change])
     with pytest.raises(UsageError, match=f"--resume: {change.partition('=')[0]}"):
         resumed_recipe(recipe_of(*before), recipe_of(*before, change))
 
 
-def test_a_refused_run_stays_as_it_was(recipe_of: Recipes, run: Path) -> None:
+def test_refused_resume_changes_nothing(recipe_of: Recipes, run: Path) -> None:
     before = metrics(run)
     with pytest.raises(UsageError, match=r"training\.carry_state: was False in this run and is True now"):
         resume(recipe_of, run, "carry_state=true")
@@ -174,7 +173,7 @@ def test_a_refused_run_stays_as_it_was(recipe_of: Recipes, run: Path) -> None:
 
 
 @pytest.mark.parametrize("name", FROM_THE_RECIPE)
-def test_all_else_is_taken_from_the_recipe(recipe_of: Recipes, four_steps: Path, name: str) -> None:
+def test_other_options_are_those_of_the_new_recipe(recipe_of: Recipes, four_steps: Path, name: str) -> None:
     devices = ["devices=2"] if name == "sequence_parallel" else []
     new = recipe_of("training.optimizer=muon", f"training.{name}={FROM_THE_RECIPE[name]}", *devices)
     old = read.read_recipe(read.find(four_steps))
@@ -182,7 +181,7 @@ def test_all_else_is_taken_from_the_recipe(recipe_of: Recipes, four_steps: Path,
     assert resumed_recipe(old, new) == new
 
 
-def test_an_optimizer_need_not_be_named_again_and_was_adamw_before_there_was_a_choice(recipe_of: Recipes) -> None:
+def test_optimizer_is_that_of_the_run(recipe_of: Recipes) -> None:
     for optimizer in ("muon", "adamw"):
         old = recipe_of(f"training.optimizer={optimizer}")
         assert resumed_recipe(old, recipe_of()).training.optimizer == optimizer
@@ -197,7 +196,7 @@ def test_changes_are_found_at_every_depth() -> None:
     assert list(changes(old, new)) == [("b.c", [1], [2]), ("b.d.e", None, 3), ("f", None, 0)]
 
 
-def test_a_text_that_has_moved_is_the_same_and_one_that_has_changed_is_refused(
+def test_moved_text_is_read_and_changed_text_is_refused(
     recipe_of: Recipes, run: Path, usual: Path, tiny: Path, tmp_path: Path
 ) -> None:
     book = tmp_path / "moved.txt"
@@ -210,7 +209,7 @@ def test_a_text_that_has_moved_is_the_same_and_one_that_has_changed_is_refused(
     assert losses(run) == losses(usual)
 
 
-def test_random_states_are_put_back_exactly() -> None:
+def test_random_states_are_restored() -> None:
     states = random_states()
     drawn = (random.random(), np.random.rand(3).tolist(), torch.rand(3).tolist())
     random.seed(5), np.random.seed(5), torch.manual_seed(5)
@@ -219,7 +218,7 @@ def test_random_states_are_put_back_exactly() -> None:
 
 
 @pytest.mark.parametrize(("saved", "gpus", "restored"), [(8, 4, [0, 1, 2, 3]), (4, 8, [0, 1, 2, 3]), (0, 4, [])])
-def test_random_states_of_gpus_are_restored_as_far_as_there_are_gpus(
+def test_random_states_of_gpus_are_restored(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], saved: int, gpus: int, restored: list[int]
 ) -> None:
     """torch's own call is replaced, for it queues what no GPU is there to take."""
@@ -232,7 +231,7 @@ def test_random_states_of_gpus_are_restored_as_far_as_there_are_gpus(
 
 
 @pytest.mark.parametrize(("rank", "times"), [("0", 1), ("1", 0)])
-def test_changes_are_printed_by_one_process_of_all(
+def test_changes_are_printed_by_one_process(
     recipe_of: Recipes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], rank: str, times: int
 ) -> None:
     monkeypatch.setenv("LOCAL_RANK", rank)
@@ -240,9 +239,7 @@ def test_changes_are_printed_by_one_process_of_all(
     assert capsys.readouterr().err.count("changed since the checkpoint: training.learning_rate") == times
 
 
-def test_a_checkpoint_is_hashed_once_and_by_one_process(
-    recipe_of: Recipes, run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_checkpoint_is_hashed_once(recipe_of: Recipes, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hashed, sha256 = [], folder_manifest.sha256
     monkeypatch.setattr(folder_manifest, "sha256", lambda path: [hashed.append(path), sha256(path)][1])
     train(recipe_of("training.steps=5"), run, resume="auto")
@@ -253,3 +250,28 @@ def test_a_checkpoint_is_hashed_once_and_by_one_process(
     checkpoint = resume_point(run, "auto")
     assert checkpoint is not None and prepare_resumed_run(recipe_of("training.steps=6"), checkpoint).first_step == 5
     assert not hashed
+
+
+def test_resumed_run_reads_the_same_commit_of_the_hub(
+    tiny: Path,
+    recipe_of: Recipes,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sources = f"text.sources=[{{kind: files, paths: [{URL}/data]}}]"
+    with serving() as hub:
+        connect(hub.url, tmp_path / "hf", monkeypatch)
+        commit = hub.repositories[NAME].commit({"data/book.txt": tiny.with_name("book.txt").read_bytes()})
+        train(recipe_of(sources, "training.steps=2"), tmp_path / "run")
+        pinned = f"{URL}@{commit}/data"
+        assert pinned in (tmp_path / "run" / "recipe.yaml").read_text()
+
+        hub.repositories[NAME].commit({"data/book.txt": b"another book " * 900})
+        forget(monkeypatch)
+        train(recipe_of(sources, "training.steps=4"), tmp_path / "run", resume="auto")
+        assert pinned in (tmp_path / "run" / "recipe.yaml").read_text()
+        assert "text.sources" not in capsys.readouterr().err
+
+        train(recipe_of(sources, "training.steps=2"), tmp_path / "run", overwrite=True)
+        assert pinned not in (tmp_path / "run" / "recipe.yaml").read_text()

@@ -5,19 +5,22 @@ from pathlib import Path
 
 import pytest
 import torch
+from wrong_kernel import WrongDk
 
+from lmlong.attention.linear.chunk import ChunkKernel
+from lmlong.attention.linear.layer import LinearAttention
 from lmlong.checkpoint import manifest, read
 from lmlong.cli.after_training import after_training
 from lmlong.data.batches import scored_tokens, validation_batches
 from lmlong.errors import CheckpointError, UsageError
-from lmlong.inference.loading import open_run
+from lmlong.inference.loading import load, open_run
 from lmlong.model.metrics import batch_tensors, loss_totals
 from lmlong.model.segments import text_loss
 from lmlong.training.prepare import prepare_run
 from lmlong.training.resume import resume_point
 from lmlong.training.run import TrainingResult, train
 
-from .conftest import Recipes, checkpoint_at, copied, losses, metrics, weights
+from .conftest import SOFTMAX, Recipes, checkpoint_at, copied, losses, metrics, weights
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +29,7 @@ def learned(recipe_of: Recipes, cache: Path, tmp_path_factory: pytest.TempPathFa
     return train(recipe_of("training.steps=40"), tmp_path_factory.mktemp("learned") / "run")
 
 
-def test_a_run_learns_and_its_last_figure_is_that_of_its_weights(recipe_of: Recipes, learned: TrainingResult) -> None:
+def test_run_learns_and_reports_its_weights(recipe_of: Recipes, learned: TrainingResult) -> None:
     assert learned.step == 40 and learned.signal is None and learned.validation is not None
     first, last = losses(learned.run)[0], losses(learned.run)[-1]
     assert first > 5.4 and last < 2.5  # ln 258 = 5.55; the text's own letters alone give about 2.8
@@ -41,9 +44,7 @@ def test_a_run_learns_and_its_last_figure_is_that_of_its_weights(recipe_of: Reci
     assert metrics(learned.run)[-1]["validation"]["bits_per_byte"] == learned.validation.bits_per_byte
 
 
-def test_the_best_is_chosen_by_one_even_sample_and_all_of_the_text_is_scored_beside_it(
-    recipe_of: Recipes, tmp_path: Path
-) -> None:
+def test_best_is_chosen_by_a_sample_and_all_text_is_scored(recipe_of: Recipes, tmp_path: Path) -> None:
     outcome = train(recipe_of("training.validation_tokens=200", "training.checkpoint_every=6"), tmp_path / "run")
     lines = [line for line in metrics(tmp_path / "run") if "loss" not in line]
     samples = [line["validation"] for line in lines if "validation" in line]
@@ -57,7 +58,7 @@ def test_the_best_is_chosen_by_one_even_sample_and_all_of_the_text_is_scored_bes
 
 
 @pytest.mark.parametrize("rows", [pytest.param("windows", marks=pytest.mark.slow), "documents"])
-def test_a_run_that_reads_blocks_learns_and_scores_as_many_bytes(recipe_of: Recipes, tmp_path: Path, rows: str) -> None:
+def test_downsampled_model_learns_and_scores_all_bytes(recipe_of: Recipes, tmp_path: Path, rows: str) -> None:
     blocks = recipe_of("training.steps=40", "model.downsample={factor: 4, layers: 1}", f"text.rows={rows}")
     outcome = train(blocks, tmp_path / "run")
     assert losses(tmp_path / "run")[-1] < 2.7 and outcome.validation is not None
@@ -75,7 +76,7 @@ def test_a_run_that_reads_blocks_learns_and_scores_as_many_bytes(recipe_of: Reci
     assert float(text_loss(setup.model, *batch_tensors(found[0]))[0].detach()) == pytest.approx(lost, rel=1e-4)
 
 
-def test_the_run_folder_holds_what_the_readme_promises(recipe_of: Recipes, tmp_path: Path) -> None:
+def test_run_folder_has_the_documented_files(recipe_of: Recipes, tmp_path: Path) -> None:
     """Each validation saves the checkpoint that may be the best."""
     options = ("training.validate_every=5", "training.checkpoint_every=100", "training.keep_last=9")
     train(recipe_of(*options), tmp_path / "run")
@@ -92,7 +93,7 @@ def test_the_run_folder_holds_what_the_readme_promises(recipe_of: Recipes, tmp_p
 FAVOR = ["model.attention.feature_map=favor", "model.attention.favor.resample_every=3"]
 
 
-def test_features_are_resampled_only_when_their_step_has_come(recipe_of: Recipes, tmp_path: Path) -> None:
+def test_features_are_resampled_every_few_steps(recipe_of: Recipes, tmp_path: Path) -> None:
     train(
         recipe_of(*FAVOR, "training.steps=7", "training.checkpoint_every=1", "training.keep_last=9"), tmp_path / "run"
     )
@@ -104,16 +105,7 @@ def test_features_are_resampled_only_when_their_step_has_come(recipe_of: Recipes
     assert not torch.equal(rows[3], rows[4]) and not torch.equal(rows[6], rows[7])
 
 
-def test_segments_and_accumulated_parts_give_the_step_of_the_whole_batch(
-    recipe_of: Recipes, trained: Path, tmp_path: Path
-) -> None:
-    train(recipe_of("training.batch_size=1", "training.accumulate=4", "training.segment=16"), tmp_path / "parts")
-    assert losses(tmp_path / "parts") == pytest.approx(losses(trained), rel=1e-4)
-
-
-def test_fine_tuning_starts_from_the_weights_and_the_tokenizer(
-    recipe_of: Recipes, learned: TrainingResult, tmp_path: Path
-) -> None:
+def test_fine_tuning_takes_weights_and_tokenizer(recipe_of: Recipes, learned: TrainingResult, tmp_path: Path) -> None:
     train(recipe_of("training.steps=1", f"training.init_from={learned.run}"), tmp_path / "tuned")
     assert learned.validation and losses(tmp_path / "tuned")[0] < learned.validation.nats_per_token + 0.3
     assert (tmp_path / "tuned" / "tokenizer.model").read_bytes() == (learned.run / "tokenizer.model").read_bytes()
@@ -137,7 +129,7 @@ def test_fine_tuning_may_drop_weights_of_the_attention(recipe_of: Recipes, train
     assert weights(tmp_path / "back").keys() < weights(trained).keys()
 
 
-def test_tokens_trained_on_are_those_of_all_runs_that_led_here(recipe_of: Recipes, tmp_path: Path) -> None:
+def test_trained_tokens_include_those_of_earlier_runs(recipe_of: Recipes, tmp_path: Path) -> None:
     train(recipe_of("training.steps=3"), tmp_path / "base")
     from_base = f"training.init_from={tmp_path / 'base'}"
     for steps in (2, 4):
@@ -147,16 +139,7 @@ def test_tokens_trained_on_are_those_of_all_runs_that_led_here(recipe_of: Recipe
     assert found == {"base": 3 * 256, "tuned": 7 * 256, "last": 8 * 256}
 
 
-def test_a_run_that_exists_is_neither_touched_nor_taken_for_another(recipe_of: Recipes, run: Path) -> None:
-    before = losses(run)
-    with pytest.raises(UsageError, match=r"exists\. Resume it with --resume auto, replace it with --overwrite"):
-        train(recipe_of("training.steps=3"), run)
-    assert losses(run) == before
-    train(recipe_of("training.steps=3"), run, overwrite=True)
-    assert len(losses(run)) == 3
-
-
-def test_auto_passes_over_a_damaged_checkpoint(recipe_of: Recipes, trained: Path, tmp_path: Path) -> None:
+def test_resume_skips_a_damaged_checkpoint(recipe_of: Recipes, trained: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert resume_point(run, "auto") is None, "a run that has not begun begins"
     newest, before = read.find(copied(trained, run)), checkpoint_at(run, 11)
@@ -175,7 +158,7 @@ def test_auto_passes_over_a_damaged_checkpoint(recipe_of: Recipes, trained: Path
     assert (run / "abandoned-1" / "checkpoints" / newest.name / "training.safetensors").read_bytes() == bytes(size)
 
 
-def test_a_sample_is_shown_and_kept_with_each_validation_and_changes_nothing(
+def test_sample_changes_nothing(
     recipe_of: Recipes, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(recipe_of("training.sample_tokens=9"), tmp_path / "run")
@@ -185,7 +168,7 @@ def test_a_sample_is_shown_and_kept_with_each_validation_and_changes_nothing(
     assert losses(tmp_path / "run") == losses(trained)
 
 
-def test_auto_begins_a_run_that_was_stopped_before_its_first_checkpoint(
+def test_resume_begins_a_run_without_a_checkpoint(
     recipe_of: Recipes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
@@ -199,12 +182,12 @@ def test_auto_begins_a_run_that_was_stopped_before_its_first_checkpoint(
     assert "new run" not in capsys.readouterr().err
 
 
-def test_a_text_that_is_missing_is_named_with_its_option(recipe_of: Recipes, tmp_path: Path) -> None:
+def test_missing_text_is_named(recipe_of: Recipes, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"nowhere\.txt: no such file .*Correct text\.sources\.$"):
         train(recipe_of("text.sources=[{kind: files, paths: [nowhere.txt]}]"), tmp_path / "run")
 
 
-def test_half_precision_and_kernels_need_a_gpu(recipe_of: Recipes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_float16_and_triton_need_a_gpu(recipe_of: Recipes, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match=r"training\.precision: 16 needs a GPU"):
         prepare_run(recipe_of("training.precision=16", "device=cpu"))
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
@@ -219,10 +202,54 @@ def test_bfloat16_learns_what_float32_learns(recipe_of: Recipes, trained: Path, 
     assert losses(tmp_path / "bf16") != pytest.approx(losses(trained), rel=1e-6)
 
 
-def test_a_validation_source_is_validated_on(recipe_of: Recipes, tmp_path: Path) -> None:
+def test_validation_source_is_validated(recipe_of: Recipes, tmp_path: Path) -> None:
     other = tmp_path / "other.txt"
     other.write_text("0123456789 " * 500)
     source = f"{{kind: files, paths: [{other}]}}"
     outcome = train(recipe_of(f"text.validation.sources=[{source}]", "training.steps=1"), tmp_path / "run")
     assert outcome.validation is not None
     assert outcome.validation.bytes == 5500
+
+
+def test_kernel_with_a_wrong_gradient_is_not_used(
+    recipe_of: Recipes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(LinearAttention, "kernels", {"torch": ChunkKernel, "bad": WrongDk})
+    train(recipe_of("training.steps=1"), tmp_path / "run")
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("kernel")]
+    assert lines == ["kernel: linear is computed by torch, since bad differs: dk is off by 2e-02"]
+    assert load(tmp_path / "run", "cpu").model.attentions[0].kernel_name == "bad"  # its outputs are right
+
+
+def test_kernel_of_no_attention_is_refused(recipe_of: Recipes) -> None:
+    with pytest.raises(
+        UsageError, match=r"training\.kernel: no attention of the model \(softmax\) has a kernel triton"
+    ):
+        prepare_run(recipe_of("training.kernel=triton", "model.attention.kind=softmax"))
+
+
+HEADS = [*SOFTMAX, "model.add_ngram=[1]", "model.attention.ngram.buckets=64"]
+ALONE = [*HEADS, "training.only_ngram=true"]
+
+
+def test_added_heads_are_trained_alone(softmax: Path, recipe_of: Recipes, tmp_path: Path) -> None:
+    start = f"training.init_from={softmax}"
+    for steps in (1, 15):
+        train(recipe_of(start, *ALONE, f"training.steps={steps}"), tmp_path / f"{steps}")
+    before, after = weights(softmax), weights(tmp_path / "15")
+    added = after.keys() - before.keys()
+    assert added and all(name.startswith("blocks.0.ngram.") for name in added)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert after["blocks.0.ngram.out_proj.weight"].abs().max() > 0
+    train(recipe_of(start, *SOFTMAX, "training.steps=1", "training.learning_rate=1e-30"), tmp_path / "without")
+    without, first = losses(tmp_path / "without")[0], losses(tmp_path / "1")[0]
+    assert first == without  # new heads leave the first loss as it is
+    train(recipe_of(f"training.init_from={tmp_path / '15'}", *HEADS, "training.steps=1"), tmp_path / "again")
+    assert losses(tmp_path / "again")[0] < first  # and after training the loss of the same batch is lower
+
+
+def test_added_heads_can_be_removed(softmax: Path, recipe_of: Recipes, tmp_path: Path) -> None:
+    train(recipe_of(f"training.init_from={softmax}", *HEADS, "training.steps=1"), tmp_path / "with")
+    start = [f"training.init_from={tmp_path / 'with'}", "training.steps=1", "model.add_ngram=[]"]
+    train(recipe_of(*start, *SOFTMAX), tmp_path / "without")
+    assert weights(tmp_path / "without").keys() == weights(softmax).keys()

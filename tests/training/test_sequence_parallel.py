@@ -22,7 +22,7 @@ def parts(number: int, *options: str) -> tuple[str, ...]:
 
 
 @pytest.mark.slow
-def test_documents_shorter_than_rows_are_read_in_parts(tiny: Path, recipe_of: Recipes, tmp_path: Path) -> None:
+def test_short_documents_are_read_in_parts(tiny: Path, recipe_of: Recipes, tmp_path: Path) -> None:
     """Batches have different lengths."""
     draw, book = random.Random(1), tiny.with_name("book.txt").read_text()
     (tmp_path / "books").mkdir()
@@ -39,7 +39,7 @@ def test_documents_shorter_than_rows_are_read_in_parts(tiny: Path, recipe_of: Re
 
 
 @pytest.mark.slow
-def test_a_run_by_time_under_torchrun_logs_and_samples(tiny: Path, tmp_path: Path) -> None:
+def test_torchrun_logs_and_samples(tiny: Path, tmp_path: Path) -> None:
     options = parts(
         2,
         *("training.minutes=0.05", "training.steps=null", "training.validate_every=100000"),
@@ -62,7 +62,7 @@ def two_gates() -> Iterator[Path]:
     unload_plugin(file)
 
 
-def test_an_attention_without_an_effect_is_refused_before_any_work(recipe_of: Recipes, two_gates: Path) -> None:
+def test_attention_without_effect_is_refused(recipe_of: Recipes, two_gates: Path) -> None:
     options = (f"plugins=[{two_gates}]", "model.attention.kind=[linear, two_gates]", "devices=2")
     divided = recipe_of(*options, "training.sequence_parallel=2")
     with pytest.raises(
@@ -94,6 +94,6 @@ def test_an_attention_without_an_effect_is_refused_before_any_work(recipe_of: Re
         (["objective=masked"], "training.sequence_parallel=2: an encoder reads its text at once"),
     ],
 )
-def test_what_cannot_be_divided_is_refused_by_name(recipe_of: Recipes, options: list[str], why: str) -> None:
+def test_indivisible_run_is_refused(recipe_of: Recipes, options: list[str], why: str) -> None:
     with pytest.raises(RecipeError, match=why):
         recipe_of("devices=2", "training.sequence_parallel=2", *options)

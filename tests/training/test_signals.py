@@ -19,7 +19,7 @@ from lmlong.training.signals import StopOnSignal
 from .conftest import Recipes, ignored
 
 
-def test_a_signal_that_comes_while_the_ranks_talk_is_heard_the_next_time() -> None:
+def test_signal_during_an_agreement_is_heard_next_time() -> None:
     signals, moments = StopOnSignal(), iter([True, False])
 
     def reduce(number: torch.Tensor, reduce_op: str) -> torch.Tensor:
@@ -53,7 +53,7 @@ class Interrupted(io.RawIOBase):
         return len(data)
 
 
-def test_a_signal_that_comes_within_a_message_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signal_during_a_message_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Interrupted()
     monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(io.BufferedWriter(stream)))
     with StopOnSignal() as signals:
@@ -66,14 +66,14 @@ def test_a_signal_that_comes_within_a_message_is_heard(monkeypatch: pytest.Monke
 SAVING = ["SIGINT", "SIGTERM", "SIGQUIT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU"]
 
 
-def test_under_nohup_a_closed_terminal_stops_nothing(recipe_of: Recipes, tmp_path: Path, raise_at: Callable) -> None:
+def test_nohup_ignores_a_closed_terminal(recipe_of: Recipes, tmp_path: Path, raise_at: Callable) -> None:
     raise_at(2, signal.SIGHUP)
     with ignored(signal.SIGHUP):
         assert train(recipe_of("training.steps=4"), tmp_path / "run").step == 4
 
 
 @pytest.mark.parametrize("name", SAVING)
-def test_each_of_these_signals_stops_training(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_signal_stops_training(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Also those that cluster schedulers send before a time limit."""
     monkeypatch.setattr(StopOnSignal, "_discard_output", staticmethod(lambda: None))
     with StopOnSignal() as signals:
@@ -81,7 +81,7 @@ def test_each_of_these_signals_stops_training(monkeypatch: pytest.MonkeyPatch, n
     assert signals.received == signal.Signals[name]
 
 
-def test_a_second_signal_does_not_break_the_save_of_the_first(
+def test_second_signal_does_not_break_the_save(
     recipe_of: Recipes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     written, times = write.write, 2
@@ -103,7 +103,7 @@ def test_a_second_signal_does_not_break_the_save_of_the_first(
     assert not CheckpointStore(tmp_path / "three" / "checkpoints").all()
 
 
-def test_signals_that_systems_repeat_do_not_end_training_at_once() -> None:
+def test_repeated_sigxcpu_does_not_stop_at_once() -> None:
     """SIGXCPU comes each second after the limit."""
     with StopOnSignal() as signals:
         for _ in range(5):
@@ -111,7 +111,7 @@ def test_signals_that_systems_repeat_do_not_end_training_at_once() -> None:
     assert signals.received == signal.SIGXCPU
 
 
-def test_a_program_keeps_its_own_handlers_of_user_defined_signals() -> None:
+def test_handlers_of_user_signals_are_kept() -> None:
     heard: list[int] = []
     before = signal.signal(signal.SIGUSR1, lambda number, _: heard.append(number))
     try:

@@ -50,9 +50,7 @@ def table(output: str) -> list[str]:
     return [line for line in output.splitlines() if "tokens read" not in line and "  text: " not in line]
 
 
-def test_a_run_learns_from_a_pipe_as_from_a_file_and_resumes_without_it(
-    tiny: Path, four_steps: Path, tmp_path: Path
-) -> None:
+def test_pipe_is_trained_on_like_a_file_and_resumed(tiny: Path, four_steps: Path, tmp_path: Path) -> None:
     run, book = tmp_path / "pipe", tiny.with_name("book.txt")
     done = piped(book.read_bytes(), "train", tiny, PIPED, "training.steps=4", "--out", run)
     assert done.returncode == 0 and "standard input: " in done.stderr, done.stderr
@@ -64,7 +62,7 @@ def test_a_run_learns_from_a_pipe_as_from_a_file_and_resumes_without_it(
     assert file.returncode == 0 and table(file.stdout) == table(pipe.stdout), pipe.stderr
 
 
-def test_a_suffix_names_the_format() -> None:
+def test_suffix_names_the_format() -> None:
     lines = "".join(json.dumps({"text": text, "title": text.upper()}) + "\n" for text in ("one", "two"))
     shown = piped(lines.encode(), "data", "show", "--json", "--", "-.jsonl")
     assert [json.loads(line)["title"] for line in shown.stdout.splitlines()] == ["ONE", "TWO"], shown.stderr
@@ -72,7 +70,7 @@ def test_a_suffix_names_the_format() -> None:
     assert wrong.returncode == 2 and "cannot read it" in wrong.stderr and "Traceback" not in wrong.stderr
 
 
-def test_nothing_to_read_is_an_error(own_cache: Path) -> None:
+def test_empty_input_and_terminal_are_refused(own_cache: Path) -> None:
     empty = piped(b"", "data", "show", "-")
     assert empty.returncode == 2 and "standard input is empty" in empty.stderr
     ours, terminal = pty.openpty()
@@ -84,12 +82,12 @@ def test_nothing_to_read_is_an_error(own_cache: Path) -> None:
     assert not list(own_cache.glob("input/*"))
 
 
-def test_a_file_of_that_name_can_be_read(tmp_path: Path) -> None:
+def test_file_named_dash_is_read(tmp_path: Path) -> None:
     (tmp_path / "-").write_text("a file")
     assert piped(b"a pipe", "data", "show", "./-", cwd=tmp_path).stdout == "a file\n"
 
 
-def test_only_copies_that_a_killed_process_began_are_removed(own_cache: Path) -> None:
+def test_only_unfinished_copies_are_removed(own_cache: Path) -> None:
     (own_cache / "input").mkdir(parents=True)
     for name in ("unfinished-123", "unfinished-novel"):
         (own_cache / "input" / name).write_text("text")

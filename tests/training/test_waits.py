@@ -22,7 +22,7 @@ from lmlong.training.run import _fit, run
 from lmlong.training.signals import StopOnSignal
 from lmlong.training.start import Start
 
-from .conftest import Poison, Recipes, logged_steps, losses, metrics, moments, same_tensors, weights
+from .conftest import Poison, Recipes, logged_steps, losses, metrics, same_tensors, weights
 from .waits import count_waits
 
 LONG = ("training.schedule=constant", "training.validate_every=100", "training.checkpoint_every=100")
@@ -55,7 +55,7 @@ def test_no_step_waits(recipe_of: Recipes, tmp_path: Path, options: list[str]) -
     assert waits == {"fetch": 1}
 
 
-def test_a_cpu_reads_in_each_step(recipe_of: Recipes, tmp_path: Path) -> None:
+def test_cpu_reads_in_each_step(recipe_of: Recipes, tmp_path: Path) -> None:
     """So the instrument is not blind."""
     with count_waits() as waits:
         run(recipe_of(*LONG, EVERY_FOUR, "training.kernel=torch", "training.steps=4"), tmp_path / "run")
@@ -64,7 +64,7 @@ def test_a_cpu_reads_in_each_step(recipe_of: Recipes, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [[], pytest.param([ADAMW], marks=pytest.mark.slow)], ids=["muon", "adamw"])
-def test_what_is_fetched_late_is_the_same(
+def test_figures_fetched_late_are_the_same(
     recipe_of: Recipes, tmp_path: Path, poison: Poison, options: list[str]
 ) -> None:
     """Losses, a spike, a skipped step and validations; and about what a CPU computes."""
@@ -83,24 +83,7 @@ def test_what_is_fetched_late_is_the_same(
     assert same_tensors(weights(tmp_path / "late"), weights(tmp_path / "at once"))
 
 
-@pytest.mark.parametrize("options", [[], [ADAMW]], ids=["muon", "adamw"])
-def test_a_masked_step_changes_no_weight_and_no_moment(
-    recipe_of: Recipes, tmp_path: Path, poison: Poison, options: list[str]
-) -> None:
-    """The first step, before there are moments, and the fifth, of which one of two batches is bad."""
-    each = ["training.accumulate=2", "training.checkpoint_every=1", "training.keep_last=20", "training.steps=6"]
-    poison({1, 9})
-    on_gpu(recipe_of(SKIP, *each, *options), tmp_path / "run")
-    folders = [tmp_path / "run" / "checkpoints" / f"step-{n:08d}" for n in (1, 4, 5, 6)]
-    first, *steps = map(read.read_weights, folders)
-    assert same_tensors(first, prepare_new_run(recipe_of()).model.state_dict())
-    assert same_tensors(steps[0], steps[1]) and not same_tensors(steps[1], steps[2])
-    nothing, fourth, fifth, sixth = map(moments, folders)
-    assert not any(moment.any() for moment in nothing.values())
-    assert same_tensors(fourth, fifth) and not any((sixth[name] == x).all() for name, x in fifth.items())
-
-
-def test_a_carried_state_begins_anew_after_a_masked_step(recipe_of: Recipes, tmp_path: Path, poison: Poison) -> None:
+def test_carried_state_is_reset_after_a_masked_step(recipe_of: Recipes, tmp_path: Path, poison: Poison) -> None:
     poison({3})
     on_gpu(recipe_of(SKIP, *CARRY, "training.steps=4", EVERY_FOUR), tmp_path / "run")
     state = read.read_training(read.find(tmp_path / "run"))
@@ -123,7 +106,7 @@ def test_a_carried_state_begins_anew_after_a_masked_step(recipe_of: Recipes, tmp
     ],
     ids=["stop", "skip", "stop, with tables"],
 )
-def test_a_run_stops_late_with_the_weights_of_its_last_finite_step(
+def test_late_stop_keeps_the_last_finite_weights(
     recipe_of: Recipes, tmp_path: Path, poison: Poison, options: list[str], bad: set[int], message: str
 ) -> None:
     """Steps after the first bad one are masked, though their gradients are finite."""
@@ -148,9 +131,7 @@ def test_no_checkpoint_is_saved_after_a_bad_step(recipe_of: Recipes, tmp_path: P
     assert read.find(tmp_path / "run").name == "step-00000004"
 
 
-def test_a_signal_saves_the_step_with_its_figures(
-    recipe_of: Recipes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_signal_saves_the_step(recipe_of: Recipes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A single process has nobody to agree with, and stops at once."""
     take = TrainingModule.take_figures
 
@@ -185,7 +166,7 @@ sys.exit(128 + result.signal if result.signal else 0)
 
 
 @pytest.mark.slow
-def test_two_processes_agree_only_where_they_wait_anyway(tiny: Path, tmp_path: Path, recipe_of: Recipes) -> None:
+def test_two_processes_agree_only_at_fetches(tiny: Path, tmp_path: Path, recipe_of: Recipes) -> None:
     """A script of its own, since Lightning starts it again for the second process."""
     script, one, two = tmp_path / "two.py", tmp_path / "one", tmp_path / "two"
     script.write_text(TWO.format(tests=str(Path(__file__).parent), recipe=str(tiny)))
