@@ -9,7 +9,7 @@ from allocations import ROUND, ROUNDS, assert_leaves_nothing, in_use, is_flat, w
 from inference.conftest import prose
 from machine import new_cache
 from models import write_run
-from serving import engines
+from serving import schedulers
 from serving.servers import served
 from training.conftest import write_tiny
 
@@ -59,7 +59,7 @@ def test_texts_are_evaluated_in_constant_memory(model: TrainedLanguageModel) -> 
 
 
 def test_server_takes_constant_memory() -> None:
-    with served(engines.tiny("ngram", native=True)) as server:
+    with served(schedulers.tiny("ngram", native=True)) as server:
 
         def ask(number: int) -> None:
             assert server.post("/v1/score", text=part(number)).status_code == 200
