@@ -256,8 +256,7 @@ def _encoders(runs: Sequence[str], loading: Loading, data: Sequence[str], **chos
 
 
 def _tasks(runs: Sequence[str], loading: Loading, tasks: str, **chosen: Any) -> "Report":
-    from lmlong.evaluation.harness import evaluate_tasks, library, table
-    from lmlong.report.report import Report
+    from lmlong.evaluation.harness import evaluate_tasks, library, task_report
 
     library()
     names = [name.strip() for name in tasks.split(",") if name.strip()]
@@ -265,5 +264,4 @@ def _tasks(runs: Sequence[str], loading: Loading, tasks: str, **chosen: Any) -> 
         raise UsageError("--tasks: names no task. Name one or more, such as arc_easy,hellaswag.")
     if len(runs) > 1:
         raise UsageError("--tasks: runs with one model. Name one RUN.")
-    results = evaluate_tasks(loading._replace(learn=False).load_as_trained(runs[0]), names, **chosen)
-    return Report([table(results)], results)
+    return task_report(evaluate_tasks(loading._replace(learn=False).load_as_trained(runs[0]), names, **chosen))

@@ -19,6 +19,7 @@ from lmlong.errors import UsageError, install_command, nearest
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.interop.hf.tokenizer import tokenizer_files
 from lmlong.report.json_values import json_values
+from lmlong.report.report import Report
 
 UNBOUNDED = 10**30
 
@@ -36,7 +37,7 @@ def evaluate_tasks(
     """Run tasks of the harness, by their names, patterns of names, or .yaml files, and return its results.
 
     >>> results = evaluate_tasks("runs/quickstart", ["arc_easy"], num_fewshot=5, limit=100)
-    >>> print(table(results))
+    >>> print(task_report(results).text())
 
     `include_path` is a folder with tasks of your own. Tasks that generate texts, such as RULER's, generate them at
     `lengths`, in tokens of this model. `limit` is the number of documents of each task. With `apply_chat_template` a
@@ -101,12 +102,12 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
         (folder / name).write_text(text, encoding="utf-8")
 
 
-def table(results: dict[str, Any]) -> str:
-    """Return results as the harness's own tables: of tasks, and of groups if there are any."""
+def task_report(results: dict[str, Any]) -> Report:
+    """Return the harness's own tables of its results: of tasks, and of groups if there are any."""
     from lm_eval.utils import make_table
 
     columns = ["results", *(["groups"] if results.get("groups") else [])]
-    return "\n".join(make_table(results, column).rstrip("\n") for column in columns)
+    return Report(["\n".join(make_table(results, column).rstrip("\n") for column in columns)], results)
 
 
 def library() -> Any:

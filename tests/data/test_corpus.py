@@ -78,18 +78,31 @@ def test_empty_files(tmp_path: Path) -> None:
     assert skipped(files(tmp_path)) == ["empty"]
 
 
-@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet"])
-def test_records(tmp_path: Path, suffix: str) -> None:
-    path = tmp_path / f"rows{suffix}"
-    lines = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
-    if suffix == ".parquet":
+LINES = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
+RECORDS = {
+    **{"a.jsonl": LINES, "A.NDJSON": LINES, "a.json": json.dumps(ROWS).encode()},
+    **{"a.jsonl.gz": gzip.compress(LINES), "a.jsonl.zst": zstandard.compress(LINES), "a.parquet": None},
+}
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_records(tmp_path: Path, name: str) -> None:
+    path, data = tmp_path / name, RECORDS[name]
+    if data is None:
         datasets.Dataset.from_list(ROWS).to_parquet(path)
     else:
-        path.write_bytes({".gz": gzip.compress, ".zst": zstandard.compress}.get(path.suffix, bytes)(lines))
+        path.write_bytes(data)
     source = files(path)
     assert texts(source) == ["one\r\n\n", "", "中\u2028"]
     assert skipped(source) == ["no text"]
     assert [entry.name for entry in source.documents()][3] == f"{path}:3"
+
+
+@pytest.mark.parametrize(("name", "separator"), [("a.csv", ","), ("a.tsv", "\t")])
+def test_tables_that_are_named_are_records(tmp_path: Path, name: str, separator: str) -> None:
+    rows = (("id", "text"), ("1", "one"), ("2", "two"))
+    (tmp_path / name).write_text("".join(separator.join(row) + "\n" for row in rows))
+    assert texts(files(tmp_path / name)) == ["one", "two"]
 
 
 @pytest.mark.parametrize(

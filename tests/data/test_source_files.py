@@ -1,6 +1,5 @@
 """Every file of a folder is read or named with the reason; all mistakes are reported at once."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -67,20 +66,6 @@ def test_what_is_named_beside_its_folder_is_not_left_out(folder: Path) -> None:
     source = files(folder, folder / "README")
     assert texts(source) == [*READ, "README"]
     assert "README" not in [Path(entry.name).name for entry in source.left_out]
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("a.json", json.dumps([{"text": "one"}, {"text": "two"}])),
-        ("a.csv", "id,text\n1,one\n2,two\n"),
-        ("a.tsv", "id\ttext\n1\tone\n2\ttwo\n"),
-        ("a.NDJSON", '{"text": "one"}\n{"text": "two"}\n'),
-    ],
-)
-def test_tables_that_are_named_are_records_not_raw_text(tmp_path: Path, name: str, content: str) -> None:
-    (tmp_path / name).write_text(content)
-    assert texts(files(tmp_path / name)) == ["one", "two"]
 
 
 def test_no_text_is_refused_where_it_is_named_and_left_out_of_a_glob(folder: Path) -> None:

@@ -186,6 +186,7 @@ def test_a_mistake_in_python_is_named(run: Path) -> None:
         ({"files": "a.txt", "texts": ["a"]}, "^files, texts: both are given"),
         ({"texts": ""}, "^files, texts: empty"),
         ({"files": []}, "^files, texts: empty"),
+        ({"lengths": [32], "min_documents": 1, "precision": "16"}, "^precision: 16 needs a GPU"),
     ]
     for options, message in mistakes:
         with pytest.raises(UsageError, match=message):
@@ -212,8 +213,3 @@ def test_a_run_is_measured_in_the_precision_it_was_trained_in(
     assert 0 < abs(own.carried.totals.nats_per_token - exact.carried.totals.nats_per_token) < 0.05
     again = lmlong.evaluate(trained_in_bf16(loaded, monkeypatch), precision="32", **options)
     assert without_times(values(again)) == without_times(values(exact))
-
-
-def test_a_precision_that_this_device_does_not_offer_is_refused(loaded: TrainedLanguageModel) -> None:
-    with pytest.raises(UsageError, match=r"^precision: 16 needs a GPU"):
-        lmlong.evaluate(loaded, lengths=[32], min_documents=1, precision="16")

@@ -147,7 +147,7 @@ def test_a_hostile_file_is_refused_with_the_reason(server: Served, name: str) ->
 
 
 def test_a_pdf_needs_its_library(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FORMATS[".pdf"], "_package", "no_such_package")
+    monkeypatch.setitem(FORMATS, ".pdf", FORMATS[".pdf"]._replace(package="no_such_package"))
     assert "pip install -e '.[documents]'" in refused(upload(server, b"%PDF-1.7"))
 
 
