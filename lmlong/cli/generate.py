@@ -125,11 +125,11 @@ def generate(
     start = loaded.load_state(load_state) if load_state else None
     end = (max_tokens, stop)
     if prompts:
-        for rows, session in writing.read_many(loaded, prompts, start, output):
-            output.write(loaded, session, sampling, rows, samples, *end)
+        for rows, sessions in writing.read_many(loaded, prompts, start, output):
+            output.write(loaded, sessions, sampling, rows, samples, *end)
     else:
         row, session = writing.read_one(loaded, prompt, start, output)
-        generation = output.write(loaded, session, sampling, [row], samples, *end)
+        generation = output.write(loaded, [session], sampling, [row], samples, *end)
         if save_state:
             loaded.save_state(loaded.read("", generation.finished()), save_state)
     output.finish(loaded.decoder, sampling.seed)

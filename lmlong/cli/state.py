@@ -43,7 +43,7 @@ def build(run: str, text: Path, out: Path, load_state: Path | None, loading: opt
     before = loaded.load_state(load_state) if load_state else None
     session = loaded.read(pieces(text), before, precision=loaded.set_up_evaluation(None))
     loaded.save_state(session, out)
-    click.echo(f"{out}: {int(session.total):,} tokens saved in {out.stat().st_size:,} bytes")
+    click.echo(f"{out}: {session.total:,} tokens saved in {out.stat().st_size:,} bytes")
 
 
 @state.command()

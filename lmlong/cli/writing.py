@@ -14,9 +14,9 @@ from lmlong.inference.drafts import DraftCounts
 from lmlong.inference.generation import Generation
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.prompts import Prompt, many
-from lmlong.inference.session import Session, repeat_rows
+from lmlong.inference.session import Session
 from lmlong.model.sampling_options import Sampling
-from lmlong.model.state import concat_states, state_bytes
+from lmlong.model.state import state_bytes
 
 Row = tuple[int, Prompt]
 """The index of a prompt among all, and the prompt."""
@@ -40,7 +40,7 @@ class TextOutput:
     def write(
         self,
         loaded: TrainedLanguageModel,
-        session: Session,
+        sessions: Sequence[Session],
         sampling: Sampling,
         rows: Sequence[Row],
         samples: int,
@@ -49,14 +49,15 @@ class TextOutput:
     ) -> Generation:
         """Generate `samples` continuations of each row, print them, and return the generation."""
         numbers = [(number, sample) for number, _ in rows for sample in range(samples)]
+        repeated = [session for session in sessions for _ in range(samples)]
         begun = time.perf_counter()
-        writing = loaded.generate(repeat_rows(session, samples), sampling, numbers, max_tokens, stop, self.as_json)
+        writing = loaded.generate(repeated, sampling, numbers, max_tokens, stop, self.as_json)
         texts = self._pieces(writing, rows[0][1])
         self.written_seconds += time.perf_counter() - begun
         self.written_tokens += sum(row.written for row in writing.rows)
         if writing.drafts:
             self.counts += writing.drafts.counts
-        self.state_bytes = state_bytes(writing.session.state) // len(numbers)
+        self.state_bytes = sum(state_bytes(row.session().state) for row in writing.rows) // len(numbers)
         for index, text in enumerate(texts):
             if not self.one_text or self.as_json:
                 prompt = rows[index // samples][1]
@@ -112,20 +113,20 @@ def read_one(
 ) -> tuple[Row, Session]:
     """Prefill one prompt from its option or standard input; return its end and the session."""
     begun = time.perf_counter()
-    before = int(start.total) if start else 0
+    before = start.total if start else 0
     typed = prompt is not None or sys.stdin is None or sys.stdin.isatty()
     text: Iterable[str] = [prompt or ""] if typed else pieces(None)
     end = PromptEnd()
     session = loaded.read(end.while_read(text), start)
     output.read_seconds += time.perf_counter() - begun
-    output.read_tokens += int(session.total) - before
+    output.read_tokens += session.total - before
     return (0, Prompt(end.text, {})), session
 
 
 def read_many(
     loaded: TrainedLanguageModel, path: Path, start: Session | None, output: TextOutput
-) -> Iterator[tuple[list[Row], Session]]:
-    """Iterate over the prompts of a file in batches, each prefilled by itself and then concatenated."""
+) -> Iterator[tuple[list[Row], list[Session]]]:
+    """Iterate over the prompts of a file in batches, each prefilled by itself."""
     prompts = list(enumerate(many(path)))
     if not prompts:
         raise UsageError(f"{path}: contains no prompt.")
@@ -134,8 +135,8 @@ def read_many(
         rows = prompts[begin : begin + BATCH]
         sessions = [loaded.read(prompt.text, start) for _, prompt in rows]
         output.read_seconds += time.perf_counter() - begun
-        output.read_tokens += sum(int(session.total) - (int(start.total) if start else 0) for session in sessions)
-        yield rows, concat_states(sessions)
+        output.read_tokens += sum(session.total - (start.total if start else 0) for session in sessions)
+        yield rows, sessions
 
 
 class PromptEnd:

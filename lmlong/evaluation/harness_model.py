@@ -94,9 +94,9 @@ class HarnessModel(LM):
     def _generate(self, contexts: Sequence[tuple[list[int], int]], options: dict[str, Any], texts: list[str]) -> None:
         """Continue contexts, each with the number of its text."""
         sampling, max_tokens, stop = generation_options(options, self.seed)
-        session = prefill_rows(self.loaded.model, [context for context, _ in contexts])
+        sessions = prefill_rows(self.loaded.model, [context for context, _ in contexts])
         drawn = [(number,) for _, number in contexts]
-        for row, piece in self.loaded.generate(session, sampling, drawn, max_tokens, stop):
+        for row, piece in self.loaded.generate(sessions, sampling, drawn, max_tokens, stop):
             texts[contexts[row][1]] += piece
 
     def tokens(self, text: str) -> list[int]:

@@ -10,11 +10,10 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from lmlong.inference.session import NO_TOKEN, PREFILL_TOKENS, Session
-from lmlong.inference.unread import Unread, UnreadText, as_tensors
+from lmlong.inference.session import PREFILL_TOKENS, Session
 from lmlong.model.language_model import LanguageModel, ModelState
 from lmlong.model.sampling_options import RECENT
-from lmlong.model.state import state_bytes, where_state
+from lmlong.model.state import state_bytes, state_row
 
 MAX_ROWS = 64
 """Maximum number of texts in a batch."""
@@ -59,20 +58,11 @@ def read_rows(model: LanguageModel, rows: Sequence[Sequence[int]]) -> tuple[Tens
 
 
 @torch.inference_mode()
-def prefill_rows(model: LanguageModel, rows: Sequence[Sequence[int]]) -> Session:
-    """Return the session after texts of at least one token, from the empty state."""
-    device = model.embedding.weight.device
-    state = model.init_state(len(rows))
-    more = torch.tensor([len(row) > 1 for row in rows], device=device)
-    if more.any():
-        _, read = read_rows(model, [row[:-1] or row for row in rows])
-        state = where_state(more, read, state)
-    recent = [[NO_TOKEN] * (RECENT - len(row)) + list(row[-RECENT:]) for row in rows]
-    nothing = as_tensors(UnreadText(), device)
-    return Session(
-        state=state,
-        last=torch.tensor([row[-1] for row in rows], device=device),
-        recent=torch.tensor(recent, device=device),
-        total=torch.tensor([len(row) for row in rows], device=device),
-        unread=Unread(*(part.repeat(len(rows), 1) for part in nothing)),
-    )
+def prefill_rows(model: LanguageModel, rows: Sequence[Sequence[int]]) -> list[Session]:
+    """Return the sessions after texts of at least one token, from the empty state."""
+    states = [model.init_state(1) for _ in rows]
+    if longer := [number for number, row in enumerate(rows) if len(row) > 1]:
+        _, read = read_rows(model, [rows[number][:-1] for number in longer])
+        for index, number in enumerate(longer):
+            states[number] = state_row(read, index)
+    return [Session(state, tuple(row[-RECENT:]), len(row)) for state, row in zip(states, rows, strict=True)]

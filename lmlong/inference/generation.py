@@ -1,4 +1,4 @@
-"""Streaming generation: the continuations of a session, piece by piece."""
+"""Streaming generation: the continuations of sessions, piece by piece."""
 
 from collections.abc import Iterator, Sequence
 
@@ -11,17 +11,16 @@ from lmlong.inference.row import Row, advance
 from lmlong.inference.session import Session
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.sampling_options import Sampling
-from lmlong.model.state import concat_states, state_row
 
 
 class Generation:
-    """The continuations of all rows of a session in parallel, as a stream of pieces of text."""
+    """The continuations of one or more sessions in parallel, as a stream of pieces of text."""
 
     def __init__(
         self,
         model: LanguageModel,
         tokenizer: Tokenizer,
-        session: Session,
+        sessions: Session | Sequence[Session],
         options: Sampling,
         numbers: Sequence[Sequence[int]] = ((0,),),
         max_tokens: int | None = None,
@@ -30,24 +29,25 @@ class Generation:
         drafts: Drafts | None = None,
     ):
         """`numbers` seed the draws of each row. With `keep`, tokens and their log-probabilities are kept. `drafts` are
-        used if a pass can read several tokens of the session."""
+        used if there is one session, and a pass can read several of its tokens."""
         check_end(max_tokens, stop)
         engine, alone = engine_of(model), len(numbers) == 1
+        sessions = [sessions] if isinstance(sessions, Session) else sessions
         self.drafts = drafts if alone and engine.reads_ahead else None
         self.rows = [
             Row(
                 engine,
                 tokenizer,
-                row := session if alone else state_row(session, number),
+                session,
                 options,
                 each,
                 max_tokens,
                 stop,
                 keeps_tokens=keep,
                 drafts=self.drafts,
-                rewind=Rewind(tokenizer, row) if alone else None,
+                rewind=Rewind(tokenizer, session) if alone else None,
             )
-            for number, each in enumerate(numbers)
+            for session, each in zip(sessions, numbers, strict=True)
         ]
         self.log_probabilities: list[list[float]] = [[] for _ in numbers]
         """Those of the tokens of each row, if they are kept."""
@@ -67,11 +67,12 @@ class Generation:
 
     @property
     def session(self) -> Session:
-        """The session after all tokens so far."""
-        return concat_states([row.session() for row in self.rows])
+        """The session of a single text after all tokens so far."""
+        (row,) = self.rows
+        return row.session()
 
     def finished(self) -> Session:
-        """Return the session of a single row after exactly the text that was printed."""
+        """Return the session of a single text after exactly the text that was printed."""
         (row,) = self.rows
         return row.finished()
 

@@ -21,7 +21,6 @@ from lmlong.inference.session import (
     logits_not_finite,
     next_logits,
     prefill,
-    with_unread,
 )
 from lmlong.inference.unread import LONG, UnreadText, tokens_after
 from lmlong.model.finite import is_finite
@@ -41,9 +40,8 @@ class Start(NamedTuple):
 
 @torch.inference_mode()
 def heal(model: LanguageModel, tokenizer: Tokenizer, session: Session, sampler: Sampler) -> Start:
-    """Draw where the next token of a session of one row begins."""
-    text = session.unread.row(0)
-    session = with_unread(session, UnreadText())
+    """Draw where the next token of a session begins."""
+    text, session = session.unread, session._replace(unread=UnreadText())
     if text.chosen:  # by decode steps, as when they were generated, unless that would take long
         if len(text.chosen) > LONG and session.state.learned is None:
             read = prefill(model, [text.chosen], session)
@@ -98,7 +96,7 @@ def _weigh(
         else:
             yield Start(log_weight + _log_mass(log_probs, boundaries, cover.head), session, cover)
     for token, group in following.items():
-        more = append_token(session, state, session.last.new_tensor([token]), learn=True)
+        more = append_token(session, state, token, learn=True)
         yield from _weigh(model, boundaries, more, group, length + 1, log_weight + float(log_probs[token]))
 
 

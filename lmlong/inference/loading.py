@@ -29,7 +29,7 @@ from lmlong.inference.chat import Conversation
 from lmlong.inference.drafts import Drafts
 from lmlong.inference.generation import Generation, check_end
 from lmlong.inference.hidden_states import HiddenStates
-from lmlong.inference.session import Session, begin_learning, prefill, with_unread
+from lmlong.inference.session import Session, begin_learning, prefill
 from lmlong.inference.unread import Encoding, UnreadText
 from lmlong.model.base import TextModel, count_parameters
 from lmlong.model.build import build
@@ -129,7 +129,7 @@ class TrainedLanguageModel(TrainedModel):
 
     def generate(
         self,
-        session: Session,
+        sessions: Session | Sequence[Session],
         options: Sampling,
         rows: Sequence[tuple[int, ...]],
         max_tokens: int | None = MAX_TOKENS,
@@ -137,13 +137,13 @@ class TrainedLanguageModel(TrainedModel):
         keep: bool = False,
         drafts: bool = True,
     ) -> Generation:
-        """Continue all rows of a session in parallel; iterate over the result for (row, piece of text).
+        """Continue one or more sessions in parallel; iterate over the result for (row, piece of text).
 
         `rows` are numbers that seed each row's draws, together with the seed. With `keep`, tokens and their
         log-probabilities are kept. Without `drafts` each token of a single text takes a step of its own.
         """
         ahead = Drafts() if drafts else None
-        return Generation(self.model, self.tokenizer, session, options, rows, max_tokens, stop, keep, ahead)
+        return Generation(self.model, self.tokenizer, sessions, options, rows, max_tokens, stop, keep, ahead)
 
     def read(
         self,
@@ -169,13 +169,13 @@ class TrainedLanguageModel(TrainedModel):
         """
         encoding = self._encode(text, state, heal)
         learns = self.learns(learn)
-        start = begin_learning(self.model, with_unread(state, UnreadText()), learns) if state else None
+        start = begin_learning(self.model, state._replace(unread=UnreadText()), learns) if state else None
         tokens = chain([] if state else [[self.tokenizer.bos]], encoding)
         with autocast(self.device, precision):
             session = prefill(self.model, tokens, start, learns)
         if precision != "32":
             session = session._replace(state=at_least_float32(session.state))
-        return with_unread(session, encoding.unread)
+        return session._replace(unread=encoding.unread)
 
     def learns(self, learn: bool | None) -> bool:
         """Return whether a new text is learned from, given what its reader asks for; None asks for the model's way."""
@@ -217,7 +217,7 @@ class TrainedLanguageModel(TrainedModel):
             start, tokens = [], iter([text.tolist()])
         else:
             start, tokens = [self.tokenizer.bos], iter(self._encode(text, state, heal=False))
-        before = state.last.tolist() if state else start
+        before = [state.last] if state else start
         return hidden_states.stream(self.model, chain([before], tokens), state.state if state else None, blocks)
 
     def set_up_evaluation(self, precision: Precision | None) -> Precision:
@@ -266,7 +266,7 @@ class TrainedLanguageModel(TrainedModel):
 
     def _encode(self, text: str | Iterable[str], state: Session | None, heal: bool) -> Encoding:
         """Return the tokens of `state`'s unread text and this text."""
-        unread = state.unread.row(0) if state else UnreadText()
+        unread = state.unread if state else UnreadText()
         return Encoding(self.tokenizer, unread, [text] if isinstance(text, str) else text, heal)
 
     @cached_property

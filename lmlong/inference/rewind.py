@@ -7,7 +7,7 @@ from itertools import accumulate
 
 from lmlong.data.tokenizers.base import LOSSLESS, Tokenizer
 from lmlong.data.tokenizers.boundaries import settled
-from lmlong.inference.session import Session, advance, with_unread
+from lmlong.inference.session import Session, advance
 from lmlong.inference.unread import UnreadText
 from lmlong.model.language_model import LanguageModel
 
@@ -36,9 +36,10 @@ class Rewind:
     def session(self, model: LanguageModel, dropped: int) -> Session:
         """Return the session of the text without its last `dropped` characters."""
         tokens = [token for token, _ in self._tokens]
-        given = self._given.unread.row(0) if self._early is self._given else UnreadText()
+        given = self._given.unread if self._early is self._given else UnreadText()
         read, unread = ending(self._tokenizer, tokens, dropped, given)
-        return with_unread(advance(model, with_unread(self._early, UnreadText()), self._tokens[:read]), unread)
+        early = self._early._replace(unread=UnreadText())
+        return advance(model, early, self._tokens[:read])._replace(unread=unread)
 
 
 def ending(tokenizer: Tokenizer, tokens: Sequence[int], dropped: int, given: UnreadText) -> tuple[int, UnreadText]:

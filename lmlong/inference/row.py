@@ -20,9 +20,9 @@ from lmlong.inference.drafts import Drafts
 from lmlong.inference.healing import heal, only_beginning_with
 from lmlong.inference.rewind import Rewind
 from lmlong.inference.sampling import Sampler, sample
-from lmlong.inference.session import NO_TOKEN, Session, session_of
+from lmlong.inference.session import Session, logits_not_finite
 from lmlong.inference.streamed_text import StreamedText
-from lmlong.model.finite import is_finite, not_finite
+from lmlong.model.finite import is_finite
 from lmlong.model.learning.state import Learned, will_learn_token
 from lmlong.model.sampling_options import RECENT, Sampling
 
@@ -47,7 +47,7 @@ class Row:
         drafts: Drafts | None = None,
         rewind: Rewind | None = None,
     ):
-        """Continue a session of one row; its unread text becomes the beginning of the next token.
+        """Continue a session; its unread text becomes the beginning of the next token.
 
         `numbers` seed the draws, together with the seed. Without `keeps_state` there is no session after the text,
         which takes a CUDA graph a copy of the state for each token. `drafts` are used while the row is alone. `rewind`
@@ -66,13 +66,13 @@ class Row:
         """The bytes with which the next token must begin: the rest of the prompt, for the first one."""
         self.keeps_state, self._keeps_tokens, self._max_tokens = keeps_state, keeps_tokens, max_tokens
         self._text, self._rewind = StreamedText(tokenizer, stop), rewind
-        if self.end is None and session.unread.pending.shape[1]:
+        if self.end is None and session.unread.pending:
             session = self._heal(engine, session)
         self._start, self._engine = session, engine
-        self.total = int(session.total)
+        self.total = session.total
         """Number of tokens, including the prompt's."""
-        self.last_tokens = deque((token for token in session.recent[0].tolist() if token != NO_TOKEN), RECENT)
-        self.last = int(session.last)
+        self.last_tokens = deque(session.recent, RECENT)
+        self.last = session.last
         """The last token, which is not read yet."""
         self.at: Any = None if self.end else engine.load(session.state)
         """The engine's row. It moves past its last pass when the next one begins."""
@@ -98,7 +98,7 @@ class Row:
         assert self.keeps_state
         if not self.written:
             return self._start
-        return session_of(self._engine.save(self.at, self.read), self.last_tokens, self.total)
+        return Session(self._engine.save(self.at, self.read), tuple(self.last_tokens), self.total)
 
     def finished(self) -> Session:
         """Return the session after exactly the text so far, which may end within a token."""
@@ -218,7 +218,7 @@ def _draw(engine: Engine, logits: Mapping[Row, Tensor], rows: Sequence[Row]) -> 
     """Return the next tokens of rows with the same options."""
     together = torch.stack([logits[row] for row in rows])
     if not is_finite(together.amax(-1)):  # also of tokens that are not allowed
-        raise not_finite(engine.model, torch.tensor([[*rows[0].last_tokens]], device=together.device))
+        raise logits_not_finite(engine.model, rows[0].last_tokens)
     allowed = only_beginning_with(rows[0].tokenizer, [row.head for row in rows], together)
     return sample([row.sampler for row in rows], allowed, [row.last_tokens for row in rows])
 

@@ -18,7 +18,6 @@ from lmlong.data.split import Part, split
 from lmlong.errors import LmlongError, UsageError
 from lmlong.inference.loading import TrainedLanguageModel, load
 from lmlong.inference.sampling import Sampler, sample
-from lmlong.inference.session import repeat_rows
 from lmlong.io.files import atomic_write
 from lmlong.model.finite import is_finite, not_finite
 from lmlong.model.sampling_options import Sampling
@@ -129,7 +128,7 @@ def _plain(seed: int) -> Sampling:
 def _documents(model: TrainedLanguageModel, first: int, length: int, seed: int) -> list[dict]:
     """Return ROWS documents from number `first` on."""
     numbers = [(number,) for number in range(first, first + ROWS)]
-    drawn = model.generate(repeat_rows(model.read(""), ROWS), _plain(seed), numbers, length)
+    drawn = model.generate([model.read("")] * ROWS, _plain(seed), numbers, length)
     texts = [""] * ROWS
     for row, piece in drawn:
         texts[row] += piece

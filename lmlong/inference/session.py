@@ -1,6 +1,6 @@
 """A session: the state after a text and its last tokens, everything needed to continue, of constant size.
 
-B rows, V vocabulary.
+N tokens, V vocabulary.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,14 +9,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lmlong.attention.base import state_tensors
 from lmlong.decode.engine import step
-from lmlong.inference.unread import Unread, UnreadText, as_tensors
+from lmlong.inference.unread import UnreadText
 from lmlong.model.finite import NotFinite, is_finite, not_finite
 from lmlong.model.language_model import LanguageModel, ModelState
 from lmlong.model.learning import read as reading
 from lmlong.model.sampling_options import RECENT
-from lmlong.model.state import rebuild_state, state_bytes
+from lmlong.model.state import state_bytes
 
 PREFILL_TOKENS = 2048
 """Tokens of a prompt read at once, or more on a GPU, so that a text of any length takes the memory of this many."""
@@ -29,15 +28,17 @@ class Session(NamedTuple):
     """A text up to its last token, which is known but not yet read, and unread text whose tokens depend on what
     follows."""
 
-    state: ModelState  # of all tokens but the last
-    last: Tensor  # (B,) the last token
-    recent: Tensor  # (B, RECENT) the last tokens, including `last`; NO_TOKEN before the beginning
-    total: Tensor  # (B,) number of tokens, including `last`
-    unread: Unread  # text after `last`
+    state: ModelState  # of all tokens but the last, of one row
+    recent: tuple[int, ...]  # the last tokens, up to RECENT
+    total: int  # number of tokens
+    unread: UnreadText = UnreadText()  # text after the last token
+
+    @property
+    def last(self) -> int:
+        return self.recent[-1]
 
     def __repr__(self) -> str:
-        read = " and ".join(f"{total:,}" for total in self.total.tolist())
-        return f"<Session after {read} tokens, with {state_bytes(self.state):,} bytes of state>"
+        return f"<Session after {self.total:,} tokens, with {state_bytes(self.state):,} bytes of state>"
 
 
 def prefill(
@@ -46,7 +47,7 @@ def prefill(
     session: Session | None = None,
     learn: bool = False,
 ) -> Session:
-    """Return the session of one row after tokens in pieces of any size, starting from `session` if given. `learn`:
+    """Return the session after tokens in pieces of any size, starting from `session` if given. `learn`:
     whether a new session learns from its text."""
     for piece in even_pieces(pieces, model.piece(1, PREFILL_TOKENS)):
         if session is None:
@@ -71,18 +72,8 @@ def even_pieces(pieces: Iterable[Sequence[int]], size: int = PREFILL_TOKENS) -> 
 
 @torch.inference_mode()
 def first(model: LanguageModel, token: int, learn: bool = False) -> Session:
-    """Return the session of one row after its first token."""
-    return session_of(reading.first_state(model, 1, learn), [token], 1)
-
-
-@torch.inference_mode()
-def session_of(state: ModelState, recent: Sequence[int], total: int) -> Session:
-    """Return the session of one row after `total` tokens, with the state after all but the last; `recent` are the last
-    tokens."""
-    device = state.position.device
-    last, size = torch.tensor([recent[-1]], device=device), torch.tensor([total], device=device)
-    tokens = torch.tensor([last_tokens(recent, RECENT)], device=device)
-    return Session(state, last, tokens, size, as_tensors(UnreadText(), device))
+    """Return the session after the first token of a text."""
+    return Session(reading.first_state(model, 1, learn), (token,), 1)
 
 
 def last_tokens(tokens: Sequence[int], size: int) -> list[int]:
@@ -94,11 +85,11 @@ def last_tokens(tokens: Sequence[int], size: int) -> list[int]:
 @torch.inference_mode()
 def read_tokens(model: LanguageModel, tokens: Sequence[int], session: Session) -> Session:
     """Return the session after new tokens. Raise NotFinite if the model gives values that are not finite."""
-    read, new = _to_read(session, tokens)
+    read, _ = _to_read(session, tokens)
     hidden, state = reading.read(model, read, session.state)
     if not is_finite(hidden):
         raise not_finite(model, read, reading.unlearned(session.state))
-    return after_tokens(session, new, state)
+    return after_tokens(session, tokens, state)
 
 
 @torch.inference_mode()
@@ -106,55 +97,52 @@ def score_tokens(model: LanguageModel, tokens: Sequence[int], session: Session) 
     """Return the session after new tokens, and -log p of each (1, N)."""
     read, new = _to_read(session, tokens)
     nll, state = reading.score(model, read, new, session.state)
-    return after_tokens(session, new, state), nll
+    return after_tokens(session, tokens, state), nll
 
 
 def _to_read(session: Session, tokens: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Return the tokens that the model reads next (1, N), and the new tokens (1, N) that it predicts meanwhile."""
-    new = session.last.new_tensor([tokens])
-    return torch.cat([session.last[:, None], new[:, :-1]], dim=1), new
+    device = session.state.position.device
+    return torch.tensor([[session.last, *tokens[:-1]]], device=device), torch.tensor([tokens], device=device)
 
 
-def after_tokens(session: Session, new: Tensor, state: ModelState) -> Session:
-    """Return the session after new tokens (B, N), with the state after all but the last."""
-    recent = torch.cat([session.recent, new], dim=1)[:, -RECENT:].clone()
-    total = session.total + new.shape[1]
-    return session._replace(state=state, last=new[:, -1].clone(), recent=recent, total=total)
+def after_tokens(session: Session, new: Sequence[int], state: ModelState) -> Session:
+    """Return the session after new tokens, with the state after all but the last."""
+    recent = (*session.recent, *new)[-RECENT:]
+    return Session(state, recent, session.total + len(new), session.unread)
 
 
 @torch.inference_mode()
 def next_logits(model: LanguageModel, session: Session) -> tuple[Tensor, ModelState]:
-    """Return the logits (B, V) of the next token, and the state after the last one."""
-    return step(model, session.last, session.state)
+    """Return the logits (1, V) of the next token, and the state after the last one."""
+    return step(model, torch.tensor([session.last], device=session.state.position.device), session.state)
 
 
-def logits_not_finite(model: LanguageModel, recent: Tensor) -> NotFinite:
-    """Return the error for logits that are not finite after recent tokens (B, any), the beginning of which may be
-    NO_TOKEN."""
-    return not_finite(model, recent[:, recent[0] != NO_TOKEN])
+def logits_not_finite(model: LanguageModel, recent: Iterable[int]) -> NotFinite:
+    """Return the error for logits that are not finite after recent tokens."""
+    return not_finite(model, torch.tensor([[*recent]], device=model.embedding.weight.device))
 
 
-@torch.inference_mode()
-def append_token(session: Session, state: ModelState, token: Tensor, learn: bool = False) -> Session:
-    """Return the session with one more token (B,), after `next_logits` gave `state`. `learn`: whether a state that
-    learns from its text learns from the token, which is not for those that the model wrote."""
-    return after_tokens(session, token[:, None], reading.will_learn(state, learn))
+def append_token(session: Session, state: ModelState, token: int, learn: bool = False) -> Session:
+    """Return the session with one more token, after `next_logits` gave `state`. `learn`: whether a state that learns
+    from its text learns from the token, which is not for those that the model wrote."""
+    return after_tokens(session, [token], reading.will_learn(state, learn))
 
 
 def greedy(model: LanguageModel, session: Session, tokens: int) -> Session:
     """Return the session after as many more tokens, each the likeliest."""
     for _ in range(tokens):
         logits, state = next_logits(model, session)
-        session = append_token(session, state, logits.argmax(-1))
+        session = append_token(session, state, int(logits.argmax()))
     return session
 
 
 def advance(model: LanguageModel, session: Session, tokens: Iterable[tuple[int, bool]]) -> Session:
-    """Return the session of one row after more tokens, each read by a decode step as in generation; and each with
+    """Return the session after more tokens, each read by a decode step as in generation; and each with
     whether a state that learns from its text learns from it."""
     for token, learn in tokens:
         _, state = next_logits(model, session)
-        session = append_token(session, state, session.last.new_tensor([token]), learn)
+        session = append_token(session, state, token, learn)
     return session
 
 
@@ -163,13 +151,3 @@ def begin_learning(model: LanguageModel, session: Session, learn: bool) -> Sessi
     if not learn or session.state.learned is not None:
         return session
     return session._replace(state=reading.begin_learning(model, session.state))
-
-
-def with_unread(session: Session, text: UnreadText) -> Session:
-    """Return the session of one row with this unread text."""
-    return session._replace(unread=as_tensors(text, session.last.device))
-
-
-def repeat_rows(session: Session, times: int) -> Session:
-    """Return the session with each row repeated `times` times in adjacent rows."""
-    return rebuild_state(session, iter([x.repeat_interleave(times, dim=0) for x in state_tensors(session)]))

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -23,11 +23,11 @@ from lmlong.checkpoint.write import save_tensors
 from lmlong.data.tokenizers.base import LOSSLESS, PART, Tokenizer
 from lmlong.errors import CheckpointError, UsageError, other_format
 from lmlong.inference import sparse
-from lmlong.inference.session import NO_TOKEN, Session
-from lmlong.inference.unread import UnreadText, as_tensors
+from lmlong.inference.session import NO_TOKEN, Session, last_tokens
+from lmlong.inference.unread import UnreadText
 from lmlong.io.files import check_ordinary, fsync, parse_json, staged
 from lmlong.io.system_errors import explain_errors
-from lmlong.model.language_model import MOST_TOKENS, LanguageModel
+from lmlong.model.language_model import MOST_TOKENS, LanguageModel, ModelState
 from lmlong.model.learning.read import first_state
 from lmlong.model.sampling_options import RECENT
 from lmlong.model.state import rebuild_state
@@ -47,6 +47,49 @@ ABOUT = {"run": str, "tokens": int, "tail": str, "tokenizer": str, "features": s
 
 OWNERS = {"tokenizer": "tokenizer", "features": "draw of random features", "model": "weights"}
 """The hashes that a state is bound to, with their meanings, the most informative first."""
+
+
+class Stored(NamedTuple):
+    """A session as the tensors of a file, which have the names of these fields."""
+
+    state: ModelState
+    last: Tensor  # (1,)
+    recent: Tensor  # (1, RECENT) NO_TOKEN before the beginning
+    total: Tensor  # (1,)
+    unread: "StoredUnread"
+
+    @property
+    def session(self) -> Session:
+        """Return the session; raise ValueError for unread text that is not bytes."""
+        before, pending, chosen = ([value - 1 for value in part[0].tolist() if value] for part in self.unread)
+        unread = UnreadText(bytes(before), bytes(pending), tuple(chosen))
+        recent = tuple(token for token in self.recent[0].tolist() if token != NO_TOKEN)
+        return Session(self.state, recent, int(self.total), unread)
+
+
+class StoredUnread(NamedTuple):
+    """Unread text as tensors: bytes and tokens, each plus 1, after any number of zeros."""
+
+    before: Tensor  # (1, any) int16
+    pending: Tensor  # (1, any) int16
+    chosen: Tensor  # (1, any) int64
+
+
+def stored(session: Session) -> Stored:
+    """Return a session as tensors."""
+    device = session.state.position.device
+    before, pending, chosen = ([value + 1 for value in part] for part in session.unread)
+    return Stored(
+        session.state,
+        torch.tensor([session.last], device=device),
+        torch.tensor([last_tokens(session.recent, RECENT)], device=device),
+        torch.tensor([session.total], device=device),
+        StoredUnread(
+            torch.tensor([before], dtype=torch.int16, device=device),
+            torch.tensor([pending], dtype=torch.int16, device=device),
+            torch.tensor([chosen], dtype=torch.long, device=device),
+        ),
+    )
 
 
 def owners(model: LanguageModel, tokenizer: Tokenizer, weights: str) -> dict[str, str]:
@@ -70,15 +113,12 @@ def save(
 
     `more` is additional metadata for `describe`.
     """
-    if len(session.last) != 1:
-        raise UsageError(
-            f"{path}: a state file holds one text, but this session has {len(session.last)}. Write one at a time."
-        )
     if path.exists() and not path.is_file():
         raise UsageError(f"{path}: not a regular file, so it cannot be replaced. Choose another name.")
-    about = {"format": FORMAT, "run": run, "tokens": int(session.total), "tail": tail_of(session, tokenizer)}
+    about = {"format": FORMAT, "run": run, "tokens": session.total, "tail": tail_of(session, tokenizer)}
     about |= {**belongs, **(more or {})}
-    kept = tensors_of(session._replace(state=model.settle(session.state)))
+    named = _named(stored(session._replace(state=model.settle(session.state))))
+    kept = {name: tensor.detach().cpu().contiguous() for name, tensor in named}
     kept = sparse.pack(kept, empty_tensors(model, kept))
     unfinished = staged(path)
     with explain_errors(path):
@@ -106,11 +146,6 @@ def load(path: Path, model: LanguageModel, belongs: dict[str, str], tokenizer: T
         raise CheckpointError(f"{path}: {error}. Read the text again.") from None
 
 
-def tensors_of(session: Session) -> dict[str, Tensor]:
-    """Return the tensors of a settled session by their names, on the CPU."""
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in _named(session)}
-
-
 def empty_tensors(model: LanguageModel, names: Iterable[str]) -> dict[str, Tensor]:
     """Return the tensors of an empty session that learns what one with tensors of these names does."""
     return dict(_named(_empty(model, _learns(names))))
@@ -128,12 +163,11 @@ def restored(tensors: Mapping[str, Tensor], model: LanguageModel, tokenizer: Tok
         raise StateError("an earlier version of lmlong learned only a bias in it, which this one does not continue")
     if mismatched:
         raise StateError(f"{min(mismatched)} is missing, or not a tensor of this model's state")
-    session = rebuild_state(empty, iter([tensors[name] for name in expected]))
-    _check(session, empty, model, tokenizer)
+    _check(rebuild_state(empty, iter([tensors[name] for name in expected])), empty, model, tokenizer)
     device = model.embedding.weight.device
     dtypes = {name: _dtype(name, tensors[name], tensor) for name, tensor in expected.items()}
     own = [tensors[name].to(device, dtype, copy=True) for name, dtype in dtypes.items()]  # not views of the file
-    return rebuild_state(session, iter(own))
+    return rebuild_state(empty, iter(own)).session
 
 
 def _dtype(name: str, x: Tensor, expected: Tensor) -> torch.dtype:
@@ -143,7 +177,7 @@ def _dtype(name: str, x: Tensor, expected: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, expected.dtype) if is_sum else expected.dtype
 
 
-def _check(session: Session, empty: Session, model: LanguageModel, tokenizer: Tokenizer) -> None:
+def _check(session: Stored, empty: Stored, model: LanguageModel, tokenizer: Tokenizer) -> None:
     """Raise StateError unless a session is possible for this model."""
     try:
         model.check_state(session.state, empty.state)
@@ -163,7 +197,7 @@ def _check(session: Session, empty: Session, model: LanguageModel, tokenizer: To
     check_alike(session.unread, empty.unread, grows=True, name="unread")
     check_range("unread.chosen", session.unread.chosen, 0, most + 1)
     try:
-        unread = session.unread.row(0)
+        unread = session.session.unread
     except ValueError:
         raise StateError("unread is not bytes") from None
     check_unread(unread, tokenizer)
@@ -242,8 +276,7 @@ def _digest(about: dict[str, Any], kept: dict[str, Tensor]) -> str:
 
 def tail_of(session: Session, tokenizer: Tokenizer) -> str:
     """Return the end of the text as characters."""
-    tokens = [token for token in session.recent[0].tolist() if token != NO_TOKEN]
-    data = tokenizer.decode_bytes(tokens) + session.unread.row(0).pending
+    data = tokenizer.decode_bytes(session.recent) + session.unread.pending
     return data.decode("utf-8", LOSSLESS)[-TAIL:]
 
 
@@ -252,12 +285,9 @@ def _learns(names: Iterable[str]) -> bool:
     return any(name.startswith("state.learned.") for name in names)
 
 
-def _empty(model: LanguageModel, learn: bool) -> Session:
+def _empty(model: LanguageModel, learn: bool) -> Stored:
     """Return an empty session; its tensors have the shapes of every session's, except those of growing states."""
-    device = model.embedding.weight.device
-    token = torch.zeros(1, dtype=torch.long, device=device)
-    nothing = as_tensors(UnreadText(), device)
-    return Session(first_state(model, 1, learn), token, token.new_zeros(1, RECENT), token, nothing)
+    return stored(Session(first_state(model, 1, learn), (0,) * RECENT, 0))
 
 
 def _named(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:

@@ -23,7 +23,7 @@ from lmlong.decode.engine import engine_of
 from lmlong.errors import LmlongError
 from lmlong.inference import state_file
 from lmlong.inference.loading import TrainedLanguageModel
-from lmlong.inference.session import Session, advance, begin_learning, first, read_tokens, with_unread
+from lmlong.inference.session import Session, advance, begin_learning, first, read_tokens
 from lmlong.inference.unread import UnreadText
 from lmlong.io.files import staged
 from lmlong.model.language_model import LanguageModel
@@ -85,7 +85,7 @@ class Place(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        return int(self.session.total) if self.session else 0
+        return self.session.total if self.session else 0
 
 
 def superseded(positions: Iterable[int], end: int) -> list[int]:
@@ -136,7 +136,7 @@ class StateTable:
         """Keep a state in memory."""
         key, session = place
         assert session is not None
-        session = with_unread(session, UnreadText())
+        session = session._replace(unread=UnreadText())
         if state_bytes(session) > self._memory:
             return
         with self._lock:
@@ -172,7 +172,7 @@ class StateTable:
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
             whose = trained.model, trained.owners, trained.tokenizer, str(trained.checkpoint)
-            state_file.save(path, with_unread(session, UnreadText()), *whose, durable=False)
+            state_file.save(path, session._replace(unread=UnreadText()), *whose, durable=False)
             size = path.stat().st_size
         except (LmlongError, OSError):  # such as a full disk: the state can be read again
             return

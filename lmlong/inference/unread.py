@@ -1,14 +1,8 @@
-"""Unread text: the end of a text whose tokens depend on what follows, kept as text in a session.
-
-B rows.
-"""
+"""Unread text: the end of a text whose tokens depend on what follows, kept as text in a session."""
 
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import NamedTuple
-
-import torch
-from torch import Tensor
 
 from lmlong.data.tokenizers.base import Tokenizer, parts
 from lmlong.data.tokenizers.boundaries import settled
@@ -19,7 +13,7 @@ tokens are read in one pass; usually a few dozen bytes are unread."""
 
 
 class UnreadText(NamedTuple):
-    """The unread text of one row."""
+    """Unread text."""
 
     before: bytes = b""  # text already read that is encoded together with `pending`
     pending: bytes = b""  # the unread text
@@ -28,25 +22,6 @@ class UnreadText(NamedTuple):
     def text(self) -> str:
         """Return the part of the text that ends with the unread text."""
         return (self.before + self.pending).decode("utf-8", "surrogatepass")
-
-
-class Unread(NamedTuple):
-    """The unread text of all rows: bytes and tokens, each plus 1, left-padded by 0."""
-
-    before: Tensor  # (B, any)
-    pending: Tensor  # (B, any)
-    chosen: Tensor  # (B, any)
-
-    def row(self, row: int) -> UnreadText:
-        before, pending, chosen = ([value - 1 for value in part[row].tolist() if value] for part in self)
-        return UnreadText(bytes(before), bytes(pending), tuple(chosen))
-
-
-def as_tensors(text: UnreadText, device: torch.device) -> Unread:
-    """Return the unread text of one row as tensors."""
-    columns = ([value + 1 for value in values] for values in text)
-    types = (torch.int16, torch.int16, torch.long)
-    return Unread(*(torch.tensor([row], dtype=kind, device=device) for row, kind in zip(columns, types, strict=True)))
 
 
 class Encoding:

@@ -20,7 +20,7 @@ from typing import Any
 from lmlong.errors import CheckpointError, LmlongError, UsageError
 from lmlong.inference import state_file
 from lmlong.inference.loading import TrainedLanguageModel
-from lmlong.inference.session import begin_learning, with_unread
+from lmlong.inference.session import begin_learning
 from lmlong.inference.state_table import KEY_BYTES, PIECE, Piece, Place, StateTable, superseded
 from lmlong.inference.unread import UnreadText
 from lmlong.io.files import fsync
@@ -110,7 +110,7 @@ class SessionStore:
             session = self.trained.load_state(path, learn=False)
             check_learn(session.state.learned is not None, learn)
             learns = session.state.learned is not None or self.trained.learns(learn)
-            unread = session.unread.row(0)
+            unread = session.unread
             place, line = self._after(Turn(Place(self._root_key(header.id), session), (), unread=unread, learn=learns))
             file = self.folder.create(header.model_copy(update={"repeated": len(unread.pending)}), line)
         except BaseException as error:
@@ -129,7 +129,7 @@ class SessionStore:
         session = self.states.get(file.key) if file.key else None
         place = Place(file.key, session) if file.key and session else self._read_again(file)
         assert place.session is not None
-        return Place(place.key, with_unread(place.session, self._unread(file)))
+        return Place(place.key, place.session._replace(unread=self._unread(file)))
 
     def info(self, name: str) -> SessionInfo:
         """Return a session's info."""
@@ -173,7 +173,7 @@ class SessionStore:
         place = turn.read.after(trained.model, turn.written)
         session = place.session
         assert session is not None
-        whole = with_unread(session, turn.unread)
+        whole = session._replace(unread=turn.unread)
         line = Line(
             pieces=[(piece.kind, [*piece.tokens]) for piece in (*turn.prompt, *turn.written)],
             unread=unread_fields(turn.unread),
@@ -260,7 +260,7 @@ class SessionStore:
             session = self.trained.load_state(file.root, learn=False)
         except (CheckpointError, UsageError):
             raise file.damaged("the uploaded state that it begins with is missing or damaged") from None
-        return Place(self._root_key(file.header.id), with_unread(session, UnreadText()))
+        return Place(self._root_key(file.header.id), session._replace(unread=UnreadText()))
 
     def _root_key(self, name: str) -> bytes:
         """Return the key of the uploaded state of a session."""

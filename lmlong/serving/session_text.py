@@ -78,15 +78,16 @@ def _likelihoods(
     trained: TrainedLanguageModel, session: Session, tokens: Sequence[int], alternatives: int
 ) -> tuple[Session, list[WrittenToken]]:
     """Return the session after tokens of the model, and their likelihoods."""
-    model, new, predicted = trained.model, session.last.new_tensor([tokens]), list[Tensor]()
+    model, predicted = trained.model, list[Tensor]()
     if session.state.learned is None:
-        hidden, state = model(torch.cat([session.last[:, None], new[:, :-1]], dim=1), session.state)
-        predicted, session = [*model.logits(hidden[0])], after_tokens(session, new, state)
+        read = torch.tensor([[session.last, *tokens[:-1]]], device=trained.device)
+        hidden, state = model(read, session.state)
+        predicted, session = [*model.logits(hidden[0])], after_tokens(session, tokens, state)
     else:  # which did not learn from these tokens
-        for last in new.unbind(1):
+        for token in tokens:
             logits, state = next_logits(model, session)
             predicted.append(logits[0])
-            session = append_token(session, state, last)
+            session = append_token(session, state, token)
     written = []
     for token, logits in zip(tokens, predicted, strict=True):
         log_probabilities = logits.double().log_softmax(-1)

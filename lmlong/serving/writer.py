@@ -11,7 +11,7 @@ from lmlong.decode.engine import Engine
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.rewind import long_ending
 from lmlong.inference.row import Drawn, Row
-from lmlong.inference.session import begin_learning, even_pieces, with_unread
+from lmlong.inference.session import begin_learning, even_pieces
 from lmlong.inference.state_table import PIECE, Kind, Piece, Place, StateTable, pieces_of, superseded
 from lmlong.inference.unread import Encoding, UnreadText
 from lmlong.model.sampling_options import Sampling
@@ -41,7 +41,7 @@ class Writer:
     def read(self) -> Iterator[None]:
         """Read the prompt; iterate over its pieces, for other work in between."""
         start, tokenizer, prompt = self._place.session, self._trained.tokenizer, self.request.prompt
-        unread = start.unread.row(0) if start else UnreadText()
+        unread = start.unread if start else UnreadText()
         encoding = Encoding(tokenizer, unread, [prompt if isinstance(prompt, str) else ""], heal=True)
         parts: Iterable[Sequence[int]] = [prompt]  # type: ignore[list-item]
         if isinstance(prompt, str):
@@ -89,7 +89,7 @@ class Writer:
         """Read the rest of the prompt, and join the batch."""
         request, session = self.request, self._place.session
         assert session is not None
-        session = with_unread(begin_learning(self._trained.model, session, request.learn), self._unread)
+        session = begin_learning(self._trained.model, session, request.learn)._replace(unread=self._unread)
         how = request.sampling, request.draws, request.max_tokens, request.stop
         tokenizer, keeps = self._trained.tokenizer, request.keep_session
         self.row = Row(engine, tokenizer, session, *how, keeps_tokens=keeps, keeps_state=False)

@@ -39,7 +39,7 @@ class TextScore:
         self._tokenizer = trained.tokenizer
         self._reader = TextReader(trained, session, precision)
         self.totals = Totals() if totals is None else totals
-        pending = 0 if session is None else len(session.unread.row(0).pending)
+        pending = 0 if session is None else len(session.unread.pending)
         self._units = Units(trained.tokenizer, unit, source, self.totals, keep, pending)
         self._decoder = codecs.getincrementaldecoder("utf-8")(HOLD_PLACES)
         self._place = 0  # bytes of the text that were given to the reader

@@ -9,7 +9,7 @@ import torch
 
 from lmlong.inference import session as sessions
 from lmlong.inference.loading import TrainedLanguageModel
-from lmlong.inference.session import Session, even_pieces, with_unread
+from lmlong.inference.session import Session, even_pieces
 from lmlong.inference.unread import Encoding, UnreadText
 from lmlong.model.precision import Precision, autocast
 from lmlong.model.state import at_least_float32
@@ -40,14 +40,13 @@ class TextReader:
 
     def read(self, text: Iterable[str], more: bool) -> Iterator[TokenBits]:
         """Iterate over the tokens of the next text. Without `more`, none are held back."""
-        unread = self.session.unread.row(0)
-        encoding = Encoding(self._trained.tokenizer, unread, text, heal=more)
-        read = with_unread(self.session, UnreadText())
+        encoding = Encoding(self._trained.tokenizer, self.session.unread, text, heal=more)
+        read = self.session._replace(unread=UnreadText())
         for piece in _pieces(encoding):
             read, token_bits = _score(self._trained, piece, read, self._precision)
             self.session = read
             yield token_bits
-        self.session = with_unread(read, encoding.unread)
+        self.session = read._replace(unread=encoding.unread)
 
     def read_end(self) -> TokenBits:
         """Score the token that ends a document."""

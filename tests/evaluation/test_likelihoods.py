@@ -72,7 +72,6 @@ def test_a_document_beyond_one_piece_is_read_along_its_state(tmp_path: Path) -> 
 def test_rows_of_different_lengths_have_the_logits_of_each_alone(tmp_path: Path, form: str) -> None:
     model = write_run(tmp_path / "run", **KINDS[form])
     rows = [[256, *text.encode()] for text in CONTEXTS]
-    logits, _ = next_logits(model, prefill_rows(model, rows))
-    for row, found in zip(rows, logits, strict=True):
-        expected = log_probabilities(model, row)[-1]
+    for row, session in zip(rows, prefill_rows(model, rows), strict=True):
+        found, expected = next_logits(model, session)[0][0], log_probabilities(model, row)[-1]
         torch.testing.assert_close(found.double().log_softmax(-1), expected, rtol=1e-4, atol=1e-4)

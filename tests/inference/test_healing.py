@@ -16,9 +16,8 @@ from lmlong.inference import healing
 from lmlong.inference.loading import TrainedLanguageModel, load
 from lmlong.inference.sampling import Sampler, Sampling
 from lmlong.inference.session import Session
-from lmlong.inference.unread import UnreadText, as_tensors
+from lmlong.inference.unread import UnreadText
 from lmlong.model.language_model import LanguageModel
-from lmlong.model.state import concat_states
 
 from .conftest import prose, tiny
 
@@ -55,7 +54,7 @@ def test_a_position_weighs_what_all_texts_have_that_continue_from_it(loaded: Tra
         following = [[]] if not head else [[n] for n in loaded.tokenizer.boundaries.tokens_beginning_with(head)]
         total = torch.tensor([log_prob(loaded, [*tokens, *more]) for more in following]).logsumexp(0)
         expected[head] = float(total) - log_prob(loaded, begun)
-    starts = healing.starts(loaded.model, loaded.tokenizer, session, session.unread.row(0))
+    starts = healing.starts(loaded.model, loaded.tokenizer, session, session.unread)
     assert {start.cover.head: start.log_weight for start in starts} == pytest.approx(expected, abs=1e-5)
 
 
@@ -109,36 +108,36 @@ def test_every_kind_of_state_is_healed_in_rows_and_from_states(loaded: TrainedLa
     other = replace(loaded, model=model)
     prompts = [TEXT[:cut] for cut in (*CUTS[:3], 40)]
     alone = ["".join(other.stream(prompt, max_tokens=9, temperature=0)) for prompt in prompts]
-    session = concat_states([other.read(prompt[30:], other.read(prompt[:30])) for prompt in prompts])
+    sessions = [other.read(prompt[30:], other.read(prompt[:30])) for prompt in prompts]
     texts = [""] * len(prompts)
-    for row, piece in other.generate(session, Sampling(temperature=0), [(0,)] * len(prompts), 9):
+    for row, piece in other.generate(sessions, Sampling(temperature=0), [(0,)] * len(prompts), 9):
         texts[row] += piece
-    assert texts == alone and session.unread.pending.shape[1]
+    assert texts == alone and any(session.unread.pending for session in sessions)
 
 
 def test_without_healing_the_tokens_of_a_prompt_are_its_own(loaded: TrainedLanguageModel) -> None:
     for prompt in (TEXT[:161], TEXT[:162]):
         session = loaded.read(prompt, heal=False)
         tokens = [loaded.tokenizer.bos, *loaded.tokenizer.encode(prompt)]
-        assert session.recent[0, -len(tokens) :].tolist() == tokens and not session.unread.row(0).pending
+        assert session.recent == tuple(tokens) and not session.unread.pending
         later = loaded.read("", loaded.read(prompt), heal=False)
-        assert torch.equal(later.recent, session.recent)
+        assert later.recent == session.recent
 
 
 def test_hidden_states_are_those_of_unread_text_too(loaded: TrainedLanguageModel) -> None:
     for cut in CUTS:
         state = loaded.read(TEXT[:cut])
         tokens = [
-            *state.recent[0, -int(state.total) :].tolist(),
+            *state.recent,
             *loaded.hidden_states("e that", state).tokens.tolist()[1:],
         ]
         assert tokens == [loaded.tokenizer.bos, *loaded.tokenizer.encode(TEXT[:cut] + "e that")]
 
 
 def test_text_that_cannot_change_is_read_at_once(run: Path, loaded: TrainedLanguageModel) -> None:
-    assert load(run, "cpu").read("to be ").unread.row(0) == UnreadText()
-    assert not loaded.read("").unread.row(0).pending and not loaded.read("to be Ω").unread.row(0).pending
-    assert loaded.read("to be ").unread.row(0).pending
+    assert load(run, "cpu").read("to be ").unread == UnreadText()
+    assert not loaded.read("").unread.pending and not loaded.read("to be Ω").unread.pending
+    assert loaded.read("to be ").unread.pending
 
 
 def test_pieces_far_before_the_end_are_not_weighed(
@@ -149,7 +148,7 @@ def test_pieces_far_before_the_end_are_not_weighed(
     for cut in CUTS:
         session, covers = loaded.read(TEXT[:cut]), loaded.tokenizer.boundaries.covers(TEXT[:cut])
         begun = covers[0].tokens[settled(covers) :][:-1]
-        found = healing.starts(loaded.model, loaded.tokenizer, session, session.unread.row(0))
+        found = healing.starts(loaded.model, loaded.tokenizer, session, session.unread)
         assert all(start.cover.tokens[: len(begun)] == begun for start in found)
         left_out += len(covers) - len(found)
     assert left_out
@@ -171,11 +170,11 @@ def test_a_state_is_that_of_the_printed_text(loaded: TrainedLanguageModel) -> No
         writing = loaded.generate(loaded.read(TEXT[:160]), Sampling(temperature=0), [(0,)], 80, [stop])
         printed = "".join(piece for _, piece in writing)
         session = writing.finished()
-        text = loaded.tokenizer.decode_bytes(token for token in session.recent[0].tolist() if token >= 0)
-        assert stop not in printed and text + session.unread.row(0).pending == (TEXT[:160] + printed).encode()
+        text = loaded.tokenizer.decode_bytes(session.recent)
+        assert stop not in printed and text + session.unread.pending == (TEXT[:160] + printed).encode()
         more = loaded.read(" that is", session)
-        tokens = [token for token in more.recent[0].tolist() if token >= 0]
-        assert loaded.tokenizer.decode_bytes(tokens) + more.unread.row(0).pending == (
+        tokens = more.recent
+        assert loaded.tokenizer.decode_bytes(tokens) + more.unread.pending == (
             (TEXT[:160] + printed + " that is").encode()
         )
 
@@ -183,11 +182,11 @@ def test_a_state_is_that_of_the_printed_text(loaded: TrainedLanguageModel) -> No
 def test_long_unread_text_is_read_as_far_as_it_is_settled(loaded: TrainedLanguageModel) -> None:
     """None is left by reading, but a state file may have some, and one step must not read thousands of tokens."""
     text, before = prose(300), loaded.read(TEXT[:50])
-    waiting = before._replace(unread=as_tensors(UnreadText(b"", text.encode()), torch.device("cpu")))
+    waiting = before._replace(unread=UnreadText(b"", text.encode()))
     again = loaded.read("", waiting)
-    expected = loaded.read(text, before._replace(unread=as_tensors(UnreadText(), torch.device("cpu"))))
-    assert len(again.unread.row(0).pending) < 100
-    assert torch.equal(again.recent, expected.recent) and again.unread.row(0) == expected.unread.row(0)
+    expected = loaded.read(text, before._replace(unread=UnreadText()))
+    assert len(again.unread.pending) < 100
+    assert again.recent == expected.recent and again.unread == expected.unread
 
 
 @pytest.mark.parametrize(
@@ -196,7 +195,7 @@ def test_long_unread_text_is_read_as_far_as_it_is_settled(loaded: TrainedLanguag
 )
 def test_unread_text_that_is_invalid_is_refused(loaded: TrainedLanguageModel, tmp_path: Path, bad: UnreadText) -> None:
     session = loaded.read(TEXT[:50])
-    loaded.save_state(session._replace(unread=as_tensors(bad, torch.device("cpu"))), tmp_path / "a.state")
+    loaded.save_state(session._replace(unread=bad), tmp_path / "a.state")
     with pytest.raises(CheckpointError, match=r"a\.state: unread"):
         loaded.load_state(tmp_path / "a.state")
 
@@ -204,7 +203,7 @@ def test_unread_text_that_is_invalid_is_refused(loaded: TrainedLanguageModel, tm
 def test_unusable_weights_are_reported_wherever_a_prompt_ends(subword_run: Path) -> None:
     loaded = load(subword_run, "cpu")
     session = loaded.read(TEXT[:161])
-    assert session.unread.row(0).pending, "the prompt ends within a piece"
+    assert session.unread.pending, "the prompt ends within a piece"
     with torch.no_grad():
         loaded.model.embedding.weight.fill_(torch.nan)
     for temperature in (0.0, 0.8):

@@ -16,7 +16,6 @@ from lmlong.inference.session import prefill
 from lmlong.model.finite import NotFinite
 from lmlong.model.language_model import LanguageModel, ModelState
 from lmlong.model.sampling_options import Sampling
-from lmlong.model.state import concat_states
 
 from .conftest import prose
 
@@ -48,17 +47,17 @@ class CountingEngine(EagerEngine):
 
 def test_penalty_on_repetition_saves_no_state(model_of: ModelOf) -> None:
     model = model_of("linear")
-    session = concat_states([prefill(model, [prompt]) for prompt in PROMPTS])
+    sessions = [prefill(model, [prompt]) for prompt in PROMPTS]
     model.engine = engine = CountingEngine(model)
     options = Sampling(repetition_penalty=1.3, ignore_eos=True)
-    list(Generation(model, BYTES, session, options, [(number,) for number in range(3)], 20))
+    list(Generation(model, BYTES, sessions, options, [(number,) for number in range(3)], 20))
     assert (engine.loads, engine.reads, engine.saves) == (3, 20, 0)
 
 
 def test_row_is_loaded_once_its_unread_text_is_read(subword_run: Path) -> None:
     loaded = load(subword_run, "cpu")
     session = loaded.read(prose(60, seed=7)[:163])
-    assert session.unread.row(0).pending
+    assert session.unread.pending
     loaded.model.engine = engine = CountingEngine(loaded.model)
     writing = loaded.generate(session, Sampling(temperature=0, ignore_eos=True), [(0,)], 5)
     assert len("".join(piece for _, piece in writing)) > 0
@@ -100,7 +99,7 @@ def test_interrupt_ends_all_rows(model_of: ModelOf) -> None:
             return super().read(rows, tokens)
 
     model = model_of("linear")
-    session = concat_states([prefill(model, [prompt]) for prompt in PROMPTS])
+    sessions = [prefill(model, [prompt]) for prompt in PROMPTS]
     model.engine = Interrupted(model)
     with pytest.raises(KeyboardInterrupt):
-        list(Generation(model, BYTES, session, Sampling(), [(number,) for number in range(3)], 20))
+        list(Generation(model, BYTES, sessions, Sampling(), [(number,) for number in range(3)], 20))

@@ -27,7 +27,7 @@ def test_a_short_text_makes_a_small_file(model: LanguageModel, tmp_path: Path) -
     session = prefill(model, [text])
     for _ in range(3):  # values that are not in a table yet
         _, state = next_logits(model, session)
-        session = append_token(session, state, torch.tensor([101]))
+        session = append_token(session, state, 101)
     belongs = state_file.owners(model, tokenizer, "")
     state_file.save(path, session, model, belongs, tokenizer, "run")
     again = state_file.load(path, model, belongs, tokenizer, "run")

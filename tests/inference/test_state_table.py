@@ -7,7 +7,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-import torch
 from models import FORMS
 from serving.schedulers import Told, loaded, running, subwords, tiny
 from torch import Tensor
@@ -118,7 +117,7 @@ def test_nearest_state_is_that_of_the_same_pieces() -> None:
     places, key = [start], table.empty
     for piece, tokens in zip(pieces, (2, 3, 5), strict=True):
         key = piece.key(key)
-        places.append(Place(key, session._replace(total=torch.tensor([tokens]))))
+        places.append(Place(key, session._replace(total=tokens)))
     for number in (2, 1):
         table.put(places[number])
     assert table.nearest(start, pieces)[1] == 2 and table.nearest(places[2], pieces[2:]) == (places[2], 0)
@@ -126,7 +125,7 @@ def test_nearest_state_is_that_of_the_same_pieces() -> None:
     assert table.nearest(start, pieces)[1] == 1
     others = ([Piece("learn", (1, 2))], [Piece("read", (1,)), Piece("read", (2,))], [Piece("read", (1, 3))])
     assert all(table.nearest(start, other) == (start, 0) for other in others)
-    table.put(Place(places[1].key, session._replace(total=torch.tensor([3]))))  # of another text
+    table.put(Place(places[1].key, session._replace(total=3)))  # of another text
     assert table.nearest(start, pieces) == (start, 0)
 
 

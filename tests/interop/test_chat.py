@@ -41,7 +41,7 @@ def loaded(folder: Path) -> TrainedLanguageModel:
 
 
 def tokens_of(session: sessions.Session) -> list[int]:
-    return [token for token in session.recent[0].tolist() if token != sessions.NO_TOKEN]
+    return [*session.recent]
 
 
 @pytest.mark.parametrize("template", TEMPLATES)

@@ -63,13 +63,13 @@ def test_a_turn_continues_as_it_was_written(trained: TrainedLanguageModel, tmp_p
     stepped = greedy(trained.model, read.read.session, 5)
     store.save(read, name)
     stored = session(store, name)
-    assert torch.equal(stored.recent, stepped.recent) and torch.equal(stored.total, stepped.total)
+    assert (stored.recent, stored.total) == (stepped.recent, stepped.total)
     for x, y in zip(
         stored.state.blocks[0].attention, trained.model.settle(stepped.state).blocks[0].attention, strict=True
     ):
         assert (x - y).norm() <= 1e-5 * y.norm()
     one, other = (greedy(trained.model, each, 20).recent for each in (stored, stepped))
-    assert torch.equal(one, other)
+    assert one == other
 
 
 def test_session_keeps_its_newest_states_at_doubling_distances(trained: TrainedLanguageModel, tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_unread_text_is_kept(trained: TrainedLanguageModel, tmp_path: Path) -> N
         fork = store.fork(name).id
         for each in (name, fork):
             found = session(opened(trained, tmp_path), each)
-            assert found.unread.row(0) == text and is_equal(found, session(store, name))
+            assert found.unread == text and is_equal(found, session(store, name))
 
 
 def test_session_that_learns_is_equal_to_the_last_bit(trained: TrainedLanguageModel, tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def test_units_after_a_state_are_of_the_new_text(subword_model: TrainedLanguageM
     for cut in range(1000, 1030, 6):
         before, text = TEXT[:cut], TEXT[cut : cut + 300]
         session = subword_model.read(before)
-        unread += len(session.unread.row(0).pending)
+        unread += len(session.unread.pending)
         found = list(lmlong.score(subword_model, text, by=unit, state=session))  # type: ignore[arg-type]
         assert [each.number for each in found] == [*range(1, len(found) + 1)]
         assert [each.offset for each in found] == [sum(each.bytes for each in found[:n]) for n in range(len(found))]

@@ -75,7 +75,7 @@ def generated(name: str, options: Options, workspace: Workspace) -> dict[str, An
     sampling, rows = Sampling(seed=7, top_k=20, repetition_penalty=1.2), [(0, Prompt(PROMPT, {}))]
     with redirect_stdout(StringIO()) as printed:
         output = TextOutput(as_json=True, stats=False, one_text=False)
-        output.write(trained, trained.read(PROMPT), sampling, rows, 2, 30, ())
+        output.write(trained, [trained.read(PROMPT)], sampling, rows, 2, 30, ())
     return {"json": printed.getvalue()}
 
 

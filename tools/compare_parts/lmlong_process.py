@@ -30,7 +30,7 @@ def main() -> None:
         for token in tokens[length:read]:
             logits, state = next_logits(trained.model, session)
             predicted.append(int(logits.argmax(-1)))
-            session = append_token(session, state, session.last.new_tensor([token]))
+            session = append_token(session, state, token)
         line = {"length": length, "read": count, "prefill": prefilled, "decode": since(begun), "predicted": predicted}
         print(json.dumps(line), flush=True)
 

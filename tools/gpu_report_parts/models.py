@@ -122,10 +122,11 @@ def logits_error(model: LanguageModel, prompt: int, tokens: int = 4) -> float:
     """Return how far the logits of the first tokens by the fast step are from those by torch."""
     session, worst = prefill(model, [list(range(prompt))]), 0.0
     for _ in range(tokens):
-        usual, *_ = model.decode_step(session.last, session.state)
+        last = torch.tensor([session.last], device=session.state.position.device)
+        usual, *_ = model.decode_step(last, session.state)
         logits, state = next_logits(model, session)
         worst = max(worst, laws.error(logits, usual))
-        session = append_token(session, state, usual.argmax(-1))
+        session = append_token(session, state, int(usual.argmax()))
     return worst
 
 
