@@ -49,9 +49,9 @@ class Row:
     ):
         """Continue a session; its unread text becomes the beginning of the next token.
 
-        `numbers` seed the draws, together with the seed. Without `keeps_state` there is no session after the text,
-        which takes a CUDA graph a copy of the state for each token. `drafts` are used while the row is alone. `rewind`
-        is for `finished`.
+        `numbers` seed the draws, together with the seed. `keeps_state` is needed for `session`; without it, a CUDA
+        graph does not copy the state before each token. `drafts` are used while the row is alone. `rewind` is needed
+        for `finished`.
         """
         self.tokenizer, self.drafts = tokenizer, drafts
         self.sampler = Sampler(options, numbers, tokenizer.eos)
