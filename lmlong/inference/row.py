@@ -9,6 +9,7 @@ B rows, V vocabulary.
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from math import isfinite
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
@@ -22,7 +23,6 @@ from lmlong.inference.rewind import Rewind
 from lmlong.inference.sampling import Sampler, sample
 from lmlong.inference.session import Session, logits_not_finite
 from lmlong.inference.streamed_text import StreamedText
-from lmlong.model.finite import is_finite
 from lmlong.model.learning.state import Learned, will_learn_token
 from lmlong.model.sampling_options import RECENT, Sampling
 
@@ -191,13 +191,13 @@ def _apart(
     return {row: value for one in rows for row, value in _apart([one], call, errors).items()}
 
 
-def _next_logits(engine: Engine, rows: Sequence[Row]) -> Tensor:
-    """Return the logits (B, V) of the next token of each row. A row that is alone may have them from a draft."""
+def _next_logits(engine: Engine, rows: Sequence[Row]) -> Sequence[Tensor]:
+    """Return the logits (V,) of the next token of each row. A row that is alone may have them from a draft."""
     drafts = rows[0].drafts if len(rows) == 1 else None
     if drafts and rows[0].follows_draft:
         drafts.counts.accepted += 1
     elif not rows[0].keeps_state:
-        return engine.step([row.at for row in rows], [row.last for row in rows])
+        return engine.step([row.at for row in rows], [row.last for row in rows]).unbind()
     else:
         for row in rows:
             engine.advance(row.at, row.read)
@@ -211,13 +211,14 @@ def _next_logits(engine: Engine, rows: Sequence[Row]) -> Tensor:
     logits, learned = learned_logits(engine.model, [row.at for row in rows], now, rows[0].read)
     for row, after in zip(rows, learned, strict=True):
         row.learned = after
-    return logits
+    return logits.unbind()
 
 
 def _draw(engine: Engine, logits: Mapping[Row, Tensor], rows: Sequence[Row]) -> list[int]:
     """Return the next tokens of rows with the same options."""
-    together = torch.stack([logits[row] for row in rows])
-    if not is_finite(together.amax(-1)):  # also of tokens that are not allowed
+    each = [logits[row] for row in rows]
+    together = torch.stack(each) if len(each) > 1 else each[0][None]
+    if not all(map(isfinite, together.amax(-1).tolist())):  # also of tokens that are not allowed
         raise logits_not_finite(engine.model, rows[0].last_tokens)
     allowed = only_beginning_with(rows[0].tokenizer, [row.head for row in rows], together)
     return sample([row.sampler for row in rows], allowed, [row.last_tokens for row in rows])

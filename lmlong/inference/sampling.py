@@ -41,26 +41,8 @@ class Sampler:
 
 
 def sample(samplers: Sequence[Sampler], logits: Tensor, recent: Sequence[Sequence[int]] = ()) -> list[int]:
-    """Return a token for each row of finite logits (B, V), drawn by the row's sampler.
-
-    `recent` are the last tokens of each row, which the repetition penalty needs. Rows with the same options are drawn
-    together.
-    """
-    groups: dict[Sampling, list[int]] = {}
-    for row, sampler in enumerate(samplers):
-        groups.setdefault(sampler.distribution, []).append(row)
-    if len(groups) == 1:
-        return _sample_alike(samplers, logits, recent)
-    tokens = [0] * len(samplers)
-    for rows in groups.values():
-        alike, last = [samplers[row] for row in rows], [recent[row] for row in rows] if recent else ()
-        for row, token in zip(rows, _sample_alike(alike, logits[rows], last), strict=True):
-            tokens[row] = token
-    return tokens
-
-
-def _sample_alike(samplers: Sequence[Sampler], logits: Tensor, recent: Sequence[Sequence[int]]) -> list[int]:
-    """Return a token for each row, by samplers with the same options."""
+    """Return a token for each row of finite logits (B, V), drawn by the row's sampler. All samplers have the same
+    `distribution`. `recent` are the last tokens of each row, which the repetition penalty needs."""
     options, excluded = samplers[0].distribution, samplers[0].excluded
     guards = [guard for sampler in samplers for guard in sampler.guards]
     if excluded is not None:

@@ -32,7 +32,8 @@ def decoded(name: str, options: Options, weights: Weights, workspace: Workspace)
     trained = lmlong.load(workspace.run_of(name, options), "cpu", weights=weights)
     prompt = torch.tensor([list(PROMPT.encode()), list(PROMPT[::-1].encode())])
     with torch.inference_mode():
-        logits, state = trained.model(prompt)
+        hidden, state = trained.model(prompt)
+        logits = trained.model.logits(hidden)
     values: dict[str, Any] = {"prefill": logits, "state": list(tensors(state))}
     for engine in ("torch", "native"):
         if engine == "native":
