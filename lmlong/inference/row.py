@@ -149,14 +149,20 @@ class Row:
             self.drafts.append(token)
 
 
+class Prediction(NamedTuple):
+    """What the model predicts for the next token of a row."""
+
+    logits: Tensor  # (V,)
+    is_finite: bool  # also those of tokens that may not follow
+
+
 class Drawn(NamedTuple):
     """What a turn adds to a row."""
 
     text: str
     """Text that is now final."""
     token: int | None
-    logits: Tensor | None
-    """(V,) what the model predicted in place of the token."""
+    predicted: Prediction | None
     error: BaseException | None
     """Why the row cannot be continued."""
 
@@ -165,14 +171,14 @@ class Drawn(NamedTuple):
 def advance(engine: Engine, rows: Sequence[Row]) -> list[Drawn]:
     """Draw the next token of each row. All or no rows keep their states. An error of one does not affect the others."""
     errors: dict[Row, BaseException] = {}
-    logits = _apart(rows, partial(_next_logits, engine), errors)
+    predicted = _apart(rows, partial(_predict, engine), errors)
     tokens = dict[Row, int]()
-    for group in _with_same_options(logits):
-        tokens |= _apart(group, partial(_draw, engine, logits), errors)
+    for group in _with_same_options(predicted):
+        tokens |= _apart(group, partial(_draw, engine, predicted), errors)
     texts = dict[Row, str]()
     for row in tokens:
         texts |= _apart([row], partial(_take, tokens), errors)
-    return [Drawn(texts.get(row, ""), tokens.get(row), logits.get(row), errors.get(row)) for row in rows]
+    return [Drawn(texts.get(row, ""), tokens.get(row), predicted.get(row), errors.get(row)) for row in rows]
 
 
 def _apart(
@@ -191,13 +197,19 @@ def _apart(
     return {row: value for one in rows for row, value in _apart([one], call, errors).items()}
 
 
-def _next_logits(engine: Engine, rows: Sequence[Row]) -> Sequence[Tensor]:
-    """Return the logits (V,) of the next token of each row. A row that is alone may have them from a draft."""
+def _predict(engine: Engine, rows: Sequence[Row]) -> list[Prediction]:
+    """Return the predictions for the next token of each row."""
+    logits = _next_logits(engine, rows)
+    return [Prediction(*each) for each in zip(logits, map(isfinite, logits.amax(-1).tolist()), strict=True)]
+
+
+def _next_logits(engine: Engine, rows: Sequence[Row]) -> Tensor:
+    """Return the logits (B, V) of the next token of each row. A row that is alone may have them from a draft."""
     drafts = rows[0].drafts if len(rows) == 1 else None
     if drafts and rows[0].follows_draft:
         drafts.counts.accepted += 1
     elif not rows[0].keeps_state:
-        return engine.step([row.at for row in rows], [row.last for row in rows]).unbind()
+        return engine.step([row.at for row in rows], [row.last for row in rows])
     else:
         for row in rows:
             engine.advance(row.at, row.read)
@@ -211,15 +223,15 @@ def _next_logits(engine: Engine, rows: Sequence[Row]) -> Sequence[Tensor]:
     logits, learned = learned_logits(engine.model, [row.at for row in rows], now, rows[0].read)
     for row, after in zip(rows, learned, strict=True):
         row.learned = after
-    return logits.unbind()
+    return logits
 
 
-def _draw(engine: Engine, logits: Mapping[Row, Tensor], rows: Sequence[Row]) -> list[int]:
+def _draw(engine: Engine, predicted: Mapping[Row, Prediction], rows: Sequence[Row]) -> list[int]:
     """Return the next tokens of rows with the same options."""
-    each = [logits[row] for row in rows]
-    together = torch.stack(each) if len(each) > 1 else each[0][None]
-    if not all(map(isfinite, together.amax(-1).tolist())):  # also of tokens that are not allowed
+    if not all(predicted[row].is_finite for row in rows):
         raise logits_not_finite(engine.model, rows[0].last_tokens)
+    each = [predicted[row].logits for row in rows]
+    together = torch.stack(each) if len(each) > 1 else each[0][None]
     allowed = only_beginning_with(rows[0].tokenizer, [row.head for row in rows], together)
     return sample([row.sampler for row in rows], allowed, [row.last_tokens for row in rows])
 

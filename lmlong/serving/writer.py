@@ -105,15 +105,15 @@ class Writer:
 
     def take(self, drawn: Drawn) -> None:
         """Deliver what a turn adds to the text."""
-        row, (text, token, logits, error) = self.row, drawn
+        row, (text, token, predicted, error) = self.row, drawn
         assert row is not None
         if error is not None:
             raise error
         if self.stopping and not row.end:
             text += row.finish()
         alternatives, written = self.request.alternatives, None
-        if alternatives is not None and logits is not None and token is not None:
-            written = written_token(token, logits.double().log_softmax(-1), alternatives)
+        if alternatives is not None and predicted is not None and token is not None:
+            written = written_token(token, predicted.logits.double().log_softmax(-1), alternatives)
         if row.end:
             self._end(row, text, written)
         elif text or written:
