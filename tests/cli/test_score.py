@@ -111,15 +111,17 @@ def test_saved_state_continues_the_score(
     run: Path, tmp_path: Path, options: tuple[str, ...], text: str, cut: int, is_file: bool
 ) -> None:
     """From the middle of a line; a log that has grown is read from where its reading ended."""
-    data, log, state, found = text.encode(), tmp_path / "app.log", tmp_path / "log.state", []
-    for begin, end in ((0, cut), (cut, None)):
+    data, log, state = text.encode(), tmp_path / "app.log", tmp_path / "log.state"
+
+    def part(begin: int, end: int | None, *words: object) -> list[dict[str, Any]]:
         log.write_bytes(data[:end])
-        load = ("--load-state", state) if begin else ()
-        source = {"piped": data[begin:end]} if not is_file else {}
-        found += rows(scored(run, *options, *([log] if is_file else []), *load, "--save-state", state, **source)[0])
+        source, piped = ((log,), b"") if is_file else ((), data[begin:end])
+        return rows(scored(run, *options, *source, *words, piped=piped)[0])
+
+    found = part(0, cut, "--save-state", state) + part(cut, None, "--load-state", state, "--save-state", state)
     if is_file:  # it has not grown since: its last line ends nowhere
-        found += rows(scored(run, *options, log, "--load-state", state)[0])
-    whole = rows(scored(run, *options, *([log] if is_file else []), **({} if is_file else {"piped": data}))[0])
+        found += part(0, None, "--load-state", state)
+    whole = part(0, None)
     for name in ("offset", "bytes", "bits", "mean"):
         assert [row[name] for row in found] == pytest.approx([row[name] for row in whole], rel=1e-4)
     assert [row["z"] is None for row in found] == [row["z"] is None for row in whole]

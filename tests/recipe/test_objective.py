@@ -99,49 +99,42 @@ def test_all_that_a_causal_model_cannot_have_is_reported(complaints: Complaints)
     assert all("or train an encoder by objective: masked" in message for message in found[1:])
 
 
+FLAT = "model: {layers: 3}\ntext: {sequence_length: 256}\n"
+HOURGLASS = "model: {layers: 3, downsample: {factor: 4}}\ntext: {sequence_length: 257}\n"
+UNEQUAL = "projected: [8, 8, [8, 8, 8, 4]]"
+
+
 @pytest.mark.parametrize(
-    ("linformer", "message"),
+    ("shape", "linformer", "message"),
     [
-        ("projected: 100, projection: mean", "100 does not divide a longest input of 256; projection mean"),
-        ("projected: [8, 8]", "[8, 8] is not one number, one for each of 3 layers, or 4 for each."),
         (
-            "projected: [8, 8, [8, 8, 8, 4]]",
-            "heads with different k cannot share a matrix; sharing is headwise. Use none.",
+            FLAT,
+            "projected: 100, projection: mean",
+            "projected: 100 does not divide a longest input of 256; projection m",
         ),
-        ("projected: [8, 8, 4], sharing: layerwise", "layers with different k cannot share a matrix"),
+        (FLAT, "projected: [8, 8]", "projected: [8, 8] is not one number, one for each of 3 layers, or 4 for each."),
+        (FLAT, UNEQUAL, "projected: heads with different k cannot share a matrix; sharing is headwise. Use none."),
+        (FLAT, "projected: [8, 8, 4], sharing: layerwise", "projected: layers with different k cannot share a matrix"),
+        (HOURGLASS, "", "projected: 128 slots for a longest input of 65. Use 1 up to that."),
+        (
+            HOURGLASS,
+            "projected: [1, 64, 257], projection: conv",
+            "projected: 64 does not divide a longest input of 65;",
+        ),
+        (HOURGLASS, "projected: 8, sharing: layerwise", "sharing: layers with inputs of 257 and 65 vectors cannot"),
     ],
 )
-def test_slots_that_do_not_fit_are_refused(complaints: Complaints, linformer: str, message: str) -> None:
-    shape = "model: {layers: 3}\ntext: {sequence_length: 256}\n"
+def test_slots_that_do_not_fit_are_refused(complaints: Complaints, shape: str, linformer: str, message: str) -> None:
     override = f"model.attention={{kind: linformer, linformer: {{{linformer}}}}}"
     (found,) = complaints(START + shape, override)
-    assert found.startswith(f"{override}: model.attention.linformer.projected: {message}")
+    assert found.startswith(f"{override}: model.attention.linformer.{message}")
+    remedy = " The middle layers read blocks of 4 tokens (model.downsample)."
+    assert found.endswith(remedy) == (shape == HOURGLASS)
 
 
 def test_list_of_slots_has_one_for_each_layer(file: Path) -> None:
     attention = "{kind: [linformer, full], linformer: {projected: [8, [4, 4, 4, 4]]}}"
     assert loaded(file, START, "model.layers=3", f"model.attention={attention}").model.kinds.count("linformer") == 2
-
-
-HOURGLASS = "model: {layers: 3, downsample: {factor: 4}}\ntext: {sequence_length: 257}\n"
-
-
-@pytest.mark.parametrize(
-    ("linformer", "message"),
-    [
-        ("{}", "projected: 128 slots for a longest input of 65. Use 1 up to that."),
-        ("{projected: [1, 64, 257], projection: conv}", "projected: 64 does not divide a longest input of 65;"),
-        (
-            "{projected: 8, sharing: layerwise}",
-            "sharing: layers with inputs of 257 and 65 vectors cannot share one matrix",
-        ),
-    ],
-)
-def test_slots_must_fit_downsampled_layers(complaints: Complaints, linformer: str, message: str) -> None:
-    override = f"model.attention={{kind: linformer, linformer: {linformer}}}"
-    (found,) = complaints(START + HOURGLASS, override)
-    assert found.startswith(f"{override}: model.attention.linformer.{message}")
-    assert found.endswith(" The middle layers read blocks of 4 tokens (model.downsample).")
 
 
 @pytest.mark.parametrize("linformer", ["{projected: [257, 65, 257]}", "{projected: [1, 13, 257], projection: max}"])
