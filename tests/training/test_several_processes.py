@@ -194,6 +194,30 @@ def test_interrupted_processes_resume_exactly(tiny: Path, tmp_path: Path, severa
     assert equal(cut, whole)
 
 
+@pytest.mark.slow
+def test_killed_run_is_resumed_by_fewer_and_by_more_processes(tiny: Path, recipe_of: Recipes, tmp_path: Path) -> None:
+    options = (
+        "training.steps=40",
+        "training.state_passing=0.5",
+        "training.checkpoint_every=10",
+        "training.keep_last=9",
+    )
+    options, stage = (*options, "training.schedule=constant"), by("stage 2", tmp_path)
+    run = tmp_path / "two"
+    child = train_until(21, tiny, run, *PARTS, *options, *stage)
+    os.killpg(child.pid, signal.SIGKILL)
+    child.communicate(timeout=60)
+    assert child.returncode == -signal.SIGKILL and max(logged_steps(run)) < 40
+    middle = checkpoint_at(run, 20)
+    train(recipe_of(*WHOLE_ROWS, *options), tmp_path / "one")
+    train(recipe_of(*WHOLE_ROWS, *options), tmp_path / "fewer", resume=str(middle))
+    four = ("devices=4", "training.sequence_parallel=4", *WHOLE_ROWS)
+    train_in_processes(tiny, tmp_path / "more", *four, *options, *stage, "--resume", middle)
+    for resumed in ("fewer", "more"):
+        assert logged_steps(tmp_path / resumed) == list(range(1, 41))
+        assert losses(tmp_path / resumed) == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
+
+
 POISONED = """
 import math, os
 from lmlong.attention.feature_maps import Elu
