@@ -6,6 +6,7 @@ The processes are real, since what they exchange and how they end is what is tes
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -204,11 +205,13 @@ def test_killed_run_is_resumed_by_fewer_and_by_more_processes(tiny: Path, recipe
     )
     options, stage = (*options, "training.schedule=constant"), by("stage 2", tmp_path)
     run = tmp_path / "two"
-    child = train_until(21, tiny, run, *PARTS, *options, *stage)
+    child, middle = train_until(1, tiny, run, *PARTS, *options, *stage), checkpoint_at(run, 20)
+    while not (middle / "manifest.json").exists():
+        time.sleep(0.01)
+        assert child.poll() is None, child.communicate()
     os.killpg(child.pid, signal.SIGKILL)
     child.communicate(timeout=60)
     assert child.returncode == -signal.SIGKILL and max(logged_steps(run)) < 40
-    middle = checkpoint_at(run, 20)
     train(recipe_of(*WHOLE_ROWS, *options), tmp_path / "one")
     train(recipe_of(*WHOLE_ROWS, *options), tmp_path / "fewer", resume=str(middle))
     four = ("devices=4", "training.sequence_parallel=4", *WHOLE_ROWS)
