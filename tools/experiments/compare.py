@@ -69,7 +69,7 @@ def train(name: str, rate: float, seed: int, options: argparse.Namespace) -> Run
     trained = lmlong.load(result.run, state_dtype="32")
     text = torch.zeros(1, recipe.text.sequence_length, dtype=torch.long, device=trained.device)
     with torch.inference_mode():
-        _, state = trained.model.hidden_states(text)
+        _, state = trained.model(text)
     parameters = sum(weight.numel() for weight in trained.model.parameters())
     bits, speed = [loss["bits_per_byte"] for loss in losses if loss][-1], statistics.median(speeds)
     return Run(name, rate, seed, bits, speed, parameters, lmlong.state_bytes(state))
