@@ -119,9 +119,9 @@ class Progress:
     def step(self, step: int, totals: LossTotals, learning_rate: float, taken: float, last: bool) -> float:
         """Show a finished step, which took `taken` seconds, and return its tokens per second; `last` ends the run."""
         self._recent.append((totals, taken))
-        lost = sum((part for part, _ in self._recent), LossTotals())
         seconds = sum(part for _, part in self._recent)
-        speed = lost.tokens * self.tokens_per_target / seconds
+        speed = sum(part.tokens for part, _ in self._recent) * self.tokens_per_target / seconds
+        lost = sum((part for part, _ in self._recent if math.isfinite(part.nats)), LossTotals())
         text = f"loss {lost.nats_per_token:.3f}, {self._metric_of(lost)}{speed:,.0f} tokens/s, lr {learning_rate:.1e},"
         steps = self.clock.expected_steps(step)
         tenth = 10 * step // steps

@@ -74,6 +74,15 @@ def test_too_many_skipped_steps_stop_the_run(recipe_of: Recipes, tmp_path: Path,
         train(recipe_of(*skip), tmp_path / "three")
 
 
+def test_shown_loss_leaves_out_a_skipped_step(
+    recipe_of: Recipes, tmp_path: Path, poison: Poison, capsys: pytest.CaptureFixture[str]
+) -> None:
+    poison({10})
+    train(recipe_of(SKIP), tmp_path / "run")
+    (shown,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("step 12/12: loss "))
+    assert math.isfinite(float(shown.split()[3].strip(",")))
+
+
 def test_skipped_steps_are_counted_across_a_resume(recipe_of: Recipes, tmp_path: Path, poison: Poison) -> None:
     skip = [SKIP, "training.skips=2"]
     poison({2, 3})
