@@ -70,6 +70,9 @@ class CausalAttention(FollowsPolicy, ABC, Generic[State]):
     native_decode: DecodeKind[Any] | None = None
     """How native code decodes it; None if torch decodes it."""
 
+    state_dtype = torch.float32
+    """The lowest precision of the sums in a state. Without a gate, a float32 sum of ones stops growing at 2^24."""
+
     cache_dtype: torch.dtype | None = None
     """The dtype in which a new state caches keys and values, if the attention caches any; None for their own. Whatever
     a state caches, every token attends to it as it is cached."""

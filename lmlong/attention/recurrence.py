@@ -70,8 +70,6 @@ class Recurrence(CausalAttention[State]):
         fixed = torch.log1p(-1 / lengths).to(torch.get_default_device()) if decay == "fixed" else None
         self.register_buffer("log_decay", fixed, persistent=False)
         self.use_kernel("native")  # hands over to torch wherever native code cannot compute
-        self.state_dtype = torch.float32
-        """The lowest precision of the state. Without a gate, a float32 sum of ones stops growing at 2^24."""
 
     def features_of(self, feature_map: FeatureMap) -> FeatureMap:
         """Return the feature map that the recurrence uses, given the configured one."""

@@ -14,7 +14,6 @@ from lmlong import recipe
 from lmlong.attention.base import CausalAttention
 from lmlong.attention.device_policy import FollowsPolicy
 from lmlong.attention.inputs import LastTokens, last_tokens
-from lmlong.attention.recurrence import Recurrence
 from lmlong.attention.state_check import StateError, check_alike, check_range
 from lmlong.errors import UsageError
 from lmlong.model.base import LMHead, TextModel
@@ -232,10 +231,9 @@ class LanguageModel(TextModel):
         return all(attention.state_growth == "constant" for attention in self.attentions)
 
     def set_state_dtype(self, dtype: torch.dtype) -> None:
-        """Set the lowest precision of the states of recurrences."""
+        """Set the lowest precision of the sums in states."""
         for attention in self.attention_parts:
-            if isinstance(attention, Recurrence):
-                attention.state_dtype = dtype
+            attention.state_dtype = dtype
 
     def set_cache_dtype(self, dtype: torch.dtype | None) -> None:
         """Set the dtype in which new states cache keys and values; None for that in which they are computed."""

@@ -106,7 +106,7 @@ def fuzz(drawn: Drawn) -> Findings:
     except RecipeError as error:
         known = {option.key for option in reference(recipe_class())}
         for mistake in error.mistakes:
-            key = re.sub(r"\.\d+", "", mistake.split(": ")[1])
+            key = re.sub(r"\.\d+", ".N", mistake.split(": ")[1])
             findings.refused.append(key)
             if key not in known or not drawn.careless:
                 findings.complaints.append(f"refused: {mistake}")
