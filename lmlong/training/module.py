@@ -6,8 +6,9 @@ optimizer with a closure that runs `training_step`, backward and `configure_grad
 (DeepSpeed clips and updates by itself: `DeepSpeedAutocast.optimizer_step`.)
 
 Nothing here waits for a value of a GPU. There an update with a non-finite gradient is masked, and `TrainingCallback`
-fetches the figures of several steps at once; on a CPU the gradient is dropped. Two exceptions read whether a gradient
-is finite in each step by themselves: DeepSpeed, and the gradient scaler of float16.
+fetches the figures of several steps at once; on a CPU the gradient is dropped. Three exceptions read a value by
+themselves: DeepSpeed and the gradient scaler of float16 whether each gradient is finite, and Lightning, where there are
+several processes, whether one has had a signal, before each batch.
 """
 
 import math

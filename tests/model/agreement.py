@@ -106,9 +106,11 @@ def fuzz(drawn: Drawn) -> Findings:
     except RecipeError as error:
         known = {option.key for option in reference(recipe_class())}
         for mistake in error.mistakes:
-            key = re.sub(r"\.\d+", ".N", mistake.split(": ")[1])
-            findings.refused.append(key)
-            if key not in known or not drawn.careless:
+            keys = {
+                re.sub(r"\.\d+", index, mistake.split(": ")[1]) for index in ("", ".N")
+            }  # of a list, or of sections
+            findings.refused.append(min(keys))
+            if not keys & known or not drawn.careless:
                 findings.complaints.append(f"refused: {mistake}")
         return findings
     compare_ways(findings, recipe, drawn.number)

@@ -183,5 +183,7 @@ def test_two_processes_agree_only_at_fetches(tiny: Path, tmp_path: Path, recipe_
     assert losses(two) == pytest.approx(losses(on_gpu(recipe_of(*options), one)), rel=1e-4)
     assert logged_steps(two) == logged_steps(one) == list(range(4, 41, 4))
     times = (40 - step) // 4
-    for rank in ("True", "False"):  # a fetch is that of the figures and that of their sums over the ranks
-        assert json.loads((two / f"waits-{rank}").read_text()) == {"fetch": 2 * times, "agree": times + 1}
+    # a fetch is that of the figures and that of their sums over the ranks
+    waits = {"fetch": 2 * times, "agree": times + 1, "clock": times, "Lightning": 40 - step}
+    for rank in ("True", "False"):
+        assert json.loads((two / f"waits-{rank}").read_text()) == waits

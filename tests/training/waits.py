@@ -26,7 +26,12 @@ METHODS = {Tensor.tolist: "tolist", Tensor.numpy: "numpy", Tensor.cpu: "cpu"}
 BETWEEN_STEPS = {("callbacks.py", name) for name in ("_validate", "_final", "_save")}
 """Files and functions that may wait."""
 
-COUNTED = {("callbacks.py", "_fetch"): "fetch", ("signals.py", "agree"): "agree"}
+COUNTED = {
+    ("callbacks.py", "_fetch"): "fetch",
+    ("signals.py", "agree"): "agree",
+    ("progress.py", "step"): "clock",
+    ("training_epoch_loop.py", "_broadcast_sigterm_tensor"): "Lightning",
+}
 """Those whose waits are counted."""
 
 ON_THE_CPU = {("segments.py", "__init__")}
@@ -60,7 +65,8 @@ class _Methods(TorchFunctionMode):
 @contextmanager
 def count_waits() -> Iterator[Counter[str]]:
     """Count what would wait in the training steps within the block, by operation and place, and what waits between
-    them: each fetch of their figures, and each agreement of several processes on signals."""
+    them: each fetch of their figures, each agreement of several processes on signals and time, and Lightning's own before each
+    batch."""
     waits: Counter[str] = Counter()
 
     def found(name: str) -> None:
