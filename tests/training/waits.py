@@ -65,8 +65,8 @@ class _Methods(TorchFunctionMode):
 @contextmanager
 def count_waits() -> Iterator[Counter[str]]:
     """Count what would wait in the training steps within the block, by operation and place, and what waits between
-    them: each fetch of their figures, each agreement of several processes on signals and time, and Lightning's own before each
-    batch."""
+    them: each fetch of their figures, each agreement of several processes on signals and time, and Lightning's own
+    before each batch."""
     waits: Counter[str] = Counter()
 
     def found(name: str) -> None:
