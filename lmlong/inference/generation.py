@@ -61,7 +61,7 @@ class Generation:
                 if error is not None:
                     raise error
                 if self._keep and predicted is not None and self.rows[number].end != "eos":
-                    self.log_probabilities[number].append(float(predicted.logits.log_softmax(-1)[token]))
+                    self.log_probabilities[number].append(float(predicted.logits.log_softmax(-1)[0, token]))
                 if text:
                     yield number, text
 

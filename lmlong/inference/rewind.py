@@ -27,7 +27,8 @@ class Rewind:
         session after them, and their text that may be taken back."""
         self._tokens.extend((token, learn) for token in tokens)
         self._since += len(tokens)
-        self._size += len(self._tokenizer.decode_bytes(tokens))
+        for token in tokens:
+            self._size += int(self._tokenizer.token_bytes[token])
         if self._size >= reach(self._tokenizer) + 4 * len(held):
             self._early, self._late = self._late, session()
             self._tokens = self._tokens[-self._since :]

@@ -152,7 +152,7 @@ class Row:
 class Prediction(NamedTuple):
     """What the model predicts for the next token of a row."""
 
-    logits: Tensor  # (V,)
+    logits: Tensor  # (1, V)
     is_finite: bool  # also those of tokens that may not follow
 
 
@@ -200,7 +200,7 @@ def _apart(
 def _predict(engine: Engine, rows: Sequence[Row]) -> list[Prediction]:
     """Return the predictions for the next token of each row."""
     logits = _next_logits(engine, rows)
-    return [Prediction(*each) for each in zip(logits, map(isfinite, logits.amax(-1).tolist()), strict=True)]
+    return list(map(Prediction, logits.split(1), map(isfinite, logits.amax(-1).tolist())))
 
 
 def _next_logits(engine: Engine, rows: Sequence[Row]) -> Tensor:
@@ -231,7 +231,7 @@ def _draw(engine: Engine, predicted: Mapping[Row, Prediction], rows: Sequence[Ro
     if not all(predicted[row].is_finite for row in rows):
         raise logits_not_finite(engine.model, rows[0].last_tokens)
     each = [predicted[row].logits for row in rows]
-    together = torch.stack(each) if len(each) > 1 else each[0][None]
+    together = torch.cat(each) if len(each) > 1 else each[0]
     allowed = only_beginning_with(rows[0].tokenizer, [row.head for row in rows], together)
     return sample([row.sampler for row in rows], allowed, [row.last_tokens for row in rows])
 

@@ -86,7 +86,7 @@ def tempered(logits: Tensor, temperature: float) -> Tensor:
     """Return softmax(logits / temperature), for any temperature above 0."""
     # float64 costs nothing beside the model; the maximum is subtracted so that a tiny temperature gives -inf at worst
     logits = as_float64(logits)
-    return ((logits - logits.amax(-1, keepdim=True)) / temperature).softmax(-1)
+    return (logits - logits.amax(-1, keepdim=True)).div_(temperature).softmax(-1)
 
 
 def keep_top_k(probs: Tensor, k: int) -> Tensor:

@@ -29,6 +29,8 @@ class StreamedText:
         """Append characters, and return the text that is now final; the division into pieces makes no difference."""
         if self.stopped:
             return ""
+        if not self._stop:
+            return piece
         held = self.held + piece
         if ends := [(begin + len(word), begin) for word in self._stop if (begin := held.find(word)) >= 0]:
             self.stopped, self.held, begin = True, "", min(ends)[1]

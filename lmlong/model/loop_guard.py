@@ -44,17 +44,17 @@ class LoopGuard:
 
     def append(self, token: int) -> None:
         """Add a token to the text."""
-        self._repeated = (self._repeated + 1) * (self._last[: len(self._repeated)] == token)
+        self._repeated += 1
+        self._repeated *= self._last[: len(self._repeated)] == token
         self._last[1:] = self._last[:-1]
         self._last[0] = token
 
     def penalties(self) -> dict[int, float]:
         """Return the penalties to subtract from the logits, by token; other tokens have none."""
-        beyond = self._repeated - self._needed
         lowered = {token: self._penalty * (count - OFTEN + 1) for token, count in self._often()}
-        for index in np.flatnonzero(beyond >= 0).tolist():
-            token = int(self._last[index])
-            lowered[token] = max(self._penalty * BASE ** min(int(beyond[index]), 20), lowered.get(token, 0.0))
+        for index in (self._repeated >= self._needed).nonzero()[0].tolist():
+            token, beyond = int(self._last[index]), int(self._repeated[index] - self._needed[index])
+            lowered[token] = max(self._penalty * BASE ** min(beyond, 20), lowered.get(token, 0.0))
         return {token: min(penalty, LARGEST_PENALTY) for token, penalty in lowered.items()}
 
     def _often(self) -> list[tuple[int, int]]:

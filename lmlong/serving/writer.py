@@ -113,7 +113,7 @@ class Writer:
             text += row.finish()
         alternatives, written = self.request.alternatives, None
         if alternatives is not None and predicted is not None and token is not None:
-            written = written_token(token, predicted.logits.double().log_softmax(-1), alternatives)
+            written = written_token(token, predicted.logits[0].double().log_softmax(-1), alternatives)
         if row.end:
             self._end(row, text, written)
         elif text or written:
