@@ -135,7 +135,7 @@ class Differences(NamedTuple):
 
     @property
     def table(self) -> Table | str:
-        """The differences, or why there are none."""
+        """The differences, or the reason why none can be computed."""
         run, base, rows = self
         if not rows:
             return f"{run.name} minus {base.name}: {_why_not_compared(run, base)}."

@@ -117,7 +117,7 @@ class ReadingProgress:
         return int(self._token_bytes[np.array(tokens, np.int64)].sum())
 
     def after(self, tokens: int) -> Progress | None:
-        """Return the progress after reading so many tokens, or None if the last report was a moment ago."""
+        """Return the progress after `tokens` tokens were read, or None if the last report is too recent."""
         if time.monotonic() < self._next:
             return None
         self._next = time.monotonic() + REPORT_SECONDS

@@ -109,7 +109,7 @@ class SessionFolder:
         self._forget(name)
 
     def check_quota(self, more: int) -> None:
-        """Raise QuotaReached if there is no room for `more` bytes."""
+        """Raise QuotaReached if `more` further bytes would exceed `max_session_bytes`."""
         most = self._settings.max_session_bytes
         if self.bytes + more > most:
             raise QuotaReached(f"{most:,} bytes of sessions are all that this server keeps. Delete some.")

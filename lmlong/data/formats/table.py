@@ -75,7 +75,7 @@ def _plain(path: Path, options: ReadOptions) -> Iterator[Document]:
 
 
 def _encoding(path: Path, options: ReadOptions) -> str:
-    """Return the encoding to read a plain file in; raise a UsageError if there is none."""
+    """Return the encoding of a plain file, or raise a UsageError if it cannot be determined."""
     if options.errors == "replace":
         return _declared_encoding(path, options) or UTF8
     about = path.stat()
