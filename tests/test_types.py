@@ -119,7 +119,7 @@ lmlong.LinearAttention(2, 16, 16, "elu")  # type: ignore[arg-type]
 FASTER = """
 [mypy]
 [mypy-lightning.*,deepspeed.*,datasets.*,sympy.*,torch._dynamo.*,torch._inductor.*,torch.ao.*,torch.distributed.*,\
-torch.export.*,torch.fx.*,torch.onnx.*,torch.testing.*]
+torch.export.*,torch.fx.*,torch.testing.*]
 follow_imports = skip
 """
 """Libraries and parts of torch in which no public name has its type; mypy takes most of its time for them."""

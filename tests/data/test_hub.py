@@ -232,7 +232,7 @@ def test_a_commit_that_is_no_hash_or_another_one_is_refused(hub: Hub, monkeypatc
         read(URL)
 
 
-def test_commands_take_hub_paths(hub: Hub) -> None:
+def test_commands_read_hub_files(hub: Hub) -> None:
     shown = lmlong("data", "show", f"{URL}/data/deep", "--all")
     assert (shown.returncode, shown.stdout) == (0, "text c\n"), shown.stderr
     assert local_file(f"{URL}/data/a.txt").read_text() == "text a"

@@ -139,6 +139,11 @@ for _ in range(50):
     DEEP = {"type": "Sequence", "pretokenizers": [DEEP]}
 
 
+SPECIAL_LETTER = {"id": 0, "content": "e", "special": True, "normalized": False} | dict.fromkeys(
+    ("single_word", "lstrip", "rstrip"), False
+)
+
+
 def split_by(parts: list[dict[str, Any]]) -> bytes:
     return tokenizer_json(pre_tokenizer={"type": "Sequence", "pretokenizers": parts})
 
@@ -192,6 +197,7 @@ REFUSED: list[tuple[Craft, str]] = [
     (file("tokenizer_config.json", b"["), "not valid JSON"),
     (file("tokenizer.json", b'{"model": {"type": "WordPiece", "vocab": {}}}'), "WordPiece"),
     (file("tokenizer.json", b'{"model": {"type": "BPE", "vocab": {"</s>": 0}}}'), "no tokens for single bytes"),
+    (file("tokenizer.json", tokenizer_json(added_tokens=[SPECIAL_LETTER])), "'e' is also that of a byte of text"),
     (file("tokenizer.json", split_by([BYTES] * 49)), "ByteLevel occurs more than once"),
     (file("tokenizer.json", split_by([BYTES] * 51)), "not a list of up to 50 parts"),
     (file("tokenizer.json", tokenizer_json(pre_tokenizer=DEEP)), "more than 5 levels deep"),

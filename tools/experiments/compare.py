@@ -5,7 +5,7 @@
     tools/experiments/compare.py --corpus copies --only softmax delta --seeds 1 --set training.tokens=2400000
 
 The learning rate is chosen with seed 0, from the given ones and further ones until the best is not at an end. Each
-training is a run folder in --out: a finished one is not trained again, an interrupted one is resumed.
+training is a run folder in --out/CORPUS, beside compare.png: a finished one is skipped, an interrupted one resumed.
 """
 
 import argparse
@@ -69,10 +69,10 @@ def train(name: str, rate: float, seed: int, options: argparse.Namespace) -> Run
     trained = lmlong.load(result.run, state_dtype="32")
     text = torch.zeros(1, recipe.text.sequence_length, dtype=torch.long, device=trained.device)
     with torch.inference_mode():
-        _, state = trained.model(text)
+        size = lmlong.state_bytes(trained.model(text)[1])
     parameters = sum(weight.numel() for weight in trained.model.parameters())
     bits, speed = [loss["bits_per_byte"] for loss in losses if loss][-1], statistics.median(speeds)
-    return Run(name, rate, seed, bits, speed, parameters, lmlong.state_bytes(state))
+    return Run(name, rate, seed, bits, speed, parameters, size)
 
 
 def compare(name: str, options: argparse.Namespace) -> list[Run]:
@@ -91,12 +91,13 @@ def compare(name: str, options: argparse.Namespace) -> list[Run]:
     return [best, *(train(name, best.rate, seed, options) for seed in range(1, options.seeds))]
 
 
-def write_copies(path: Path) -> None:
+def write_copies(path: Path) -> str:
     """Write documents that are five times the same 100 random letters: only memory predicts the repetitions."""
     draw = random.Random(0)
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = ("".join(draw.choices(ascii_lowercase, k=100)) + "\n" for _ in range(4000))
     path.write_text("".join(json.dumps({"text": 5 * line}) + "\n" for line in lines), encoding="utf-8")
+    return str(path)
 
 
 def parse(word: str) -> tuple[str, Any]:
@@ -116,7 +117,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--set", nargs="+", type=parse, default=[], metavar="KEY=VALUE", help="options of the recipe")
     parser.add_argument("--plugin", nargs="+", default=[], help="files of plug-ins, whose attentions --only may name")
-    parser.add_argument("--out", type=Path, default=Path("runs/compare"), help="folder of the runs and of compare.png")
+    parser.add_argument("--out", type=Path, default=Path("runs/compare"), help="folder with one for each corpus")
     options = parser.parse_args()
     options.changes, options.out = dict(options.set), options.out / options.corpus
     for plugin in options.plugin:
@@ -124,9 +125,8 @@ def main() -> None:
     if unknown := {*(options.only or ())} - {*candidates(), *CANDIDATES}:
         parser.error(f"--only: {min(unknown)} is not one of {', '.join(candidates() | CANDIDATES)}.")
     if options.corpus == "copies":
-        write_copies(options.out / "copies.jsonl")
-        options.changes["text.sources"] = [{"kind": "files", "paths": [str(options.out / "copies.jsonl")]}]
-        options.changes["text.tokenizer"] = {"kind": "bytes"}
+        files = {"kind": "files", "paths": [write_copies(options.out / "copies.jsonl")]}
+        options.changes |= {"text.sources": [files], "text.tokenizer": {"kind": "bytes"}}
     results = [compare(name, options) for name in options.only or CANDIDATES]
     results.sort(key=lambda runs: statistics.mean(run.bits_per_byte for run in runs))
     print(f"{'attention':20} bits/byte   spread     rate  parameters  tokens/s  state, KiB")
@@ -141,6 +141,7 @@ def main() -> None:
         plt.plot(bits, [-row] * len(bits), "o", color="C0")
         plt.plot(statistics.mean(bits), -row, "D", color="C1", fillstyle="none", markersize=11)
     plt.yticks([-row for row in range(len(results))], [runs[0].attention for runs in results])
+    plt.locator_params(axis="x", nbins=5)
     plt.xlabel("bits per byte of each seed and their mean, less is better")
     plt.savefig(options.out / "compare.png", bbox_inches="tight")
 

@@ -47,7 +47,8 @@ class HuggingFaceTokenizer(SubwordTokenizer):
             spec, pieces = saved["tokenizer"], pieces_of(saved["tokenizer"])
             of_bytes = _is_of_bytes(spec)
             table = _table(spec, pieces, of_bytes, saved["vocabulary"])
-            self._byte_tokens = _byte_ids(pieces, of_bytes)
+            self.special = _special(spec)
+            self._byte_tokens = _byte_ids(pieces, self.special, of_bytes)
             self._encoder: Any = _library().Tokenizer.from_str(json.dumps(_without_special(lossless(spec))))
             numbers = {piece.removeprefix(NEVER_WRITTEN): token for piece, token in self._encoder.get_vocab().items()}
             if numbers != pieces:
@@ -55,7 +56,6 @@ class HuggingFaceTokenizer(SubwordTokenizer):
                     "the library `tokenizers` gives its pieces other ids than the file does. Use another tokenizer."
                 )
             self.chat_template = saved.get("chat_template")
-            self.special = _special(spec)
             self._unsafe = re.compile(_unsafe(spec, of_bytes))
             self.lost = sorted(set(range(256)) - NEVER - self._byte_tokens.keys())
             """Bytes without a token: characters that contain one are removed from a text."""
@@ -164,10 +164,12 @@ def _bytes_of(piece: str, of_bytes: bool) -> bytes:
     return piece.replace(SPACE, " ").encode()
 
 
-def _byte_ids(pieces: dict[str, int], of_bytes: bool) -> dict[int, int]:
+def _byte_ids(pieces: dict[str, int], special: dict[str, int], of_bytes: bool) -> dict[int, int]:
     """Return the ids of single bytes. A vocabulary of characters must have all 256."""
     written = {byte: character for character, byte in BYTE_OF.items()}
     names = {byte: written[byte] if of_bytes else f"<0x{byte:02X}>" for byte in range(256)}
+    if both := [name for name in names.values() if name in special]:
+        raise UsageError(f"the special token {both[0]!r} is also that of a byte of text. Use another tokenizer.")
     tokens = {byte: pieces[name] for byte, name in names.items() if name in pieces}
     if len(tokens) < 256 and not of_bytes:
         raise UsageError("has no tokens for single bytes, so some text would be lost. Use another tokenizer.")
