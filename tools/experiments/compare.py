@@ -68,8 +68,7 @@ def train(name: str, rate: float, seed: int, options: argparse.Namespace) -> Run
     speeds = [entry["tokens_per_second"] for entry in result.metrics if "tokens_per_second" in entry]
     trained = lmlong.load(result.run, state_dtype="32")
     text = torch.zeros(1, recipe.text.sequence_length, dtype=torch.long, device=trained.device)
-    with torch.inference_mode():
-        size = lmlong.state_bytes(trained.model(text)[1])
+    size = lmlong.state_bytes(trained.model(text)[1])
     parameters = sum(weight.numel() for weight in trained.model.parameters())
     bits, speed = [loss["bits_per_byte"] for loss in losses if loss][-1], statistics.median(speeds)
     return Run(name, rate, seed, bits, speed, parameters, size)
