@@ -40,6 +40,8 @@ class Engine(ABC):
 
     reads_ahead = False
     """Whether a pass can read several tokens of one row."""
+    copies_states = False
+    """Whether `read` copies the states before it, and `step` does not."""
 
     def __init__(self, model: LanguageModel):
         self.model = model

@@ -130,6 +130,8 @@ class GraphBatch:
 class GraphEngine(EagerEngine):
     """Runs rows by CUDA graphs. The rows of the last pass are in tensors of its own, which the next pass overwrites."""
 
+    copies_states = True
+
     def __init__(self, model: LanguageModel, record: Recorder = cuda_graph):
         super().__init__(model)
         self._batches = GraphBatches(model, record)

@@ -57,11 +57,11 @@ class Generation:
         """Iterate over (row, piece of text) until every row has ended."""
         while writing := [number for number, row in enumerate(self.rows) if row.end is None]:
             turn = advance(self._engine, [self.rows[number] for number in writing])
-            for number, (text, token, predicted, error) in zip(writing, turn, strict=True):
+            for number, (text, token, logits, error) in zip(writing, turn, strict=True):
                 if error is not None:
                     raise error
-                if self._keep and predicted is not None and self.rows[number].end != "eos":
-                    self.log_probabilities[number].append(float(predicted.logits.log_softmax(-1)[0, token]))
+                if self._keep and logits is not None and self.rows[number].end != "eos":
+                    self.log_probabilities[number].append(float(logits.log_softmax(-1)[0, token]))
                 if text:
                     yield number, text
 

@@ -7,10 +7,9 @@ B rows, V vocabulary.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 from math import isfinite
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,7 +26,6 @@ from lmlong.model.learning.state import Learned, will_learn_token
 from lmlong.model.sampling_options import RECENT, Sampling
 
 End = Literal["eos", "stop", "max_tokens"]
-Value = TypeVar("Value")
 
 
 class Row:
@@ -49,8 +47,7 @@ class Row:
     ):
         """Continue a session; its unread text becomes the beginning of the next token.
 
-        `numbers` seed the draws, together with the seed. `keeps_state` is needed for `session`; without it, a CUDA
-        graph does not copy the state before each token. `drafts` are used while the row is alone. `rewind` is needed
+        `numbers` seed the draws, together with the seed. `keeps_state` is needed for `session`. `drafts` are used while the row is alone. `rewind` is needed
         for `finished`.
         """
         self.tokenizer, self.drafts = tokenizer, drafts
@@ -116,6 +113,12 @@ class Row:
         known = self.last_pass.tokens[0] if self.last_pass else []
         return self.read < len(known) and known[self.read] == self.last
 
+    def begin_pass(self, drafts: Drafts | None) -> list[int]:
+        """Move past the tokens of the last pass that are part of the text, and return those to read next."""
+        self._engine.advance(self.at, self.read)
+        self.read = 0
+        return [self.last, *drafts.next()] if drafts else [self.last]
+
     def take(self, token: int) -> str:
         """Append a token, and return the text that is now final."""
         if token == self.tokenizer.eos:
@@ -149,100 +152,82 @@ class Row:
             self.drafts.append(token)
 
 
-class Prediction(NamedTuple):
-    """What the model predicts for the next token of a row."""
-
-    logits: Tensor  # (1, V)
-    is_finite: bool  # also those of tokens that may not follow
-
-
 class Drawn(NamedTuple):
     """What a turn adds to a row."""
 
-    text: str
+    text: str = ""
     """Text that is now final."""
-    token: int | None
-    predicted: Prediction | None
-    error: BaseException | None
+    token: int | None = None
+    logits: Tensor | None = None  # (1, V)
+    """The model's prediction of the token."""
+    error: BaseException | None = None
     """Why the row cannot be continued."""
 
 
 @torch.inference_mode()
 def advance(engine: Engine, rows: Sequence[Row]) -> list[Drawn]:
     """Draw the next token of each row. All or no rows keep their states. An error of one does not affect the others."""
-    errors: dict[Row, BaseException] = {}
-    predicted = _apart(rows, partial(_predict, engine), errors)
-    tokens = dict[Row, int]()
-    for group in _with_same_options(predicted):
-        tokens |= _apart(group, partial(_draw, engine, predicted), errors)
-    texts = dict[Row, str]()
-    for row in tokens:
-        texts |= _apart([row], partial(_take, tokens), errors)
-    return [Drawn(texts.get(row, ""), tokens.get(row), predicted.get(row), errors.get(row)) for row in rows]
-
-
-def _apart(
-    rows: Sequence[Row], call: Callable[[Sequence[Row]], Iterable[Value]], errors: dict[Row, BaseException]
-) -> dict[Row, Value]:
-    """Return the values of a call with all rows. If it raises, it is called with each row, so that only those that
-    cause an error have one."""
+    first, drafts = rows[0], rows[0].drafts if len(rows) == 1 else None
     try:
-        return dict(zip(rows, call(rows), strict=True))
+        if not first.keeps_state:
+            logits = engine.step([row.at for row in rows], [row.last for row in rows])
+        else:
+            if drafts and first.follows_draft:
+                drafts.counts.accepted += 1
+            else:
+                tokens = [row.begin_pass(drafts) for row in rows]
+                read = engine.read([row.at for row in rows], tokens)
+                for row in rows:
+                    row.last_pass = read
+            assert first.last_pass is not None
+            logits, learned = learned_logits(engine.model, [row.at for row in rows], first.last_pass, first.read)
+            for row, after in zip(rows, learned, strict=True):
+                row.learned = after
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a panic of Rust is no Exception
-        if len(rows) == 1:
-            errors[rows[0]] = error
-            return {}
-    return {row: value for one in rows for row, value in _apart([one], call, errors).items()}
+        return [Drawn(error=error)] if len(rows) == 1 else [drawn for row in rows for drawn in advance(engine, [row])]
+    tokens_or_errors: dict[int, int | BaseException] = {}
+    for group in _with_same_options(rows):
+        tokens_or_errors |= _draw(engine, rows, logits, group)
+    return [_take(row, tokens_or_errors[number], logits[number : number + 1]) for number, row in enumerate(rows)]
 
 
-def _predict(engine: Engine, rows: Sequence[Row]) -> list[Prediction]:
-    """Return the predictions for the next token of each row."""
-    logits = _next_logits(engine, rows)
-    return list(map(Prediction, logits.split(1), map(isfinite, logits.amax(-1).tolist())))
+def _draw(engine: Engine, rows: Sequence[Row], logits: Tensor, group: Sequence[int]) -> dict[int, int | BaseException]:
+    """Return the next tokens of a group of rows with the same options, or why a row has none, by the rows' numbers."""
+    chosen = [rows[number] for number in group]
+    try:
+        together = logits if len(group) == len(rows) else logits[group]
+        if not all(map(isfinite, together.amax(-1).tolist())):  # also those of tokens that may not follow
+            raise logits_not_finite(engine.model, chosen[0].last_tokens)
+        allowed = only_beginning_with(chosen[0].tokenizer, [row.head for row in chosen], together)
+        tokens = sample([row.sampler for row in chosen], allowed, [row.last_tokens for row in chosen])
+        return dict(zip(group, tokens, strict=True))
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        if len(group) == 1:
+            return {group[0]: error}
+    return {one: value for number in group for one, value in _draw(engine, rows, logits, [number]).items()}
 
 
-def _next_logits(engine: Engine, rows: Sequence[Row]) -> Tensor:
-    """Return the logits (B, V) of the next token of each row. A row that is alone may have them from a draft."""
-    drafts = rows[0].drafts if len(rows) == 1 else None
-    if drafts and rows[0].follows_draft:
-        drafts.counts.accepted += 1
-    elif not rows[0].keeps_state:
-        return engine.step([row.at for row in rows], [row.last for row in rows])
-    else:
-        for row in rows:
-            engine.advance(row.at, row.read)
-            row.read = 0
-        draft = drafts.next() if drafts else []
-        read = engine.read([row.at for row in rows], [[row.last, *draft] for row in rows])
-        for row in rows:
-            row.last_pass = read
-    now = rows[0].last_pass
-    assert now is not None
-    logits, learned = learned_logits(engine.model, [row.at for row in rows], now, rows[0].read)
-    for row, after in zip(rows, learned, strict=True):
-        row.learned = after
-    return logits
+def _take(row: Row, token: int | BaseException, logits: Tensor) -> Drawn:
+    """Append a token to a row, unless it is an error."""
+    if isinstance(token, BaseException):
+        return Drawn(logits=logits, error=token)
+    try:
+        return Drawn(row.take(token), token, logits)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        return Drawn("", token, logits, error)
 
 
-def _draw(engine: Engine, predicted: Mapping[Row, Prediction], rows: Sequence[Row]) -> list[int]:
-    """Return the next tokens of rows with the same options."""
-    if not all(predicted[row].is_finite for row in rows):
-        raise logits_not_finite(engine.model, rows[0].last_tokens)
-    each = [predicted[row].logits for row in rows]
-    together = torch.cat(each) if len(each) > 1 else each[0]
-    allowed = only_beginning_with(rows[0].tokenizer, [row.head for row in rows], together)
-    return sample([row.sampler for row in rows], allowed, [row.last_tokens for row in rows])
-
-
-def _take(tokens: Mapping[Row, int], rows: Sequence[Row]) -> list[str]:
-    return [row.take(tokens[row]) for row in rows]
-
-
-def _with_same_options(rows: Iterable[Row]) -> Iterable[list[Row]]:
-    """Divide rows into groups that are drawn together."""
-    groups: dict[Sampling, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(row.sampler.distribution, []).append(row)
+def _with_same_options(rows: Sequence[Row]) -> Iterable[list[int]]:
+    """Divide the numbers of rows into groups that are drawn together."""
+    if len(rows) == 1:
+        return [[0]]
+    groups: dict[Sampling, list[int]] = {}
+    for number, row in enumerate(rows):
+        groups.setdefault(row.sampler.distribution, []).append(number)
     return groups.values()

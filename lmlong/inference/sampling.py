@@ -36,8 +36,7 @@ class Sampler:
         weights = torch.tensor([log_weights], dtype=torch.float64)
         if self.options.temperature == 0 or len(log_weights) == 1:
             return int(weights.argmax())
-        uniform = torch.tensor([self.random.random()], dtype=torch.float64)
-        return int(draw(tempered(weights, self.options.temperature), uniform))
+        return int(draw(tempered(weights, self.options.temperature), [[self.random.random()]]))
 
 
 def sample(samplers: Sequence[Sampler], logits: Tensor, recent: Sequence[Sequence[int]] = ()) -> list[int]:
@@ -55,7 +54,7 @@ def sample(samplers: Sequence[Sampler], logits: Tensor, recent: Sequence[Sequenc
     if options.temperature == 0:
         tokens = logits.argmax(-1).tolist()
     else:
-        uniform = torch.tensor([sampler.random.random() for sampler in samplers], dtype=torch.float64)
+        uniform = [[sampler.random.random()] for sampler in samplers]
         tokens = draw(probabilities(logits, options), uniform).tolist()
     for guard, token in zip(guards, tokens if guards else [], strict=True):
         guard.append(token)
@@ -110,8 +109,8 @@ def keep_min_p(probs: Tensor, share: float) -> Tensor:
     return probs.masked_fill(probs < share * probs.amax(-1, keepdim=True), 0.0)
 
 
-def draw(probs: Tensor, uniform: Tensor) -> Tensor:
-    """Return a token for each row (B, V) by inverse transform sampling, from a number in [0, 1) for each row (B,)."""
+def draw(probs: Tensor, uniform: Sequence[Sequence[float]]) -> Tensor:
+    """Return a token for each row (B, V) by inverse transform sampling, from a number in [0, 1) for each row (B, 1)."""
     cumulative = probs.cumsum(-1)
-    drawn = uniform.to(cumulative.device)[:, None] * cumulative[:, -1:]
+    drawn = torch.tensor(uniform, dtype=torch.float64, device=probs.device) * cumulative[:, -1:]
     return torch.searchsorted(cumulative, drawn, right=True)[:, 0]

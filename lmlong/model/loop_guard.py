@@ -51,6 +51,8 @@ class LoopGuard:
 
     def penalties(self) -> dict[int, float]:
         """Return the penalties to subtract from the logits, by token; other tokens have none."""
+        if self._repeated.max() < SHORTEST:
+            return {}
         lowered = {token: self._penalty * (count - OFTEN + 1) for token, count in self._often()}
         for index in (self._repeated >= self._needed).nonzero()[0].tolist():
             token, beyond = int(self._last[index]), int(self._repeated[index] - self._needed[index])

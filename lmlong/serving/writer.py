@@ -92,7 +92,7 @@ class Writer:
         session = begin_learning(self._trained.model, session, request.learn)._replace(unread=self._unread)
         how = request.sampling, request.draws, request.max_tokens, request.stop
         tokenizer, keeps = self._trained.tokenizer, request.keep_session
-        self.row = Row(engine, tokenizer, session, *how, keeps_tokens=keeps, keeps_state=False)
+        self.row = Row(engine, tokenizer, session, *how, keeps_tokens=keeps, keeps_state=not engine.copies_states)
         before = request.start.tokens if request.start else 0
         self.prompt_tokens = self.row.total - before - self._begins_with_bos
         if self.row.end:
@@ -105,15 +105,15 @@ class Writer:
 
     def take(self, drawn: Drawn) -> None:
         """Deliver what a turn adds to the text."""
-        row, (text, token, predicted, error) = self.row, drawn
+        row, (text, token, logits, error) = self.row, drawn
         assert row is not None
         if error is not None:
             raise error
         if self.stopping and not row.end:
             text += row.finish()
         alternatives, written = self.request.alternatives, None
-        if alternatives is not None and predicted is not None and token is not None:
-            written = written_token(token, predicted.logits[0].double().log_softmax(-1), alternatives)
+        if alternatives is not None and logits is not None and token is not None:
+            written = written_token(token, logits[0].double().log_softmax(-1), alternatives)
         if row.end:
             self._end(row, text, written)
         elif text or written:

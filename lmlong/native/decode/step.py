@@ -97,8 +97,8 @@ def decode(
     assert len(last_tokens) == model.past_tokens * len(tokens) and 1 in shape
     logits = torch.empty(*shape, model.output.outputs, dtype=torch.float32, device="cpu")
     hidden = torch.empty(*shape, model.width, dtype=torch.float32, device="cpu")
-    inputs = (before, after, tokens, positions, last_tokens)
-    job = DecodeJob(ctypes.addressof(model), *(numbers.buffer_info()[0] for numbers in inputs))
+    inputs = [numbers.buffer_info()[0] for numbers in (before, after, tokens, positions, last_tokens)]
+    job = DecodeJob(ctypes.addressof(model), *inputs)
     job.logits, job.hidden = logits.data_ptr(), hidden.data_ptr()
     job.rows, job.consecutive = len(tokens), shape[1] > 1
     give_barrier(job, workers)
