@@ -47,8 +47,8 @@ class Row:
     ):
         """Continue a session; its unread text becomes the beginning of the next token.
 
-        `numbers` seed the draws, together with the seed. `keeps_state` is needed for `session`. `drafts` are used while the row is alone. `rewind` is needed
-        for `finished`.
+        `numbers` seed the draws, together with the seed. `keeps_state` is needed for `session`, and `rewind` for
+        `finished`. `drafts` are used while the row is alone.
         """
         self.tokenizer, self.drafts = tokenizer, drafts
         self.sampler = Sampler(options, numbers, tokenizer.eos)
