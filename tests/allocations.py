@@ -11,7 +11,8 @@ import pytest
 
 ROUND, ROUNDS = 8, 8
 
-with_mallinfo = pytest.mark.skipif(sys.platform != "linux", reason="mallinfo2 is a function of the GNU C library")
+has_mallinfo = sys.platform == "linux" and hasattr(ctypes.CDLL(None), "mallinfo2")
+with_mallinfo = pytest.mark.skipif(not has_mallinfo, reason="mallinfo2 is a function of the GNU C library")
 
 
 class MallInfo(ctypes.Structure):
