@@ -150,8 +150,7 @@ def _attempt(name: str, measure: Callable[[], T]) -> T | None:
 
 def _written_per_second(loaded: TrainedLanguageModel) -> float:
     """Return the tokens per second of generating one text, after the first step."""
-    if loaded.fast_step_at_once:
-        loaded.use_fast_step()
+    loaded.use_fast_step(None)
     seconds, start = [], greedy(loaded.model, loaded.read(""), 1)
     for _ in range(ROUNDS):
         begun = time.perf_counter()

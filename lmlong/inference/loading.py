@@ -167,7 +167,7 @@ class TrainedLanguageModel(TrainedModel):
         token is predicted; the state holds what it learns. A state that learns already continues to. In half
         `precision` reading is faster on some devices; the state returned can be continued in any format.
         """
-        encoding = self._encode(text, state, heal)
+        encoding = Encoding(self.tokenizer, state.unread if state else UnreadText(), text, heal)
         learns = self.learns(learn)
         start = begin_learning(self.model, state._replace(unread=UnreadText()), learns) if state else None
         tokens = chain([] if state else [[self.tokenizer.bos]], encoding)
@@ -216,7 +216,8 @@ class TrainedLanguageModel(TrainedModel):
                 raise UsageError(f"text: ids of shape {tuple(text.shape)}. Give the ids of one text, of shape (T,).")
             start, tokens = [], iter([text.tolist()])
         else:
-            start, tokens = [self.tokenizer.bos], iter(self._encode(text, state, heal=False))
+            unread = state.unread if state else UnreadText()
+            start, tokens = [self.tokenizer.bos], iter(Encoding(self.tokenizer, unread, text, heal=False))
         before = [state.last] if state else start
         return hidden_states.stream(self.model, chain([before], tokens), state.state if state else None, blocks)
 
@@ -234,17 +235,16 @@ class TrainedLanguageModel(TrainedModel):
         for line in refused:
             print(line, file=sys.stderr)
 
-    def use_fast_step(self) -> None:
+    def use_fast_step(self, wanted: bool | None = True) -> None:
         """Decode several times faster: on a CPU by native code, which may be compiled first; on a GPU by a CUDA graph,
-        recorded at the first step of each batch size. It is first compared with torch."""
-        if why := why_no_fast_engine(self.model):
+        recorded at the first step of each batch size. It is first compared with torch. With None, only if that takes no
+        wait but for the first on a machine, on a CPU."""
+        if wanted is False or (wanted is None and self.device.type != "cpu"):
+            return
+        if (why := why_no_fast_engine(self.model)) is None:
+            self.model.engine = fast_engine(self.model)
+        elif wanted:
             raise UsageError(f"--fast-decode: {why}")
-        self.model.engine = fast_engine(self.model)
-
-    @property
-    def fast_step_at_once(self) -> bool:
-        """Whether a fast decode step is available without a wait, except for the first on a machine."""
-        return self.device.type == "cpu" and why_no_fast_engine(self.model) is None
 
     @property
     def decoder(self) -> str:
@@ -263,11 +263,6 @@ class TrainedLanguageModel(TrainedModel):
         """Return the state in a file that this model wrote; `learn` works as in `read`."""
         session = state_file.load(Path(path), self.model, self.owners, self.tokenizer, str(self.checkpoint))
         return begin_learning(self.model, session, self.learns(learn))
-
-    def _encode(self, text: str | Iterable[str], state: Session | None, heal: bool) -> Encoding:
-        """Return the tokens of `state`'s unread text and this text."""
-        unread = state.unread if state else UnreadText()
-        return Encoding(self.tokenizer, unread, [text] if isinstance(text, str) else text, heal)
 
     @cached_property
     def owners(self) -> dict[str, str]:
