@@ -68,19 +68,14 @@ class Pipeline(click.Group):
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
-            return None
+            if context.resilient_parsing:
+                return None
+            if new := RENAMED.get(name):
+                raise UsageError(f"{name}: has another name now. Use {new}.")
+            context.fail(f"No such command '{name}'.{nearest(name, COMMANDS)}")
         module, _, attribute = COMMANDS[name][0].partition(":")
         command: click.Command = getattr(import_module(module), attribute)
         return command
-
-    def resolve_command(
-        self, context: click.Context, words: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if words and words[0] not in COMMANDS and not context.resilient_parsing:
-            if new := RENAMED.get(words[0]):
-                raise UsageError(f"{words[0]}: has another name now. Use {new}.")
-            context.fail(f"No such command '{words[0]}'.{nearest(words[0], COMMANDS)}")
-        return super().resolve_command(context, words)
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         longest = max(map(len, COMMANDS))

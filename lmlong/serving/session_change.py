@@ -38,7 +38,7 @@ class Sessions:
         """Reserve a session for one request, or a new one if `name` is None. With `fork`, the request continues the
         session in a new one, and nothing is reserved."""
         if name is not None:
-            self.store.info(name)
+            self.store.folder.get(name)  # raises UnknownSession
         if name is not None and not fork:
             if name in self.in_use:
                 message = "Another request works on this session. Wait until it ends, or fork the session."
@@ -65,7 +65,7 @@ class Change:
         if self._fork:
             self.branch = await self._sessions.run(store.branch, self._name)
         place = await self._sessions.run(store.get, self._name)
-        learns = store.info(self._name).learns
+        learns = store.folder.get(self._name).last.learns
         check_learn(learns, learn)
         return place, learns or bool(learn)
 

@@ -6,11 +6,11 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Iterable
 from contextlib import suppress
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
-from lmlong.serving.answers import Envelope, Piece, Usage, pieces, progress_body, session_body
+from lmlong.serving.answers import Envelope, Usage, pieces, progress_body, session_body
 from lmlong.serving.api_errors import ApiError, api_error, shutting_down, timed_out
 from lmlong.serving.inbox import Batch, Texts
 from lmlong.serving.session_file import SessionInfo
@@ -71,20 +71,12 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-class WrittenTexts(NamedTuple):
-    """Whole texts, and the session after them."""
-
-    pieces: dict[int, Piece]
-    session: SessionInfo | None
-
-
-async def written(texts: Texts, usage: Usage) -> WrittenTexts:
-    """Return the whole texts once the session after them is saved."""
+async def written(texts: Texts) -> tuple[Batch, SessionInfo | None]:
+    """Return all events of texts, and the session after them, once it is saved."""
     batch = []
     while not texts.ended:
         batch += await texts.next()
-    usage.add(batch)
-    return WrittenTexts(pieces(batch), await texts.saved())
+    return batch, await texts.saved()
 
 
 class EventStream(ABC):
