@@ -20,7 +20,7 @@ from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.model.sampling_options import MAX_TOKENS
 from lmlong.serving import page
 from lmlong.serving.about import about
-from lmlong.serving.answers import ChatFormat, CompletionFormat, Envelope, ResponseFormat, Usage, pieces
+from lmlong.serving.answers import ChatFormat, CompletionFormat, ResponseFormat, Usage, pieces
 from lmlong.serving.api_errors import ApiError, api_error, not_ready, shutting_down
 from lmlong.serving.bodies import ChatBody, CompletionBody, ScoreBody, WritingBody, check_length
 from lmlong.serving.body_reader import BodyReader
@@ -92,16 +92,15 @@ class ModelServer:
             check_length(prompt, self.settings.max_prompt, "prompt" if len(body.prompt) == 1 else f"prompt.{number}")
         self._check(body, len(body.prompt))
         deadline = Deadline(self.settings.timeout)
-        response_format = CompletionFormat(self.trained.tokenizer, body.alternatives)
         if body.session is None:
             how = {"learn": self.trained.learns(body.learn)}
             requests = [made for prompt in body.prompt for made in self._requests(body, prompt, **how)]
-            return await self._answer(request, body, requests, response_format, deadline)
+            return await self._answer(request, CompletionFormat, body, requests, deadline)
         change = self.sessions.change(body.session, body.fork)
         try:
             start, learn = await change.start(body.learn)
             requests = self._requests(body, body.prompt[0], keep_session=True, start=start, learn=learn)
-            return await self._answer(request, body, requests, response_format, deadline, change)
+            return await self._answer(request, CompletionFormat, body, requests, deadline, change)
         except BaseException:
             change.release()
             raise
@@ -122,8 +121,7 @@ class ModelServer:
         except UsageError as error:
             raise ApiError(400, str(error), "messages") from None
         requests = self._requests(body, tokens, learn=self.trained.learns(body.learn))
-        response_format = ChatFormat(self.trained.tokenizer, body.alternatives)
-        return await self._answer(request, body, requests, response_format, deadline)
+        return await self._answer(request, ChatFormat, body, requests, deadline)
 
     async def score(self, request: HttpRequest) -> Response:
         body = await self.reader.parse(ScoreBody, request.scope[BODY])
@@ -153,22 +151,22 @@ class ModelServer:
     async def _answer(
         self,
         request: HttpRequest,
+        kind: type[ResponseFormat],
         body: WritingBody,
         requests: list[Request],
-        response_format: ResponseFormat,
         deadline: Deadline,
         change: Change | None = None,
     ) -> ASGIApp:
         """Return the texts of requests, whole or as a stream; `change` is the session that they continue."""
         texts = Texts(self.scheduler, requests, self.settings.lag, self.metrics, change)
-        envelope = Envelope(response_format, self.name, self.trained.weights_hash)
+        answer = kind(self.trained.tokenizer, body.alternatives, self.name, self.trained.weights_hash)
         usage = Usage(body.n)
         if body.stream:
-            return TextStream(texts, envelope, usage, range(len(requests)), body.include_usage, deadline)
+            return TextStream(texts, answer, usage, range(len(requests)), body.include_usage, deadline)
         with closing(texts):
             batch, session = await while_connected(request.receive, written(texts), deadline)
         usage.add(batch)
-        return JSONResponse(envelope.whole(pieces(batch), usage, session))
+        return JSONResponse(answer.whole(pieces(batch), usage, session))
 
     def _model(self) -> dict[str, Any]:
         described = {"id": self.name, "object": "model", "created": self.created, "owned_by": "lmlong"}

@@ -74,7 +74,7 @@ class SessionApi:
 
         reading = self._scorer.run(passages)
         found = await while_connected(request.receive, reading, Deadline(self._settings.timeout))
-        return JSONResponse(text_body(name, found, trained.tokenizer, alternatives))
+        return JSONResponse(text_body(name, found, trained.tokenizer))
 
     async def download(self, request: HttpRequest) -> Response:
         data = await self._run(self._sessions.store.download, request)
