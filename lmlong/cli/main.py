@@ -177,12 +177,9 @@ def _system_error(error: Exception) -> int | None:
 
 
 def _print_error(error: LmlongError) -> int:
-    click.echo(f"error: {_message(error)}", err=True)
-    return error.exit_code
-
-
-def _message(error: LmlongError) -> str:
-    """Format the message of an error, with each mistake on a separate line."""
+    """Print an error, with each mistake of a recipe on a separate line, and return its exit code."""
+    message = str(error)
     if isinstance(error, RecipeError) and len(error.mistakes) > 1:
-        return "\n".join([f"{len(error.mistakes)} mistakes", *error.mistakes])
-    return str(error)
+        message = "\n".join([f"{len(error.mistakes)} mistakes", *error.mistakes])
+    click.echo(f"error: {message}", err=True)
+    return error.exit_code

@@ -38,30 +38,20 @@ class RunSource(NamedTuple):
 
 def open_export(run: str, folder: Path) -> RunSource:
     """Return a run to export into a folder. Raise UsageError if it cannot be exported."""
-    _check_free(folder)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{folder}: exists, and is not empty. Choose another --out.")
     return read.reading(run, _read)
 
 
 def _read(checkpoint: Path) -> RunSource:
     recipe = read.read_recipe(checkpoint)
-    _check_exportable(recipe)
+    if recipe.objective != "causal":
+        raise UsageError("an encoder cannot be exported: it does not predict the next token. Use a causal model.")
     tokenizer, weights = read.read_tokenizer(checkpoint), read.read_weights(checkpoint)
     read.check_size(checkpoint, recipe, lambda recipe: build(recipe, tokenizer.vocabulary))
     validation, tokens = manifest.read(checkpoint).validation, read.trained_tokens(checkpoint)
     text = text_sources(read_environment(checkpoint), recipe)
     return RunSource(recipe, tokenizer, weights, validation, tokens, text)
-
-
-def _check_exportable(chosen: Recipe) -> None:
-    """Raise UsageError if no export supports the recipe."""
-    if chosen.objective != "causal":
-        raise UsageError("an encoder cannot be exported: it does not predict the next token. Use a causal model.")
-
-
-def _check_free(folder: Path) -> None:
-    """Raise UsageError unless the folder is missing or empty."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"{folder}: exists, and is not empty. Choose another --out.")
 
 
 def ends(tokenizer: Tokenizer) -> dict[str, int]:

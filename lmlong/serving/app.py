@@ -145,7 +145,8 @@ class ModelServer:
         """Return the scheduler requests of a prompt."""
         most = min(MAX_TOKENS, self.settings.max_tokens) if body.max_tokens is None else body.max_tokens
         how = body.sampling(), most, tuple(body.stop)
-        what |= {"alternatives": body.alternatives, "reports": body.include_progress}
+        reports = body.stream and body.stream_options.include_progress
+        what |= {"alternatives": body.alternatives, "reports": reports}
         return [Request(prompt, *how, draws=(number,), **what) for number in range(body.n)]
 
     async def _answer(
@@ -162,7 +163,7 @@ class ModelServer:
         answer = kind(self.trained.tokenizer, body.alternatives, self.name, self.trained.weights_hash)
         usage = Usage(body.n)
         if body.stream:
-            return TextStream(texts, answer, usage, range(len(requests)), body.include_usage, deadline)
+            return TextStream(texts, answer, usage, range(len(requests)), body.stream_options.include_usage, deadline)
         with closing(texts):
             batch, session = await while_connected(request.receive, written(texts), deadline)
         usage.add(batch)

@@ -121,7 +121,8 @@ class Texts:
 
     def _cancel(self) -> None:
         for writer in self._writers:
-            self._scheduler.cancel(writer)
+            if not writer.ended:
+                self._scheduler.cancel(writer)
         self._writers = []  # breaks a reference cycle, which would keep their states until it is collected
 
     async def next(self, seconds: float | None = None) -> Batch:
@@ -138,7 +139,7 @@ class Texts:
         for _, event in batch:
             if event.error is not None:
                 raise api_error(event.error) from None
-            self._left -= event.is_last
+            self._left -= event.end is not None
             self._turn = event.turn or self._turn
         if batch and self.ended:
             self._metrics.whole.observe(time.perf_counter() - self._begun)
