@@ -87,46 +87,18 @@ def evaluate(
     else:
         paths = [files] if isinstance(files, str | Path) else files or ()
         text = validation_text(loaded, paths, tokens)
-    report = measure_perplexity(
-        name or str(loaded.checkpoint),
-        loaded,
-        text,
-        lengths=lengths,
-        views=views,
-        targets=targets,
-        min_documents=min_documents,
-        trained_lengths=trained_lengths,
-        precision=precision,
-    )
-    report.data = [*map(str, paths)]
-    return report
-
-
-def measure_perplexity(
-    name: str,
-    loaded: TrainedLanguageModel,
-    text: TokenFile,
-    *,
-    lengths: Sequence[int] | None = None,
-    views: Sequence[View] = VIEWS,
-    targets: int = TARGETS,
-    min_documents: int = MIN_DOCUMENTS,
-    trained_lengths: Sequence[int] = (),
-    precision: Precision | None = None,
-) -> PerplexityReport:
-    """Measure the views of a model on a text; the options are those of `evaluate`."""
     whole = cut.documents_of(text)
     trained = loaded.recipe.text.sequence_length
-    precision = loaded.set_up_evaluation(precision)
+    chosen = loaded.set_up_evaluation(precision)
     documents, requested = _enough(whole, lengths, (*LENGTHS, trained, *trained_lengths), min_documents)
-    lengths = [length for length in requested if cut.reached(documents, length) >= min_documents]
+    measured = [length for length in requested if cut.reached(documents, length) >= min_documents]
     report = PerplexityReport(
-        name=name,
+        name=name or str(loaded.checkpoint),
         checkpoint=str(loaded.checkpoint),
         parameters=count_parameters(loaded.model),
         state=state_size(loaded.model, loaded.learn),
         trained_length=trained,
-        precision=precision,
+        precision=chosen,
         weights=loaded.model.weight_format,
         trained_tokens=loaded.trained_tokens,
         carried_states=loaded.recipe.training.passes_states,
@@ -134,15 +106,16 @@ def measure_perplexity(
         parts_of=None if documents is whole else len(whole.begins),
         text=_identity(text, whole, loaded),
         tokenizer=loaded.tokenizer.hash,
-        lengths=lengths,
-        left_out=[length for length in requested if length not in lengths],
+        data=[*map(str, paths)],
+        lengths=measured,
+        left_out=[length for length in requested if length not in measured],
     )
-    with autocast(loaded.device, precision):
+    with autocast(loaded.device, chosen):
         _read(report, Scorer(loaded, text.tokens, documents), views, targets, min_documents)
         if "state" in views:
             longest = int(documents.sizes.argmax())
             begin, end = documents.begins[longest], documents.ends[longest]
-            report.health = health(loaded.model, text.tokens[begin : min(end, begin + lengths[-1])])
+            report.health = health(loaded.model, text.tokens[begin : min(end, begin + measured[-1])])
     report.peak_bytes = peak_memory(loaded.device)
     return report
 
