@@ -10,8 +10,7 @@ from click.core import ParameterSource
 
 from lmlong.cli import options
 from lmlong.cli.options import parse_names
-from lmlong.cli.output import show
-from lmlong.cli.runs import report_left_out, run_name
+from lmlong.cli.output import report_left_out, run_name, show
 from lmlong.errors import UsageError
 
 if TYPE_CHECKING:

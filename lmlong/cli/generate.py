@@ -101,9 +101,9 @@ def generate(
       lmlong generate runs/quickstart --prompt 'def '
       lmlong generate quickstart --temperature 0 --stop $'\\n\\n' < start.py
     """
-    from lmlong.cli.writing import BATCH, TextOutput, pieces, talk
+    from lmlong.cli.reading import Prompt, many, pieces
+    from lmlong.cli.writing import BATCH, TextOutput, talk
     from lmlong.inference.loading import load
-    from lmlong.inference.prompts import Prompt, many
     from lmlong.inference.state_file import tail_of
 
     one_text = prompts is None and samples == 1

@@ -6,8 +6,7 @@ from typing import Any
 import click
 
 from lmlong.cli import options
-from lmlong.cli.output import STDOUT
-from lmlong.cli.runs import report_left_out
+from lmlong.cli.output import STDOUT, report_left_out
 from lmlong.io.system_errors import explain_errors
 
 

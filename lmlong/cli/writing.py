@@ -8,12 +8,11 @@ from contextlib import suppress
 
 import click
 
-from lmlong.cli.reading import pieces
+from lmlong.cli.reading import Prompt, pieces
 from lmlong.inference.chat import Conversation
 from lmlong.inference.drafts import DraftCounts
 from lmlong.inference.generation import Generation
 from lmlong.inference.loading import TrainedLanguageModel
-from lmlong.inference.prompts import Prompt
 from lmlong.inference.session import Session
 from lmlong.model.sampling_options import Sampling
 from lmlong.model.state import state_bytes

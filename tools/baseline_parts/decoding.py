@@ -14,9 +14,9 @@ from baseline_parts.model_step import served, tensors
 from baseline_parts.training import table
 from baseline_parts.variants import KINDS
 from baseline_parts.workspace import Options, Workspace, documents
+from lmlong.cli.reading import Prompt
 from lmlong.cli.writing import TextOutput
 from lmlong.decode.engine import step
-from lmlong.inference.prompts import Prompt
 from lmlong.model.sampling_options import Sampling
 
 PROMPT = " ".join(documents())[:300]
