@@ -31,12 +31,16 @@ def together(*options: Decorator) -> Decorator:
 
 
 class NewFile(click.Path):
-    """A file to write; one that cannot be written is refused before the work begins."""
+    """A file to write, whose name ends in one of `suffixes`, if there are any; one that cannot be written is refused
+    before the work begins."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, *suffixes: str, **settings: Any) -> None:
         super().__init__(dir_okay=False, path_type=Path, **settings)
+        self.suffixes = suffixes
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if self.suffixes and str(value) != str(STDOUT) and Path(str(value)).suffix.lower() not in self.suffixes:
+            self.fail(f"{value!r} does not end in {' or '.join(self.suffixes)}.", param, ctx)
         path = Path(str(super().convert(value, param, ctx)))
         if ctx is None or not ctx.resilient_parsing:
             check_writable(path)
