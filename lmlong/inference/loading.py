@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -279,7 +279,7 @@ CACHE_DTYPE = torch.bfloat16
 
 
 def open_run(run: str | Path, device: str = "auto") -> TrainedModel:
-    """Load the model of a run, of any objective."""
+    """Load the model of a run: a `TrainedLanguageModel`, or an encoder."""
     chosen = pick_device(device)  # first, so that a missing device is reported before anything is read
     trained = reading(run, _read)
     trained.model.to(chosen).eval()
@@ -292,8 +292,10 @@ def _read(checkpoint: Path) -> TrainedModel:
     model = build(recipe, tokenizer.vocabulary)
     load_weights(model, checkpoint, verify=False)  # check_size has verified them
     saved = manifest.read(checkpoint)
-    tokens = trained_tokens(checkpoint)
-    return TrainedModel(model, tokenizer, recipe, checkpoint, saved.step, tokens, saved.files[WEIGHTS]["sha256"])
+    about = checkpoint, saved.step, trained_tokens(checkpoint), saved.files[WEIGHTS]["sha256"]
+    if isinstance(model, LanguageModel):
+        return TrainedLanguageModel(model, tokenizer, recipe, *about, learn=recipe.learn)
+    return TrainedModel(model, tokenizer, recipe, *about)
 
 
 def load(
@@ -318,8 +320,7 @@ def load(
     if learn not in (None, True, False):
         raise UsageError(f"learn: {learn!r} is not a switch. Use True or False.")
     trained = open_run(run, device)
-    model = trained.model
-    if not isinstance(model, LanguageModel):
+    if not isinstance(trained, TrainedLanguageModel):
         raise UsageError(
             f"{run}: an encoder (objective: masked) cannot continue text and has no state. Measure it by lmlong eval, "
             "or train a model with objective: causal."
@@ -328,14 +329,13 @@ def load(
         raise UsageError(f"state_dtype: {state_dtype!r} is not a format of states. Choose from {', '.join(known)}.")
     if state_dtype == "64" and trained.device.type in WITHOUT_FLOAT64:
         raise UsageError(f"--state-dtype 64: {trained.device.type} has no float64. Use 32, or --device cpu.")
+    model = trained.model
     if state_dtype == "64":
         model.set_state_dtype(torch.float64)
     if state_dtype == "auto":
         model.set_cache_dtype(CACHE_DTYPE)
     if weights != "32":
         quantize(model, weights)
-    loaded = TrainedLanguageModel(
-        **{**vars(trained), "model": model}, learn=trained.recipe.learn if learn is None else learn
-    )
+    loaded = trained if learn is None else replace(trained, learn=learn)
     loaded.check_kernels("32")
     return loaded
