@@ -4,14 +4,12 @@ change each of them."""
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from lmlong.errors import CheckpointError, LmlongError
+from lmlong.errors import LmlongError
 from lmlong.inference.state_table import Place
-from lmlong.serving.api_errors import ApiError
+from lmlong.serving.api_errors import RESPONSES, ApiError
 from lmlong.serving.request import Turn
-from lmlong.serving.scheduler import Closed
 from lmlong.serving.session_file import Header, SessionInfo
-from lmlong.serving.session_folder import QuotaReached, UnknownSession
-from lmlong.serving.session_store import LearnsAlready, NoState, SessionStore, check_learn
+from lmlong.serving.session_store import SessionStore, check_learn
 from lmlong.serving.worker import Worker
 
 Result = TypeVar("Result")
@@ -29,9 +27,9 @@ class Sessions:
         """Return the result of a method of the store, called beside the event loop."""
         try:
             return await self.worker.run(lambda _: call(*what))
-        except (UnknownSession, QuotaReached, NoState, LearnsAlready, CheckpointError, Closed):
-            raise
-        except LmlongError:
+        except LmlongError as error:
+            if isinstance(error, tuple(RESPONSES)):
+                raise
             raise ApiError(507, "The server's disk does not take the session.", code="insufficient_storage") from None
 
     def change(self, name: str | None, fork: bool = False) -> "Change":
