@@ -43,14 +43,8 @@ from lmlong.model.sampling_options import DEFAULTS, MAX_TOKENS, Sampling, random
     "--seed", type=int, help="The same seed gives the same text.  [default: random; --stats and --json print it]"
 )
 @click.option("--stop", multiple=True, metavar="TEXT", help="Stop before this text; repeatable.")
-@click.option(
-    "--load-state",
-    type=options.SeekableFile(),
-    help="Continue from a state that `lmlong state build` or --save-state wrote.",
-)
-@click.option(
-    "--save-state", type=options.NewFile(), help="Save the state after the prompt and the generated text to this file."
-)
+@options.load_state
+@options.save_state
 @click.option(
     "--json", "as_json", is_flag=True, help="Print a line of JSON for each text: tokens, log-probabilities, end, seed."
 )

@@ -339,5 +339,15 @@ learn = click.option(
 )
 
 
+load_state = click.option(
+    "--load-state",
+    type=SeekableFile(),
+    help="Continue from a state that `lmlong state build` or --save-state wrote.",
+)
+
+save_state = click.option(
+    "--save-state", type=NewFile(), help="Save the state after all text that was read and written to this file."
+)
+
 loading = together(learn, weights, device, plugin)
 """The options of commands that load a language model; all but --plugin are arguments of `load`."""

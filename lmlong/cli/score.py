@@ -55,8 +55,8 @@ class InputFile(options.TextFile):
     help="When no data arrives for SECONDS, score the last tokens as they are; 0 for never.  [default: 1 with "
     "--follow, otherwise never]",
 )
-@click.option("--load-state", type=options.SeekableFile(), help="Resume from a file that --save-state wrote.")
-@click.option("--save-state", type=options.NewFile(), help="Save the state after all that was read to this file.")
+@options.load_state
+@options.save_state
 @options.plot("surprisal along the text")
 @options.state_dtype
 @options.threads

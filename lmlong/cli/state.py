@@ -18,9 +18,7 @@ def state() -> None:
 @options.run
 @click.argument("text", type=options.TextFile(), metavar="TEXT")
 @click.option("-o", "--out", type=options.NewFile(), required=True, help="The state file to write.")
-@click.option(
-    "--load-state", type=options.SeekableFile(), help="Continue from this state instead of starting a document."
-)
+@options.load_state
 @options.state_dtype
 @options.loading
 def build(run: str, text: Path, out: Path, load_state: Path | None, **loading: Any) -> None:
