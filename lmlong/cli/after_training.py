@@ -7,7 +7,7 @@ from textwrap import indent
 
 from lmlong.checkpoint import manifest
 from lmlong.checkpoint.location import BEST, LATEST, find
-from lmlong.cli.runs import near
+from lmlong.cli.output import near
 from lmlong.data.baselines import Baselines
 from lmlong.recipe import Files, Recipe
 from lmlong.training.run import TrainingResult

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from lmlong.cli import lists, options
-from lmlong.cli.lists import parse_names
+from lmlong.cli import options
+from lmlong.cli.options import load_recipe, parse_names
 from lmlong.cli.output import show
-from lmlong.cli.plugins import load_recipe
 from lmlong.recipe.kinds import candidates, plugin_candidates
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ BENCHMARKS = {
 @click.argument("what", type=click.Choice(list(BENCHMARKS)))
 @options.recipe(default="quickstart")
 @options.overrides
-@lists.lengths("Tokens; k is 1,024.  [default: depends on what is measured]")
+@options.lengths("Tokens; k is 1,024.  [default: depends on what is measured]")
 @click.option("--only", metavar="NAME,...", help=f"Attentions to compare.  [default: {','.join(ATTENTIONS)}]")
 @click.option("--precisions", metavar="FORMAT,...", help="Number formats.  [default: depends on what is measured]")
 @options.json_file

@@ -5,8 +5,8 @@ from pathlib import Path
 import click
 
 from lmlong.cli import options
+from lmlong.cli.options import load_recipe
 from lmlong.cli.output import show_facts
-from lmlong.cli.plugins import load_recipe
 
 
 @click.command()

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lmlong.cli import options
+from lmlong.cli.options import load_recipe
 from lmlong.cli.output import show_facts
-from lmlong.cli.plugins import load_recipe
 from lmlong.report.table import Column, plural
 
 if TYPE_CHECKING:

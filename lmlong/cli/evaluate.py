@@ -3,16 +3,14 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 from click.core import ParameterSource
 
 from lmlong.cli import options
-from lmlong.cli.lists import lengths, parse_names
-from lmlong.cli.options import Loading
-from lmlong.cli.output import show
-from lmlong.cli.runs import report_left_out, run_name
+from lmlong.cli.options import parse_names
+from lmlong.cli.output import report_left_out, run_name, show
 from lmlong.errors import UsageError
 
 if TYPE_CHECKING:
@@ -37,6 +35,9 @@ OPTIONS = {
 """The options of each measurement; options that are missing here apply to all."""
 
 BY = tuple(name.removeprefix("--by ") for name in OPTIONS if name.startswith("--by "))
+AS_TRAINED: Literal["32"] = "32"
+"""The format of states of a model that is measured: that of training."""
+
 ALONE = ("recall", "spectrum")
 """What is not measured together with something else."""
 
@@ -53,7 +54,7 @@ ALONE = ("recall", "spectrum")
 )
 @options.data
 @options.tokens
-@lengths("Contexts, distances or lengths of texts, in tokens; k is 1,024.  [default: depends on --by]")
+@options.lengths("Contexts, distances or lengths of texts, in tokens; k is 1,024.  [default: depends on --by]")
 @click.option(
     "--targets",
     default=8192,
@@ -80,8 +81,6 @@ ALONE = ("recall", "spectrum")
 @options.json_file
 @options.plot("the results")
 @options.precision
-@options.learn
-@options.weights
 @options.threads
 @options.loading
 def eval_(
@@ -90,7 +89,7 @@ def eval_(
     tasks: str | None,
     json_file: Path | None,
     plot: Path | None,
-    loading: Loading,
+    device: str,
     **given: Any,
 ) -> None:
     """Measure how well each RUN predicts text, and the gain from text further back.
@@ -134,16 +133,16 @@ def eval_(
     chosen = _options_of(measurements, click.get_current_context(), given)
     report_left_out(chosen.get("data", ()))
     if tasks is not None:
-        report = _tasks(runs, loading, tasks, **chosen)
+        report = _tasks(runs, device, tasks, **chosen)
     elif measurements == ["encoders"]:
-        report = _encoders(runs, loading, **chosen)
+        report = _encoders(runs, device, **chosen)
     elif measurements == ["--by recall"]:
-        report = _recall(runs, loading, **chosen)
+        report = _recall(runs, device, **chosen)
     elif measurements == ["--by spectrum"]:
-        report = _spectrum(runs, loading, **chosen)
+        report = _spectrum(runs, device, **chosen)
     else:
         views = [name.removeprefix("--by ") for name in measurements]
-        report = _prediction(runs, loading, views, **chosen)
+        report = _prediction(runs, device, views, **chosen)
     show(report, json_file, plot)
 
 
@@ -193,47 +192,56 @@ def _options_of(measurements: Sequence[str], context: click.Context, given: dict
 
 
 def _prediction(
-    runs: Sequence[str], loading: Loading, views: Sequence[str], data: Sequence[str], **chosen: Any
+    runs: Sequence[str],
+    device: str,
+    views: Sequence[str],
+    data: Sequence[str],
+    weights: Any,
+    learn: bool | None = None,
+    **chosen: Any,
 ) -> "Report":
     from lmlong.checkpoint.read import read_recipe, reading
     from lmlong.evaluation.perplexity import evaluate
     from lmlong.evaluation.perplexity_report import perplexity_report
+    from lmlong.inference.loading import load
 
     trained_lengths = [reading(run, read_recipe).text.sequence_length for run in runs]
     chosen |= {"views": views, "trained_lengths": trained_lengths}
     reports = []
     for run in runs:
-        loaded = loading.load_as_trained(run)
-        for learn in [False, True] if loaded.learn else [False]:
-            name = run_name(run) + (", learning" if learn else "")
-            reports.append(evaluate(replace(loaded, learn=learn), data or None, name=name, **chosen))
+        loaded = load(run, device, weights, AS_TRAINED, learn)
+        for learns in [False, True] if loaded.learn else [False]:
+            name = run_name(run) + (", learning" if learns else "")
+            reports.append(evaluate(replace(loaded, learn=learns), data or None, name=name, **chosen))
     return perplexity_report(reports)
 
 
 def _recall(
     runs: Sequence[str],
-    loading: Loading,
+    device: str,
     data: Sequence[str],
     probes: str,
+    weights: Any,
     tokens: int | None = None,
     **chosen: Any,
 ) -> "Report":
     from lmlong.evaluation.probe_accuracy import measure_probes, recall_report
     from lmlong.evaluation.probes import PROBES
+    from lmlong.inference.loading import load
 
     asked = PROBES if probes == "all" else parse_names("--probes", probes, PROBES)
     names = [name for name in PROBES if name in asked]
-    loaded = _with_text(runs, loading._replace(learn=False).load_as_trained, data, tokens)
+    loaded = _with_text(runs, lambda run: load(run, device, weights, AS_TRAINED, False), data, tokens)
     return recall_report([measure_probes(*each, names, **chosen) for each in loaded])
 
 
 def _spectrum(
-    runs: Sequence[str], loading: Loading, data: Sequence[str], tokens: int | None = None, **chosen: Any
+    runs: Sequence[str], device: str, data: Sequence[str], tokens: int | None = None, **chosen: Any
 ) -> "Report":
     from lmlong.evaluation.spectrum import measure_spectra, spectrum_report
     from lmlong.inference.loading import open_run
 
-    loaded = _with_text(runs, lambda run: open_run(run, loading.device), data, tokens)
+    loaded = _with_text(runs, lambda run: open_run(run, device), data, tokens)
     return spectrum_report([spectrum for each in loaded for spectrum in measure_spectra(*each, **chosen)])
 
 
@@ -248,15 +256,16 @@ def _with_text(
         yield run_name(run), model, validation_text(model, data, tokens)
 
 
-def _encoders(runs: Sequence[str], loading: Loading, data: Sequence[str], **chosen: Any) -> "Report":
+def _encoders(runs: Sequence[str], device: str, data: Sequence[str], **chosen: Any) -> "Report":
     from lmlong.evaluation.masked import masked_report, measure_masked
     from lmlong.inference.loading import open_run
 
-    return masked_report([measure_masked(run_name(run), open_run(run, loading.device), data, **chosen) for run in runs])
+    return masked_report([measure_masked(run_name(run), open_run(run, device), data, **chosen) for run in runs])
 
 
-def _tasks(runs: Sequence[str], loading: Loading, tasks: str, **chosen: Any) -> "Report":
+def _tasks(runs: Sequence[str], device: str, tasks: str, weights: Any, **chosen: Any) -> "Report":
     from lmlong.evaluation.harness import evaluate_tasks, library, task_report
+    from lmlong.inference.loading import load
 
     library()
     names = [name.strip() for name in tasks.split(",") if name.strip()]
@@ -264,4 +273,4 @@ def _tasks(runs: Sequence[str], loading: Loading, tasks: str, **chosen: Any) -> 
         raise UsageError("--tasks: names no task. Name one or more, such as arc_easy,hellaswag.")
     if len(runs) > 1:
         raise UsageError("--tasks: runs with one model. Name one RUN.")
-    return task_report(evaluate_tasks(loading._replace(learn=False).load_as_trained(runs[0]), names, **chosen))
+    return task_report(evaluate_tasks(load(runs[0], device, weights, AS_TRAINED, False), names, **chosen))

@@ -1,6 +1,8 @@
 """`lmlong generate`: continue a text with a trained model."""
 
+import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -23,7 +25,7 @@ from lmlong.model.sampling_options import DEFAULTS, MAX_TOKENS, Sampling, random
     "--max-tokens",
     default=MAX_TOKENS,
     metavar="N",
-    type=options.TokenLimit(0),
+    type=options.TokenCount(0, or_unlimited=True),
     help="Maximum number of tokens to generate, or unlimited.",
 )
 @click.option(
@@ -41,14 +43,8 @@ from lmlong.model.sampling_options import DEFAULTS, MAX_TOKENS, Sampling, random
     "--seed", type=int, help="The same seed gives the same text.  [default: random; --stats and --json print it]"
 )
 @click.option("--stop", multiple=True, metavar="TEXT", help="Stop before this text; repeatable.")
-@click.option(
-    "--load-state",
-    type=options.SeekableFile(),
-    help="Continue from a state that `lmlong state build` or --save-state wrote.",
-)
-@click.option(
-    "--save-state", type=options.NewFile(), help="Save the state after the prompt and the generated text to this file."
-)
+@options.load_state
+@options.save_state
 @click.option(
     "--json", "as_json", is_flag=True, help="Print a line of JSON for each text: tokens, log-probabilities, end, seed."
 )
@@ -59,8 +55,6 @@ from lmlong.model.sampling_options import DEFAULTS, MAX_TOKENS, Sampling, random
 )
 @click.option("--stats", is_flag=True, help="Print speed, drafts, state size and seed to standard error.")
 @click.option("--ignore-eos", is_flag=True, help="Never draw the end of the document.")
-@options.learn
-@options.weights
 @options.loading
 def generate(
     run: str,
@@ -80,7 +74,7 @@ def generate(
     fast_decode: bool | None,
     stats: bool,
     ignore_eos: bool,
-    loading: options.Loading,
+    **loading: Any,
 ) -> None:
     """Continue a text with the model of RUN: a run folder, the name of one under runs/, or a checkpoint.
 
@@ -101,7 +95,10 @@ def generate(
       lmlong generate runs/quickstart --prompt 'def '
       lmlong generate quickstart --temperature 0 --stop $'\\n\\n' < start.py
     """
-    from lmlong.cli import chatting, writing
+    from lmlong.cli.reading import Prompt, many, pieces
+    from lmlong.cli.writing import BATCH, TextOutput, talk
+    from lmlong.inference.loading import load
+    from lmlong.inference.state_file import tail_of
 
     one_text = prompts is None and samples == 1
     if prompt is not None and prompts is not None:
@@ -115,21 +112,29 @@ def generate(
 
     chosen = random_seed() if seed is None else seed
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, ignore_eos=ignore_eos, seed=chosen)
-    output = writing.TextOutput(as_json, stats, one_text)
-    loaded = loading.load(run)
-    if loaded.fast_step_at_once if fast_decode is None else fast_decode:
-        loaded.use_fast_step()
+    loaded = load(run, **loading)
+    loaded.use_fast_step(fast_decode)
     if chat:
-        chatting.talk(loaded.conversation(), prompt, sampling, max_tokens)
+        talk(loaded.conversation(), prompt, sampling, max_tokens)
         return
     start = loaded.load_state(load_state) if load_state else None
-    end = (max_tokens, stop)
+    output = TextOutput(loaded, sampling, start, samples, max_tokens, stop, as_json)
     if prompts:
-        for rows, sessions in writing.read_many(loaded, prompts, start, output):
-            output.write(loaded, sessions, sampling, rows, samples, *end)
+        everything = many(prompts)
+        if not everything:
+            raise UsageError(f"{prompts}: contains no prompt.")
+        for first in range(0, len(everything), BATCH):
+            batch = everything[first : first + BATCH]
+            output.write(batch, [output.read(each.text) for each in batch], first)
     else:
-        row, session = writing.read_one(loaded, prompt, start, output)
-        generation = output.write(loaded, [session], sampling, [row], samples, *end)
-        if save_state:
-            loaded.save_state(loaded.read("", generation.finished()), save_state)
-    output.finish(loaded.decoder, sampling.seed)
+        is_piped = prompt is None and not sys.stdin.isatty()
+        session = output.read(pieces(None) if is_piped else prompt or "")
+        shown = tail_of(session, loaded.tokenizer) if is_piped else prompt or ""
+        if one_text and not as_json:
+            output.stream(session, shown)
+        else:
+            output.write([Prompt(shown, {})], [session])
+    if save_state:
+        loaded.save_state(loaded.read("", output.generation.finished()), save_state)
+    if stats:
+        click.echo(output.statistics(), err=True)

@@ -9,8 +9,7 @@ from typing import Any
 import click
 
 from lmlong.cli import options
-from lmlong.cli.output import show_facts
-from lmlong.cli.runs import near
+from lmlong.cli.output import near, show_facts
 from lmlong.report.table import in_words
 
 WIDTH = 80

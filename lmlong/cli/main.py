@@ -10,7 +10,7 @@ from click.shell_completion import shell_complete
 
 from lmlong import __version__
 from lmlong.cli import streams
-from lmlong.errors import LmlongError, RecipeError, UsageError, nearest
+from lmlong.errors import LmlongError, RecipeError, nearest
 from lmlong.io.home import lend_home
 from lmlong.io.system_errors import explain, lack_of_memory
 
@@ -45,14 +45,6 @@ GROUPS = {
 
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 
-RENAMED = {
-    "tokenizer": "lmlong data train-tokenizer, or lmlong data tokenizer-info",
-    "probe": "lmlong eval --by recall",
-    "spectrum": "lmlong eval --by spectrum",
-    "lm-eval": "lmlong eval --tasks",
-}
-"""What replaces a command of an earlier version."""
-
 INTERRUPTED = 130
 READER_LEFT = 141
 
@@ -68,19 +60,12 @@ class Pipeline(click.Group):
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
-            return None
+            if context.resilient_parsing:
+                return None
+            context.fail(f"No such command '{name}'.{nearest(name, COMMANDS)}")
         module, _, attribute = COMMANDS[name][0].partition(":")
         command: click.Command = getattr(import_module(module), attribute)
         return command
-
-    def resolve_command(
-        self, context: click.Context, words: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if words and words[0] not in COMMANDS and not context.resilient_parsing:
-            if new := RENAMED.get(words[0]):
-                raise UsageError(f"{words[0]}: has another name now. Use {new}.")
-            context.fail(f"No such command '{words[0]}'.{nearest(words[0], COMMANDS)}")
-        return super().resolve_command(context, words)
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         longest = max(map(len, COMMANDS))
@@ -182,12 +167,9 @@ def _system_error(error: Exception) -> int | None:
 
 
 def _print_error(error: LmlongError) -> int:
-    click.echo(f"error: {_message(error)}", err=True)
-    return error.exit_code
-
-
-def _message(error: LmlongError) -> str:
-    """Format the message of an error, with each mistake on a separate line."""
+    """Print an error, with each mistake of a recipe on a separate line, and return its exit code."""
+    message = str(error)
     if isinstance(error, RecipeError) and len(error.mistakes) > 1:
-        return "\n".join([f"{len(error.mistakes)} mistakes", *error.mistakes])
-    return str(error)
+        message = "\n".join([f"{len(error.mistakes)} mistakes", *error.mistakes])
+    click.echo(f"error: {message}", err=True)
+    return error.exit_code

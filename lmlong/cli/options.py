@@ -1,23 +1,22 @@
 """Arguments and options that several commands share."""
 
 import re
-from collections.abc import Callable
-from functools import wraps
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from lmlong.cli import completion
 from lmlong.cli.output import STDOUT, check_writable
-from lmlong.cli.plugins import load_plugin
-from lmlong.errors import UsageError
+from lmlong.errors import UsageError, nearest
 
 if TYPE_CHECKING:
-    from lmlong.inference.loading import TrainedLanguageModel
+    from lmlong.recipe import Recipe
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Decorator = Callable[[Command], Command]
+Name = TypeVar("Name", bound=str)
 
 
 def together(*options: Decorator) -> Decorator:
@@ -32,12 +31,16 @@ def together(*options: Decorator) -> Decorator:
 
 
 class NewFile(click.Path):
-    """A file to write; one that cannot be written is refused before the work begins."""
+    """A file to write, whose name ends in one of `suffixes`, if there are any; one that cannot be written is refused
+    before the work begins."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, *suffixes: str, **settings: Any) -> None:
         super().__init__(dir_okay=False, path_type=Path, **settings)
+        self.suffixes = suffixes
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if self.suffixes and str(value) != str(STDOUT) and Path(str(value)).suffix.lower() not in self.suffixes:
+            self.fail(f"{value!r} does not end in {' or '.join(self.suffixes)}.", param, ctx)
         path = Path(str(super().convert(value, param, ctx)))
         if ctx is None or not ctx.resilient_parsing:
             check_writable(path)
@@ -136,6 +139,13 @@ any_run = _run("run", metavar="[RUN]", required=False)
 overrides = click.argument("overrides", nargs=-1, metavar="[KEY.PATH=VALUE ...]", shell_complete=completion.overrides)
 
 
+def load_recipe(name: str, overrides: Sequence[str] = ()) -> "Recipe":
+    """Load a recipe that the user has named, with the plug-ins that it names."""
+    from lmlong.recipe import file
+
+    return file.load(name, overrides, _load_plugin)
+
+
 def recipe(name: str = "recipe", **settings: Any) -> Decorator:
     """Return the argument for a recipe: the name of a shipped recipe or a file."""
     return click.argument(name, shell_complete=completion.recipes, **settings)
@@ -170,7 +180,13 @@ def _load_plugins(context: click.Context, option: click.Parameter, names: tuple[
 
     spare_busy_cores()  # in each command that builds or loads a model, before torch is imported
     for name in () if context.resilient_parsing else names:  # a shell that completes a command runs nothing
-        load_plugin(name)
+        _load_plugin(name)
+
+
+def _load_plugin(name: str) -> None:
+    from lmlong.attention.plugins import load_plugin  # torch is imported only where there is a plug-in
+
+    load_plugin(name)
 
 
 plugin = click.option(
@@ -193,16 +209,19 @@ data = click.option(
 
 
 class TokenCount(click.ParamType):
-    """A number of tokens such as 500, 4k or 1m, where k is 1,024 and m is 1,024 k."""
+    """A number of tokens such as 500, 4k or 1m, where k is 1,024 and m is 1,024 k; or `unlimited`, which becomes
+    None, where there may be no limit."""
 
     name = "tokens"
 
-    def __init__(self, least: int):
-        self.least = least
+    def __init__(self, least: int, or_unlimited: bool = False):
+        self.least, self.or_unlimited = least, or_unlimited
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
         from lmlong.recipe.lengths import parse_length, too_long
 
+        if self.or_unlimited and value == "unlimited":
+            return None
         length = parse_length(value) if isinstance(value, str) else value
         if length is None and str(value).lstrip("-").isdecimal():
             length = int(value)
@@ -215,11 +234,15 @@ class TokenCount(click.ParamType):
         return length
 
 
-class TokenLimit(TokenCount):
-    """A number of tokens, or `unlimited`, which becomes None."""
+class Lengths(click.ParamType):
+    """A list of lengths in tokens like 512,4k, which becomes a sorted list of numbers."""
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return None if value == "unlimited" else super().convert(value, param, ctx)
+    name = "lengths"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
+        from lmlong.recipe.lengths import parse_lengths
+
+        return parse_lengths(value) if isinstance(value, str) else value
 
 
 class ByteSize(click.ParamType):
@@ -252,6 +275,22 @@ json_file = click.option(
     metavar="[FILE]",
     help="Print the results as JSON instead of text, or write them to FILE (.json).",
 )
+
+
+def lengths(help: str) -> Decorator:
+    """Return the option --lengths."""
+    return click.option("--lengths", type=Lengths(), metavar="N,...", help=help)
+
+
+def parse_names(option: str, text: str, known: Collection[Name]) -> tuple[Name, ...]:
+    """Return the names of a list like context,state, each once, in the order of the list."""
+    names = {name: name for name in known}
+    words = dict.fromkeys(word.strip() for word in text.split(","))
+    for word in words:
+        if word not in names:
+            hint = nearest(word, known) or f" Known: {', '.join(known)}."
+            raise UsageError(f"{option}: there is no '{word}'.{hint}")
+    return tuple(names[word] for word in words)  # type: ignore[index]
 
 
 device = click.option("--device", type=click.Choice(["auto", "cpu", "cuda", "mps"]), default="auto")
@@ -300,31 +339,15 @@ learn = click.option(
 )
 
 
-class Loading(NamedTuple):
-    """How a command loads a language model."""
+load_state = click.option(
+    "--load-state",
+    type=SeekableFile(),
+    help="Continue from a state that `lmlong state build` or --save-state wrote.",
+)
 
-    device: str
-    weights: Literal["32", "bf16", "int8", "int4"] = "32"
-    state_dtype: Literal["auto", "32", "64"] = "auto"
-    learn: bool | None = False  # None: as the recipe of the run says
+save_state = click.option(
+    "--save-state", type=NewFile(), help="Save the state after all text that was read and written to this file."
+)
 
-    def load(self, run: str) -> "TrainedLanguageModel":
-        from lmlong.inference.loading import load
-
-        return load(run, **self._asdict())
-
-    def load_as_trained(self, run: str) -> "TrainedLanguageModel":
-        """Load a model to measure it, with states in the format of training."""
-        return self._replace(state_dtype="32").load(run)
-
-
-def loading(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --device and --plugin, and pass the options of `Loading`, which the command takes as its argument `loading`.
-    The others are added before it, by commands that have them."""
-
-    @wraps(command)
-    def call(**given: Any) -> Any:
-        how = Loading(**{name: given.pop(name) for name in Loading._fields if name in given})
-        return command(loading=how, **given)
-
-    return together(device, plugin)(call)
+loading = together(learn, weights, device, plugin)
+"""The options of commands that load a language model; all but --plugin are arguments of `load`."""

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from lmlong.cli import options as common
+from lmlong.cli.options import load_recipe
 from lmlong.cli.output import show_facts
-from lmlong.cli.plugins import load_recipe
 from lmlong.errors import UsageError, nearest
 
 if TYPE_CHECKING:

@@ -1,31 +1,19 @@
 """`lmlong report`: one HTML page about runs."""
 
 from pathlib import Path
-from typing import Any
 
 import click
 
 from lmlong.cli import options
-from lmlong.cli.output import STDOUT
-from lmlong.cli.runs import report_left_out
+from lmlong.cli.output import STDOUT, report_left_out
 from lmlong.io.system_errors import explain_errors
-
-
-class HtmlFile(options.NewFile):
-    """An .html file to write."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        path = Path(str(value))
-        if path != STDOUT and path.suffix.lower() not in (".html", ".htm"):
-            self.fail(f"{value!r} does not end in .html.", param, ctx)
-        return super().convert(value, param, ctx)
 
 
 @click.command()
 @options.runs
 @click.option(
     *("-o", "--out"),
-    type=HtmlFile(writable=True, allow_dash=True),
+    type=options.NewFile(".html", ".htm", writable=True, allow_dash=True),
     default="report.html",
     help="File to write, or - for standard output.",
 )

@@ -55,11 +55,9 @@ class InputFile(options.TextFile):
     help="When no data arrives for SECONDS, score the last tokens as they are; 0 for never.  [default: 1 with "
     "--follow, otherwise never]",
 )
-@click.option("--load-state", type=options.SeekableFile(), help="Resume from a file that --save-state wrote.")
-@click.option("--save-state", type=options.NewFile(), help="Save the state after all that was read to this file.")
+@options.load_state
+@options.save_state
 @options.plot("surprisal along the text")
-@options.learn
-@options.weights
 @options.state_dtype
 @options.threads
 @options.loading
@@ -70,7 +68,10 @@ def score(
     above: float | None,
     top: int | None,
     plot: Path | None,
-    loading: options.Loading,
+    device: str,
+    weights: Any,
+    state_dtype: Any,
+    learn: bool | None,
     **given: Any,
 ) -> None:
     """Print the surprisal of each line of a text under the model of RUN, as it arrives.
@@ -91,6 +92,7 @@ def score(
       lmlong score runs/book book.txt --plot surprise.png > lines.jsonl
     """
     from lmlong.cli.scoring import Job, Show, run_job
+    from lmlong.inference.loading import load
 
     if given["unit"] != "record" and given["field"]:
         raise UsageError("--field: applies to records. Give --by record too.")
@@ -99,7 +101,7 @@ def score(
     if given["quiet"] is None and given["follow"]:
         given["quiet"] = 1.0
 
-    trained = loading.load(run)
+    trained = load(run, device, weights, state_dtype, learn)
     chosen = trained.set_up_evaluation(None)
     show = Show(form, above, top, plot is not None)
     code = run_job(Job(trained, file, chosen, **{**given, "quiet": given["quiet"] or None}), show)

@@ -55,8 +55,6 @@ def named(number: int) -> str:
     help="Folder for sessions.",
 )
 @settings
-@options.learn
-@options.weights
 @options.threads
 @options.loading
 def serve(
@@ -65,7 +63,9 @@ def serve(
     port: int,
     allowed_host: tuple[str, ...],
     sessions: Path | None,
-    loading: options.Loading,
+    device: str,
+    weights: Any,
+    learn: bool | None,
     **given: Any,
 ) -> None:
     """Serve the model of RUN over HTTP with an OpenAI-compatible API: /v1/completions, /v1/chat/completions and
@@ -86,6 +86,7 @@ def serve(
     except ImportError as error:
         raise UsageError(f"{error.name} is not installed. Run {install_command('serve')}.") from None
     from lmlong.checkpoint.location import folder_of
+    from lmlong.inference.loading import load
     from lmlong.serving.app import make_app
     from lmlong.serving.guard import Hosts, warning
     from lmlong.serving.session_folder import locked
@@ -94,9 +95,8 @@ def serve(
     listening = bind(host, port)
     body = 4 * given["max_prompt"]
     chosen = Settings(**given, max_body=body, held=max(Settings.held, 2 * body))
-    trained = loading.load(run)
-    if trained.fast_step_at_once:
-        trained.use_fast_step()
+    trained = load(run, device, weights, learn=learn)
+    trained.use_fast_step(None)
     run_folder, hosts = folder_of(run), Hosts(host, allowed_host)
     name, beside = run_folder.absolute().name, run_folder.resolve()
     folder = sessions or beside.with_name(f"{beside.name}-sessions")

@@ -1,6 +1,7 @@
 """`lmlong state`: save and describe the state of a model after a text."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -17,14 +18,10 @@ def state() -> None:
 @options.run
 @click.argument("text", type=options.TextFile(), metavar="TEXT")
 @click.option("-o", "--out", type=options.NewFile(), required=True, help="The state file to write.")
-@click.option(
-    "--load-state", type=options.SeekableFile(), help="Continue from this state instead of starting a document."
-)
-@options.learn
-@options.weights
+@options.load_state
 @options.state_dtype
 @options.loading
-def build(run: str, text: Path, out: Path, load_state: Path | None, loading: options.Loading) -> None:
+def build(run: str, text: Path, out: Path, load_state: Path | None, **loading: Any) -> None:
     """Read TEXT with the model of RUN and save the state after it.
 
     TEXT may end anywhere, even within a word: its last tokens, which depend on the following text, are saved as text
@@ -38,8 +35,9 @@ def build(run: str, text: Path, out: Path, load_state: Path | None, loading: opt
     lmlong generate runs/book --load-state book.state --prompt 'Once more, '
     """
     from lmlong.cli.reading import pieces
+    from lmlong.inference.loading import load
 
-    loaded = loading.load(run)
+    loaded = load(run, **loading)
     before = loaded.load_state(load_state) if load_state else None
     session = loaded.read(pieces(text), before, precision=loaded.set_up_evaluation(None))
     loaded.save_state(session, out)

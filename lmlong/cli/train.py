@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from lmlong.cli import options
-from lmlong.cli.plugins import load_recipe
+from lmlong.cli.options import load_recipe
 from lmlong.io.signal_handlers import NOTHING_SAVED, interrupt_says
 
 if TYPE_CHECKING:

@@ -31,8 +31,6 @@ MAX_MOVED = 0.5
 """Maximum share of the held-out text that is trained on instead. If more of it is near-copies, the text is repetitive
 by nature, like logs whose lines follow a few templates, and every document stays where its hash put it."""
 
-EMPTY = bytes(SIZE)
-
 
 def divided(
     sources: list[Source], duplicates: Duplicates, near: frozenset[bytes] | None = None
@@ -119,58 +117,17 @@ class _DuplicateFilter:
     stay unchanged, so that results on them are comparable; their texts are dropped from the training text."""
 
     def __init__(self, sources: list[Source]):
-        self._read, self._held_out = DigestSet(), DigestSet()
+        self._read, self._held_out = set[bytes](), set[bytes]()  # the first bytes of digests
         for source in sources:
             for document in source.documents() if source.held_out == 1 else ():
                 if isinstance(document, Document):
-                    self._held_out.add(document.measure().digest)
+                    self._held_out.add(document.measure().digest[:SIZE])
 
     def why_not(self, held_out: bool, digest: bytes) -> str | None:
         """Add a text. Return why it is dropped, or None."""
-        if not held_out and digest in self._held_out:
+        if not held_out and digest[:SIZE] in self._held_out:
             return "in the validation text"
-        return None if self._read.add(digest) else "a duplicate"
-
-
-class DigestSet:
-    """The first bytes of digests, in a hash table in one block of memory. A Python set takes five times as much."""
-
-    def __init__(self) -> None:
-        self._slots = 1 << 10
-        self._table = bytearray(SIZE * self._slots)
-        self._used = 0
-
-    @property
-    def memory(self) -> int:
-        """Return the size of the table in bytes: 24 to 48 for each digest."""
-        return len(self._table)
-
-    def __contains__(self, digest: bytes) -> bool:
-        start = self._offset(digest[:SIZE])
-        return self._table[start : start + SIZE] != EMPTY
-
-    def add(self, digest: bytes) -> bool:
-        """Add a digest. Return False if it was added before."""
-        if digest in self:
-            return False
-        if 3 * self._used >= 2 * self._slots:
-            self._grow()
-        start = self._offset(digest[:SIZE])
-        self._table[start : start + SIZE] = digest[:SIZE]
-        self._used += 1
-        return True
-
-    def _offset(self, key: bytes) -> int:
-        """Return the offset of a key in the table, or of the free slot for it."""
-        slot = int.from_bytes(key[:8], "big") % self._slots
-        while (stored := self._table[SIZE * slot : SIZE * (slot + 1)]) != EMPTY and stored != key:
-            slot = (slot + 1) % self._slots
-        return SIZE * slot
-
-    def _grow(self) -> None:
-        old, self._slots = self._table, 2 * self._slots
-        self._table = bytearray(SIZE * self._slots)
-        for start in range(0, len(old), SIZE):
-            if (key := bytes(old[start : start + SIZE])) != EMPTY:
-                offset = self._offset(key)
-                self._table[offset : offset + SIZE] = key
+        if digest[:SIZE] in self._read:
+            return "a duplicate"
+        self._read.add(digest[:SIZE])
+        return None

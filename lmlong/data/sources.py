@@ -97,7 +97,7 @@ def _files(options: recipe.Files, errors: Errors, encoding: str) -> Source:
     @cache
     def checked() -> Checked:
         full = [path for path in paths if path.stat().st_size]
-        errors = {path: error for path in full if (error := _mistake(path, reading))}
+        errors = {path: error for path in full if (error := format_of(path).mistake(path, reading))}
         skipped = {path: error.reason for path, error in errors.items() if isinstance(error, EncodingError)}
         if len(skipped) == len(full):  # no other file remains
             skipped = {}
@@ -124,14 +124,6 @@ def _files(options: recipe.Files, errors: Errors, encoding: str) -> Source:
         left_out,
         lambda: checked().mistakes,
     )
-
-
-def _mistake(path: Path, options: ReadOptions) -> UsageError | None:
-    try:
-        format_of(path).check(path, options)
-    except UsageError as error:
-        return error
-    return None
 
 
 def _hub(options: recipe.Hub, errors: Errors) -> Source:

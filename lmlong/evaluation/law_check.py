@@ -18,7 +18,7 @@ from lmlong.attention.base import CausalAttention
 from lmlong.attention.inputs import draw_inputs
 from lmlong.attention.laws import DENOMINATOR_LIMIT, Case, Subject, Text, Verdict
 from lmlong.decode import engine
-from lmlong.decode.choice import fast_engine
+from lmlong.decode.choice import fast_engine, why_no_fast_engine
 from lmlong.evaluation.state_health import DENOMINATORS, Denominators, denominators
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.model.language_model import LanguageModel
@@ -77,7 +77,7 @@ def check(loaded: TrainedLanguageModel, tokens: Tensor, document_starts: Tensor)
     # inverted, because verdicts have upper bounds
     inverse = 1 / smallest if smallest > 0 else float("inf")
     verdicts.append(Verdict(10, laws.LAWS[10], inverse, 1 / DENOMINATOR_LIMIT))
-    if loaded.fast_step_at_once:
+    if loaded.device.type == "cpu" and why_no_fast_engine(model) is None:
         verdicts.append(_fast_engine(model, tokens))
     verdicts += _parts_at_once(model)
     divides = all(attention.divides for attention in model.attentions)

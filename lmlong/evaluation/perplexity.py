@@ -7,7 +7,7 @@ is read once, from its beginning, and targets are grouped by the number of token
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 from lmlong.data.token_dataset import prepare
 from lmlong.data.token_file import TokenFile, tokens_of
@@ -16,7 +16,7 @@ from lmlong.evaluation import spans as cut
 from lmlong.evaluation.document_sums import Sums
 from lmlong.evaluation.results import AtLength, AtPosition, PerplexityReport
 from lmlong.evaluation.scorer import Scorer, tokens_read
-from lmlong.evaluation.spans import Blocks, Documents
+from lmlong.evaluation.spans import Documents
 from lmlong.evaluation.state_health import health
 from lmlong.inference.loading import TrainedLanguageModel, TrainedModel, load
 from lmlong.io.cache import key_of
@@ -39,23 +39,8 @@ View = Literal["context", "position", "state"]
 VIEWS: tuple[View, ...] = get_args(View)
 
 
-class PerplexityOptions(NamedTuple):
-    """Which views to measure, over which lengths and targets."""
-
-    views: tuple[View, ...] = VIEWS
-    lengths: tuple[int, ...] | None = None
-    """Contexts, in tokens; None for the default ones and the trained length."""
-    targets: int = 8192
-    """Approximate number of tokens scored at each context; at least one in each of `min_documents` documents."""
-    min_documents: int = 10
-    """Lengths that fewer documents reach are left out; fewer documents are cut into this many parts."""
-    trained_lengths: tuple[int, ...] = ()
-    """The trained lengths of other runs, which are added to the default lengths in a comparison."""
-    precision: Precision | None = None
-    """Number format of the forward pass; None for that of training."""
-
-
-DEFAULTS = PerplexityOptions()
+TARGETS, MIN_DOCUMENTS = 8192, 10
+"""The default number of targets at each context, and of documents that a length must reach."""
 
 
 def evaluate(
@@ -64,9 +49,9 @@ def evaluate(
     *,
     texts: str | Sequence[str] | None = None,
     lengths: Sequence[int] | None = None,
-    views: Sequence[View] = DEFAULTS.views,
-    targets: int = DEFAULTS.targets,
-    min_documents: int = DEFAULTS.min_documents,
+    views: Sequence[View] = VIEWS,
+    targets: int = TARGETS,
+    min_documents: int = MIN_DOCUMENTS,
     tokens: int | None = None,
     name: str | None = None,
     trained_lengths: Sequence[int] = (),
@@ -102,29 +87,18 @@ def evaluate(
     else:
         paths = [files] if isinstance(files, str | Path) else files or ()
         text = validation_text(loaded, paths, tokens)
-    contexts = tuple(sorted(set(lengths))) if lengths is not None else None
-    options = PerplexityOptions(tuple(views), contexts, targets, min_documents, tuple(trained_lengths), precision)
-    report = measure_perplexity(name or str(loaded.checkpoint), loaded, text, options)
-    report.data = [*map(str, paths)]
-    return report
-
-
-def measure_perplexity(
-    name: str, loaded: TrainedLanguageModel, text: TokenFile, options: PerplexityOptions = DEFAULTS
-) -> PerplexityReport:
-    """Measure the views of a model on a text; the options are those of `evaluate`."""
     whole = cut.documents_of(text)
     trained = loaded.recipe.text.sequence_length
-    precision = loaded.set_up_evaluation(options.precision)
-    documents, requested = _enough(whole, trained, options)
-    lengths = [length for length in requested if cut.reached(documents, length) >= options.min_documents]
+    chosen = loaded.set_up_evaluation(precision)
+    documents, requested = _enough(whole, lengths, (*LENGTHS, trained, *trained_lengths), min_documents)
+    measured = [length for length in requested if cut.reached(documents, length) >= min_documents]
     report = PerplexityReport(
-        name=name,
+        name=name or str(loaded.checkpoint),
         checkpoint=str(loaded.checkpoint),
         parameters=count_parameters(loaded.model),
         state=state_size(loaded.model, loaded.learn),
         trained_length=trained,
-        precision=precision,
+        precision=chosen,
         weights=loaded.model.weight_format,
         trained_tokens=loaded.trained_tokens,
         carried_states=loaded.recipe.training.passes_states,
@@ -132,31 +106,34 @@ def measure_perplexity(
         parts_of=None if documents is whole else len(whole.begins),
         text=_identity(text, whole, loaded),
         tokenizer=loaded.tokenizer.hash,
-        lengths=lengths,
-        left_out=[length for length in requested if length not in lengths],
+        data=[*map(str, paths)],
+        lengths=measured,
+        left_out=[length for length in requested if length not in measured],
     )
-    with autocast(loaded.device, precision):
-        _read(report, Scorer(loaded, text.tokens, documents), options)
-        if "state" in options.views:
+    with autocast(loaded.device, chosen):
+        _read(report, Scorer(loaded, text.tokens, documents), views, targets, min_documents)
+        if "state" in views:
             longest = int(documents.sizes.argmax())
             begin, end = documents.begins[longest], documents.ends[longest]
-            report.health = health(loaded.model, text.tokens[begin : min(end, begin + lengths[-1])])
+            report.health = health(loaded.model, text.tokens[begin : min(end, begin + measured[-1])])
     report.peak_bytes = peak_memory(loaded.device)
     return report
 
 
-def _enough(documents: Documents, trained: int, options: PerplexityOptions) -> tuple[Documents, list[int]]:
-    """Return the documents, cut into parts if they are too few, and the requested lengths: for a short text shorter
-    ones than the default, unless the options name them."""
-    lengths = set(options.lengths or (*LENGTHS, trained, *options.trained_lengths))
+def _enough(
+    documents: Documents, named: Sequence[int] | None, usual: Sequence[int], least: int
+) -> tuple[Documents, list[int]]:
+    """Return the documents, cut into parts if fewer than `least`, and the lengths: those that are named, or the usual
+    ones, with shorter ones for a short text."""
+    lengths = set(named or usual)
     while True:
         need = min(lengths) + cut.block_size(min(lengths))
-        if cut.reached(documents, min(lengths)) >= options.min_documents:
+        if cut.reached(documents, min(lengths)) >= least:
             return documents, sorted(lengths)
-        if parts := cut.parts(documents, need, options.min_documents):
+        if parts := cut.parts(documents, need, least):
             return parts, sorted(lengths)
-        if options.lengths or min(lengths) == 1:
-            raise UsageError(_too_short(documents, need, options.min_documents))
+        if named or min(lengths) == 1:
+            raise UsageError(_too_short(documents, need, least))
         lengths.add(min(lengths) // 2)
 
 
@@ -169,13 +146,15 @@ def _identity(text: TokenFile, documents: Documents, loaded: TrainedLanguageMode
     return key_of(bytes_of, loaded.tokenizer.decode(text.tokens[:IDENTITY])[: IDENTITY // 4])
 
 
-def _read(report: PerplexityReport, scorer: Scorer, options: PerplexityOptions) -> None:
+def _read(report: PerplexityReport, scorer: Scorer, views: Sequence[View], targets: int, least: int) -> None:
     """Read the text of the views by context and position, and fill in the report."""
     by_context = {}
-    if "context" in options.views:
-        blocks = _blocks(scorer.documents, report.lengths, options)
+    if "context" in views:
+        longest = report.lengths[-1]
+        size = min(cut.block_size(longest), max(1, targets // max(1, least)))
+        blocks = cut.choose_blocks(scorer.documents, longest, size, targets, least)
         by_context = {length: blocks.after(length) for length in report.lengths}
-    whole = cut.whole(scorer.documents) if "position" in options.views else None
+    whole = cut.whole(scorer.documents) if "position" in views else None
     report.tokens = sum(map(tokens_read, by_context.values())) + (tokens_read(whole) if whole else 0)
     begun = time.perf_counter()
     with Progress(report.name, report.tokens, "tokens") as progress:
@@ -187,16 +166,9 @@ def _read(report: PerplexityReport, scorer: Scorer, options: PerplexityOptions) 
             progress.begin(f"{report.name}: position")
             positions: dict[int, Sums] = {}
             report.carried = scorer.sums(whole, progress, positions)
-            reached = [bucket for bucket in sorted(positions) if positions[bucket].documents >= options.min_documents]
+            reached = [bucket for bucket in sorted(positions) if positions[bucket].documents >= least]
             report.position = [AtPosition(1 << bucket, (2 << bucket) - 1, positions[bucket]) for bucket in reached]
     report.seconds = time.perf_counter() - begun
-
-
-def _blocks(documents: Documents, lengths: list[int], options: PerplexityOptions) -> Blocks:
-    """Return the targets of the view by context, the same at each length."""
-    longest = lengths[-1]
-    size = min(cut.block_size(longest), max(1, options.targets // max(1, options.min_documents)))
-    return cut.choose_blocks(documents, longest, size, options.targets, options.min_documents)
 
 
 def _too_short(documents: Documents, need: int, least: int) -> str:

@@ -12,7 +12,7 @@ from lmlong.checkpoint.location import run_path
 from lmlong.checkpoint.read import read_recipe, reading
 from lmlong.errors import LmlongError
 from lmlong.evaluation.masked import MaskedReport, measure_masked
-from lmlong.evaluation.perplexity import DEFAULTS, evaluate, validation_text
+from lmlong.evaluation.perplexity import MIN_DOCUMENTS, evaluate, validation_text
 from lmlong.evaluation.perplexity_report import left_out_lengths
 from lmlong.evaluation.probe_accuracy import ProbeResult, measure_probes
 from lmlong.evaluation.results import PerplexityReport
@@ -68,7 +68,7 @@ class ReportedRun(NamedTuple):
             "Training text": not text_sources(self.environment, self.recipe) and "the run has no record of its text",
             "Training": not any("loss" in entry for entry in self.metrics) and "the run has no training metrics",
             "Samples": causal and not samples and why,
-            "Prediction by context": prediction and left_out_lengths(prediction, DEFAULTS.min_documents),
+            "Prediction by context": prediction and left_out_lengths(prediction, MIN_DOCUMENTS),
             "State": prediction and not prediction.health and "its norm and denominators need linear attention",
         }
         return {section: reason for section, reason in reasons.items() if reason}
@@ -150,8 +150,7 @@ def _attempt(name: str, measure: Callable[[], T]) -> T | None:
 
 def _written_per_second(loaded: TrainedLanguageModel) -> float:
     """Return the tokens per second of generating one text, after the first step."""
-    if loaded.fast_step_at_once:
-        loaded.use_fast_step()
+    loaded.use_fast_step(None)
     seconds, start = [], greedy(loaded.model, loaded.read(""), 1)
     for _ in range(ROUNDS):
         begun = time.perf_counter()

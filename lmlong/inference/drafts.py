@@ -32,6 +32,9 @@ MIN_GAIN = 1.2
 IDLE_STEPS, LONGEST_REST = 8, 64
 """Tokens without a draft after which drafts rest for as many tokens; the maximum number of these tokens."""
 
+LAST = 32
+"""Values that count in a running average."""
+
 FIRST_SINGLE_STEPS, MAX_PASSES = 3, 64
 """Single steps that are timed first; passes with a draft after which a single step is timed again."""
 
@@ -108,17 +111,15 @@ class Lookup:
         return draft
 
 
+@dataclass
 class Average:
-    """A running average of the last values."""
+    """A running average of about the last `LAST` values."""
 
-    LAST = 32
-    """About how many values count."""
-
-    def __init__(self, value: float = 0.0, count: int = 0):
-        self.value, self.count = value, count
+    value: float
+    count: int
 
     def add(self, value: float) -> None:
-        self.count = min(self.count + 1, self.LAST)
+        self.count = min(self.count + 1, LAST)
         self.value += (value - self.value) / self.count
 
 
@@ -127,7 +128,7 @@ class Pace:
 
     def __init__(self) -> None:
         self._right = [Average(matched / (matched + 4), 2) for matched in range(LONGEST_MATCH + 1)]
-        self._singles: deque[float] = deque(maxlen=Average.LAST)  # seconds of tokens without drafts
+        self._singles: deque[float] = deque(maxlen=LAST)  # seconds of tokens without drafts
         self._additional = Average(0.4, 2)  # time of each token of a draft, relative to that
         self._passes = 0  # with a draft since the last single step
 
@@ -161,7 +162,8 @@ class Drafts:
     """The drafts of one text."""
 
     def __init__(self, pace: Pace | None = None):
-        self._lookup, self._pace = Lookup(), pace or Pace()
+        self._pace = pace or Pace()
+        self._lookup: Lookup  # from `begin` on
         self._new: list[int] = []  # tokens that were not looked up yet
         self._idle = self._rest = 0  # tokens since the last draft, and until the next lookup
         self._begun: float | None = None  # when the last pass began

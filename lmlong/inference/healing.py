@@ -94,14 +94,10 @@ def _weigh(
         if len(cover.tokens) > length:
             following.setdefault(cover.tokens[length], []).append(cover)
         else:
-            yield Start(log_weight + _log_mass(log_probs, boundaries, cover.head), session, cover)
+            log_mass = 0.0
+            if cover.head:  # of all tokens that begin with it and are longer
+                log_mass = float(log_probs[boundaries.tokens_beginning_with(cover.head)].logsumexp(-1))
+            yield Start(log_weight + log_mass, session, cover)
     for token, group in following.items():
         more = append_token(session, state, token, learn=True)
         yield from _weigh(model, boundaries, more, group, length + 1, log_weight + float(log_probs[token]))
-
-
-def _log_mass(log_probs: torch.Tensor, boundaries: TokenBoundaries, head: bytes) -> float:
-    """Return the log-probability of all tokens that begin with `head` and are longer than it."""
-    if not head:
-        return 0.0
-    return float(log_probs[boundaries.tokens_beginning_with(head)].logsumexp(-1))

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -167,7 +167,7 @@ class TrainedLanguageModel(TrainedModel):
         token is predicted; the state holds what it learns. A state that learns already continues to. In half
         `precision` reading is faster on some devices; the state returned can be continued in any format.
         """
-        encoding = self._encode(text, state, heal)
+        encoding = Encoding(self.tokenizer, state.unread if state else UnreadText(), text, heal)
         learns = self.learns(learn)
         start = begin_learning(self.model, state._replace(unread=UnreadText()), learns) if state else None
         tokens = chain([] if state else [[self.tokenizer.bos]], encoding)
@@ -216,7 +216,8 @@ class TrainedLanguageModel(TrainedModel):
                 raise UsageError(f"text: ids of shape {tuple(text.shape)}. Give the ids of one text, of shape (T,).")
             start, tokens = [], iter([text.tolist()])
         else:
-            start, tokens = [self.tokenizer.bos], iter(self._encode(text, state, heal=False))
+            unread = state.unread if state else UnreadText()
+            start, tokens = [self.tokenizer.bos], iter(Encoding(self.tokenizer, unread, text, heal=False))
         before = [state.last] if state else start
         return hidden_states.stream(self.model, chain([before], tokens), state.state if state else None, blocks)
 
@@ -234,17 +235,16 @@ class TrainedLanguageModel(TrainedModel):
         for line in refused:
             print(line, file=sys.stderr)
 
-    def use_fast_step(self) -> None:
+    def use_fast_step(self, wanted: bool | None = True) -> None:
         """Decode several times faster: on a CPU by native code, which may be compiled first; on a GPU by a CUDA graph,
-        recorded at the first step of each batch size. It is first compared with torch."""
-        if why := why_no_fast_engine(self.model):
+        recorded at the first step of each batch size. It is first compared with torch. With None, only if that takes no
+        wait but for the first on a machine, on a CPU."""
+        if wanted is False or (wanted is None and self.device.type != "cpu"):
+            return
+        if (why := why_no_fast_engine(self.model)) is None:
+            self.model.engine = fast_engine(self.model)
+        elif wanted:
             raise UsageError(f"--fast-decode: {why}")
-        self.model.engine = fast_engine(self.model)
-
-    @property
-    def fast_step_at_once(self) -> bool:
-        """Whether a fast decode step is available without a wait, except for the first on a machine."""
-        return self.device.type == "cpu" and why_no_fast_engine(self.model) is None
 
     @property
     def decoder(self) -> str:
@@ -264,11 +264,6 @@ class TrainedLanguageModel(TrainedModel):
         session = state_file.load(Path(path), self.model, self.owners, self.tokenizer, str(self.checkpoint))
         return begin_learning(self.model, session, self.learns(learn))
 
-    def _encode(self, text: str | Iterable[str], state: Session | None, heal: bool) -> Encoding:
-        """Return the tokens of `state`'s unread text and this text."""
-        unread = state.unread if state else UnreadText()
-        return Encoding(self.tokenizer, unread, [text] if isinstance(text, str) else text, heal)
-
     @cached_property
     def owners(self) -> dict[str, str]:
         """Hashes of everything that a state depends on."""
@@ -284,7 +279,7 @@ CACHE_DTYPE = torch.bfloat16
 
 
 def open_run(run: str | Path, device: str = "auto") -> TrainedModel:
-    """Load the model of a run, of any objective."""
+    """Load the model of a run: a `TrainedLanguageModel`, or an encoder."""
     chosen = pick_device(device)  # first, so that a missing device is reported before anything is read
     trained = reading(run, _read)
     trained.model.to(chosen).eval()
@@ -297,8 +292,10 @@ def _read(checkpoint: Path) -> TrainedModel:
     model = build(recipe, tokenizer.vocabulary)
     load_weights(model, checkpoint, verify=False)  # check_size has verified them
     saved = manifest.read(checkpoint)
-    tokens = trained_tokens(checkpoint)
-    return TrainedModel(model, tokenizer, recipe, checkpoint, saved.step, tokens, saved.files[WEIGHTS]["sha256"])
+    about = checkpoint, saved.step, trained_tokens(checkpoint), saved.files[WEIGHTS]["sha256"]
+    if isinstance(model, LanguageModel):
+        return TrainedLanguageModel(model, tokenizer, recipe, *about, learn=recipe.learn)
+    return TrainedModel(model, tokenizer, recipe, *about)
 
 
 def load(
@@ -323,8 +320,7 @@ def load(
     if learn not in (None, True, False):
         raise UsageError(f"learn: {learn!r} is not a switch. Use True or False.")
     trained = open_run(run, device)
-    model = trained.model
-    if not isinstance(model, LanguageModel):
+    if not isinstance(trained, TrainedLanguageModel):
         raise UsageError(
             f"{run}: an encoder (objective: masked) cannot continue text and has no state. Measure it by lmlong eval, "
             "or train a model with objective: causal."
@@ -333,14 +329,13 @@ def load(
         raise UsageError(f"state_dtype: {state_dtype!r} is not a format of states. Choose from {', '.join(known)}.")
     if state_dtype == "64" and trained.device.type in WITHOUT_FLOAT64:
         raise UsageError(f"--state-dtype 64: {trained.device.type} has no float64. Use 32, or --device cpu.")
+    model = trained.model
     if state_dtype == "64":
         model.set_state_dtype(torch.float64)
     if state_dtype == "auto":
         model.set_cache_dtype(CACHE_DTYPE)
     if weights != "32":
         quantize(model, weights)
-    loaded = TrainedLanguageModel(
-        **{**vars(trained), "model": model}, learn=trained.recipe.learn if learn is None else learn
-    )
+    loaded = trained if learn is None else replace(trained, learn=learn)
     loaded.check_kernels("32")
     return loaded

@@ -85,7 +85,7 @@ def last_tokens(tokens: Sequence[int], size: int) -> list[int]:
 @torch.inference_mode()
 def read_tokens(model: LanguageModel, tokens: Sequence[int], session: Session) -> Session:
     """Return the session after new tokens. Raise NotFinite if the model gives values that are not finite."""
-    read, _ = _to_read(session, tokens)
+    read = torch.tensor([[session.last, *tokens[:-1]]], device=session.state.position.device)
     hidden, state = reading.read(model, read, session.state)
     if not is_finite(hidden):
         raise not_finite(model, read, reading.unlearned(session.state))
@@ -95,15 +95,10 @@ def read_tokens(model: LanguageModel, tokens: Sequence[int], session: Session) -
 @torch.inference_mode()
 def score_tokens(model: LanguageModel, tokens: Sequence[int], session: Session) -> tuple[Session, Tensor]:
     """Return the session after new tokens, and -log p of each (1, N)."""
-    read, new = _to_read(session, tokens)
+    device = session.state.position.device
+    read, new = torch.tensor([[session.last, *tokens[:-1]]], device=device), torch.tensor([tokens], device=device)
     nll, state = reading.score(model, read, new, session.state)
     return after_tokens(session, tokens, state), nll
-
-
-def _to_read(session: Session, tokens: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Return the tokens that the model reads next (1, N), and the new tokens (1, N) that it predicts meanwhile."""
-    device = session.state.position.device
-    return torch.tensor([[session.last, *tokens[:-1]]], device=device), torch.tensor([tokens], device=device)
 
 
 def after_tokens(session: Session, new: Sequence[int], state: ModelState) -> Session:

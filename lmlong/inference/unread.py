@@ -31,9 +31,10 @@ class Encoding:
     are taken.
     """
 
-    def __init__(self, tokenizer: Tokenizer, unread: UnreadText, text: Iterable[str], heal: bool):
+    def __init__(self, tokenizer: Tokenizer, unread: UnreadText, text: str | Iterable[str], heal: bool):
         self.unread = unread
-        self._tokenizer, self._text = tokenizer, map(tokenizer.representable, text)
+        pieces = [text] if isinstance(text, str) else text
+        self._tokenizer, self._text = tokenizer, map(tokenizer.representable, pieces)
         self._heal = heal and tokenizer.boundaries.longest > 1
 
     def __iter__(self) -> Iterator[list[int]]:

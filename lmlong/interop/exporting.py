@@ -1,8 +1,10 @@
 """Steps that all exports share: check and read a run, and write a folder atomically."""
 
 import json
+import shutil
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +14,8 @@ from lmlong.checkpoint import manifest, read
 from lmlong.checkpoint.environment import SourceText, read_environment, text_sources
 from lmlong.data.tokenizers.base import Tokenizer
 from lmlong.errors import UsageError
-from lmlong.interop.staging import staged_folder
+from lmlong.io.files import staged
+from lmlong.io.system_errors import explain_errors
 from lmlong.model.build import build
 from lmlong.recipe import Recipe
 
@@ -38,30 +41,20 @@ class RunSource(NamedTuple):
 
 def open_export(run: str, folder: Path) -> RunSource:
     """Return a run to export into a folder. Raise UsageError if it cannot be exported."""
-    _check_free(folder)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{folder}: exists, and is not empty. Choose another --out.")
     return read.reading(run, _read)
 
 
 def _read(checkpoint: Path) -> RunSource:
     recipe = read.read_recipe(checkpoint)
-    _check_exportable(recipe)
+    if recipe.objective != "causal":
+        raise UsageError("an encoder cannot be exported: it does not predict the next token. Use a causal model.")
     tokenizer, weights = read.read_tokenizer(checkpoint), read.read_weights(checkpoint)
     read.check_size(checkpoint, recipe, lambda recipe: build(recipe, tokenizer.vocabulary))
     validation, tokens = manifest.read(checkpoint).validation, read.trained_tokens(checkpoint)
     text = text_sources(read_environment(checkpoint), recipe)
     return RunSource(recipe, tokenizer, weights, validation, tokens, text)
-
-
-def _check_exportable(chosen: Recipe) -> None:
-    """Raise UsageError if no export supports the recipe."""
-    if chosen.objective != "causal":
-        raise UsageError("an encoder cannot be exported: it does not predict the next token. Use a causal model.")
-
-
-def _check_free(folder: Path) -> None:
-    """Raise UsageError unless the folder is missing or empty."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"{folder}: exists, and is not empty. Choose another --out.")
 
 
 def ends(tokenizer: Tokenizer) -> dict[str, int]:
@@ -72,14 +65,31 @@ def ends(tokenizer: Tokenizer) -> dict[str, int]:
 def write_folder(folder: Path, files: dict[str, str], save: Callable[[Path], None]) -> None:
     """Write a folder of text files; `save` writes further files into it. All get the umask's mode, since some libraries
     write files that only their owner can read."""
-    with staged_folder(folder, "Nothing was exported.") as staged:
+    with staged_folder(folder, "Nothing was exported.") as unfinished:
         for name, text in files.items():
-            (staged / name).write_text(text, encoding="utf-8")
-        save(staged)
-        mode = stat.S_IMODE((staged / next(iter(files))).stat().st_mode)
-        for file in staged.iterdir():
+            (unfinished / name).write_text(text, encoding="utf-8")
+        save(unfinished)
+        mode = stat.S_IMODE((unfinished / next(iter(files))).stat().st_mode)
+        for file in unfinished.iterdir():
             file.chmod(mode)
 
 
 def as_json(values: dict[str, Any]) -> str:
     return json.dumps(values, indent=2) + "\n"
+
+
+@contextmanager
+def staged_folder(folder: Path, consequence: str) -> Iterator[Path]:
+    """Yield an empty folder that becomes `folder` unless an error is raised. `folder` must be missing or empty. Reports
+    of system errors end with `consequence`."""
+    unfinished = staged(folder)
+    shutil.rmtree(unfinished, ignore_errors=True)
+    try:
+        with explain_errors(folder, consequence):
+            unfinished.mkdir(parents=True)
+            yield unfinished
+            if folder.exists():
+                folder.rmdir()
+            unfinished.rename(folder)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)

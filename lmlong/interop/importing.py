@@ -13,10 +13,10 @@ from lmlong.checkpoint import manifest
 from lmlong.checkpoint.write import Forms, write_imported
 from lmlong.data.tokenizers.huggingface import HuggingFaceTokenizer
 from lmlong.errors import CheckpointError, UsageError, install_command
+from lmlong.interop.exporting import staged_folder
 from lmlong.interop.gguf_file import open_gguf
 from lmlong.interop.hf_folder import open_folder
 from lmlong.interop.llama import LlamaSource, check_layers, check_weights, llama_names, model_options
-from lmlong.interop.staging import staged_folder
 from lmlong.io.files import check_ordinary
 from lmlong.model.build import build, without_memory
 from lmlong.recipe import file as recipe_file

@@ -121,7 +121,7 @@ def _draw_line(axes: Axes, line: Line, panel: Panel) -> None:
         lengths = np.abs(np.asarray(bounds) - np.asarray(line.y))
         axes.errorbar(x, y, yerr=lengths, capsize=3, **looks)
         return
-    axes.plot(x, y, **looks, **_marker(line.style))
+    axes.plot(x, y, **looks, markersize=line.style.marker_size, markerfacecolor=color, markeredgecolor="white")
     low, high = (_drawable(edge, panel.y_scale != "linear") for edge in bounds or ((), ()))
     if np.isfinite(low).any():
         axes.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
@@ -141,11 +141,6 @@ def literal(text: str) -> str:
 
 def _color(style: Style) -> Any:
     return style.color if isinstance(style.color, str) else colormaps["viridis"](style.color)
-
-
-def _marker(style: Style) -> dict[str, Any]:
-    """Return the options of matplotlib for a marker."""
-    return {"markersize": style.marker_size, "markerfacecolor": _color(style), "markeredgecolor": "white"}
 
 
 def _draw_level(axes: Axes, level: Level) -> None:

@@ -86,14 +86,13 @@ def session_body(info: SessionInfo) -> dict[str, Any]:
     return {**about, **sizes, "learns": info.learns, **texts}
 
 
-def text_body(name: str, passages: Sequence[Passage], tokenizer: Tokenizer, alternatives: int | None) -> dict[str, Any]:
+def text_body(name: str, passages: Sequence[Passage], tokenizer: Tokenizer) -> dict[str, Any]:
     """Return the text that a session adds to its parent's as JSON."""
-    log_probabilities = CompletionFormat(tokenizer, alternatives).log_probabilities
-    found = [
-        {"by": by, "text": text.decode(errors="replace"), "logprobs": log_probabilities(tokens) if tokens else None}
-        for by, text, tokens in passages
-    ]
-    return {"id": name, "object": "session.text", "passages": found}
+    parts = []
+    for by, data, tokens in passages:
+        log_probabilities = completion_log_probabilities(tokenizer, tokens) if tokens else None
+        parts.append({"by": by, "text": data.decode(errors="replace"), "logprobs": log_probabilities})
+    return {"id": name, "object": "session.text", "passages": parts}
 
 
 def progress_body(progress: Progress) -> dict[str, Any]:
@@ -102,26 +101,48 @@ def progress_body(progress: Progress) -> dict[str, Any]:
 
 
 class ResponseFormat(ABC):
-    """How the texts of one endpoint are represented; `alternatives` is None if log-probabilities are not requested."""
+    """The bodies of responses of one endpoint, whole and as chunks of a stream."""
 
     kind: str
     chunk_kind: str
     prefix: str
 
-    def __init__(self, tokenizer: Tokenizer, alternatives: int | None):
+    def __init__(self, tokenizer: Tokenizer, alternatives: int | None, model: str, fingerprint: str):
+        """`alternatives` is None if log-probabilities are not requested."""
         self._tokenizer, self._alternatives = tokenizer, alternatives
+        self._fields = {
+            "id": f"{self.prefix}-{secrets.token_hex(12)}",
+            "created": int(time.time()),
+            "model": model,
+            "system_fingerprint": f"fp_{fingerprint[:12]}",
+        }
 
     @abstractmethod
     def choice(self, number: int, piece: Piece) -> dict[str, Any]:
         """Return a whole text."""
 
-    def first_chunk(self, number: int) -> dict[str, Any] | None:
-        """Return the first chunk of a text in a stream, if the endpoint has one without content."""
+    def first_choice(self, number: int) -> dict[str, Any] | None:
+        """Return the first choice of a text in a stream, if the endpoint has one without content."""
         return None
 
     @abstractmethod
-    def chunks(self, number: int, piece: Piece) -> Iterator[dict[str, Any]]:
-        """Iterate over the chunks of a piece in a stream."""
+    def choices(self, number: int, piece: Piece) -> Iterator[dict[str, Any]]:
+        """Iterate over the choices of a piece in a stream, each of which is sent in its own chunk."""
+
+    def whole(self, texts: dict[int, Piece], usage: Usage, session: SessionInfo | None) -> dict[str, Any]:
+        choices = [self.choice(number, texts[number]) for number in sorted(texts)]
+        return {**self.chunk(*choices, usage=usage, session=session), "object": self.kind}
+
+    def chunk(
+        self, *choices: dict[str, Any], usage: Usage | None = None, session: SessionInfo | None = None, **more: Any
+    ) -> dict[str, Any]:
+        """Return one chunk of a stream, with `more` fields."""
+        body = {**self._fields, "object": self.chunk_kind, "choices": list(choices), **more}
+        if usage:
+            body["usage"] = usage.body()
+        if session:
+            body["session"] = session_body(session)
+        return body
 
 
 class CompletionFormat(ResponseFormat):
@@ -131,24 +152,14 @@ class CompletionFormat(ResponseFormat):
     prefix = "cmpl"
 
     def choice(self, number: int, piece: Piece) -> dict[str, Any]:
-        log_probabilities = None if self._alternatives is None else self.log_probabilities(piece.tokens)
+        log_probabilities = None
+        if self._alternatives is not None:
+            log_probabilities = completion_log_probabilities(self._tokenizer, piece.tokens)
         text = printable(piece.text)
         return {"index": number, "text": text, "logprobs": log_probabilities, "finish_reason": piece.reason}
 
-    def chunks(self, number: int, piece: Piece) -> Iterator[dict[str, Any]]:
+    def choices(self, number: int, piece: Piece) -> Iterator[dict[str, Any]]:
         yield self.choice(number, piece)
-
-    def log_probabilities(self, tokens: Sequence[WrittenToken]) -> dict[str, list]:
-        """Return tokens with their likelihoods as JSON."""
-
-        def by_name(alternatives: Iterable[TokenLikelihood]) -> dict[str, float]:
-            return {token_name(self._tokenizer, token): finite(value) for token, value in alternatives}
-
-        return {
-            "tokens": [token_name(self._tokenizer, written.token) for written in tokens],
-            "token_logprobs": [finite(written.log_probability) for written in tokens],
-            "top_logprobs": [by_name(written.alternatives) for written in tokens],
-        }
 
 
 class ChatFormat(ResponseFormat):
@@ -162,17 +173,17 @@ class ChatFormat(ResponseFormat):
         rest = {"logprobs": self._log_probabilities(piece.tokens), "finish_reason": piece.reason}
         return {"index": number, "message": message, **rest}
 
-    def first_chunk(self, number: int) -> dict[str, Any]:
-        return self._chunk(number, {"role": "assistant", "content": ""})
+    def first_choice(self, number: int) -> dict[str, Any]:
+        return self._delta(number, {"role": "assistant", "content": ""})
 
-    def chunks(self, number: int, piece: Piece) -> Iterator[dict[str, Any]]:
+    def choices(self, number: int, piece: Piece) -> Iterator[dict[str, Any]]:
         if piece.text or piece.tokens:
-            content = self._chunk(number, {"content": printable(piece.text)})
+            content = self._delta(number, {"content": printable(piece.text)})
             yield {**content, "logprobs": self._log_probabilities(piece.tokens)}
         if piece.reason is not None:
-            yield {**self._chunk(number, {}), "finish_reason": piece.reason}
+            yield {**self._delta(number, {}), "finish_reason": piece.reason}
 
-    def _chunk(self, number: int, delta: dict[str, str]) -> dict[str, Any]:
+    def _delta(self, number: int, delta: dict[str, str]) -> dict[str, Any]:
         return {"index": number, "delta": delta, "logprobs": None, "finish_reason": None}
 
     def _log_probabilities(self, tokens: Sequence[WrittenToken]) -> dict[str, list] | None:
@@ -190,6 +201,19 @@ class ChatFormat(ResponseFormat):
         return {"token": token_name(self._tokenizer, token), "logprob": finite(log_probability), "bytes": data}
 
 
+def completion_log_probabilities(tokenizer: Tokenizer, tokens: Sequence[WrittenToken]) -> dict[str, list]:
+    """Return tokens with their likelihoods, as /v1/completions reports them."""
+
+    def by_name(alternatives: Iterable[TokenLikelihood]) -> dict[str, float]:
+        return {token_name(tokenizer, token): finite(value) for token, value in alternatives}
+
+    return {
+        "tokens": [token_name(tokenizer, written.token) for written in tokens],
+        "token_logprobs": [finite(written.log_probability) for written in tokens],
+        "top_logprobs": [by_name(written.alternatives) for written in tokens],
+    }
+
+
 def token_name(tokenizer: Tokenizer, token: int) -> str:
     """Return the text of a token, or OpenAI's notation of bytes that are not whole characters."""
     data = tokenizer.decode_bytes([token])
@@ -200,44 +224,3 @@ def token_name(tokenizer: Tokenizer, token: int) -> str:
         return data.decode()
     except UnicodeDecodeError:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
-
-
-class Envelope:
-    """The fields of a response around its texts."""
-
-    def __init__(self, response_format: ResponseFormat, model: str, fingerprint: str):
-        self.format = response_format
-        self._fields = {
-            "id": f"{response_format.prefix}-{secrets.token_hex(12)}",
-            "created": int(time.time()),
-            "model": model,
-            "system_fingerprint": f"fp_{fingerprint[:12]}",
-        }
-
-    def whole(self, texts: dict[int, Piece], usage: Usage, session: SessionInfo | None) -> dict[str, Any]:
-        choices = [self.format.choice(number, texts[number]) for number in sorted(texts)]
-        return self._body(self.format.kind, choices, usage, session)
-
-    def chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
-        """Return one chunk of a stream."""
-        return self._body(self.format.chunk_kind, [choice], None, None)
-
-    def progress_chunk(self, progress: Progress) -> dict[str, Any]:
-        """Return a chunk that reports how much of a prompt has been read."""
-        return {**self._body(self.format.chunk_kind, [], None, None), "progress": progress_body(progress)}
-
-    def branch_chunk(self, name: str) -> dict[str, Any]:
-        """Return a chunk with the id of the session that the texts will belong to."""
-        return {**self._body(self.format.chunk_kind, [], None, None), "session": {"id": name, "object": "session"}}
-
-    def last_chunk(self, usage: Usage | None, session: SessionInfo | None) -> dict[str, Any]:
-        """Return the last chunk of a stream, which has no text."""
-        return self._body(self.format.chunk_kind, [], usage, session)
-
-    def _body(self, kind: str, choices: list, usage: Usage | None, session: SessionInfo | None) -> dict[str, Any]:
-        body = {**self._fields, "object": kind, "choices": choices}
-        if usage:
-            body["usage"] = usage.body()
-        if session:
-            body["session"] = session_body(session)
-        return body

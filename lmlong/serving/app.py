@@ -20,7 +20,7 @@ from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.model.sampling_options import MAX_TOKENS
 from lmlong.serving import page
 from lmlong.serving.about import about
-from lmlong.serving.answers import ChatFormat, CompletionFormat, Envelope, ResponseFormat, Usage
+from lmlong.serving.answers import ChatFormat, CompletionFormat, ResponseFormat, Usage, pieces
 from lmlong.serving.api_errors import ApiError, api_error, not_ready, shutting_down
 from lmlong.serving.bodies import ChatBody, CompletionBody, ScoreBody, WritingBody, check_length
 from lmlong.serving.body_reader import BodyReader
@@ -89,19 +89,18 @@ class ModelServer:
     async def completions(self, request: HttpRequest) -> ASGIApp:
         body = await self.reader.parse(CompletionBody, request.scope[BODY])
         for number, prompt in enumerate(body.prompt):
-            self._check_length(prompt, "prompt" if len(body.prompt) == 1 else f"prompt.{number}")
+            check_length(prompt, self.settings.max_prompt, "prompt" if len(body.prompt) == 1 else f"prompt.{number}")
+        self._check(body, len(body.prompt))
         deadline = Deadline(self.settings.timeout)
-        make = self._maker(body, len(body.prompt))
-        response_format = CompletionFormat(self.trained.tokenizer, body.alternatives)
         if body.session is None:
-            learn = self.trained.learns(body.learn)
-            requests = [made for prompt in body.prompt for made in make(prompt=prompt, learn=learn)]
-            return await self._answer(request, body, requests, response_format, deadline)
+            how = {"learn": self.trained.learns(body.learn)}
+            requests = [made for prompt in body.prompt for made in self._requests(body, prompt, **how)]
+            return await self._answer(request, CompletionFormat, body, requests, deadline)
         change = self.sessions.change(body.session, body.fork)
         try:
             start, learn = await change.start(body.learn)
-            requests = make(prompt=body.prompt[0], keep_session=True, start=start, learn=learn)
-            return await self._answer(request, body, requests, response_format, deadline, change)
+            requests = self._requests(body, body.prompt[0], keep_session=True, start=start, learn=learn)
+            return await self._answer(request, CompletionFormat, body, requests, deadline, change)
         except BaseException:
             change.release()
             raise
@@ -114,68 +113,65 @@ class ModelServer:
                 400, "This model has no chat template. Use /v1/completions, or a model made for chat.", "messages"
             )
         messages = [message.rendered() for message in body.messages]
-        self._check_length("".join(message["content"] for message in messages), "messages")
-        make = self._maker(body, 1)
+        check_length("".join(message["content"] for message in messages), self.settings.max_prompt, "messages")
+        self._check(body, 1)
         rendering = self.renderer.run(partial(chat_tokens, self.trained, messages))
         try:
             tokens = await while_connected(request.receive, rendering, deadline)
         except UsageError as error:
             raise ApiError(400, str(error), "messages") from None
-        response_format = ChatFormat(self.trained.tokenizer, body.alternatives)
-        requests = make(prompt=tokens, learn=self.trained.learns(body.learn))
-        return await self._answer(request, body, requests, response_format, deadline)
+        requests = self._requests(body, tokens, learn=self.trained.learns(body.learn))
+        return await self._answer(request, ChatFormat, body, requests, deadline)
 
     async def score(self, request: HttpRequest) -> Response:
         body = await self.reader.parse(ScoreBody, request.scope[BODY])
         self._check_model(body.model)
-        self._check_length(body.text, "text")
+        check_length(body.text, self.settings.max_prompt, "text")
         scoring = self.scorer.run(partial(score, self.trained, body.text, learn=self.trained.learns(body.learn)))
         sums = await while_connected(request.receive, scoring, Deadline(self.settings.timeout))
         per_byte = sums.bits / sums.bytes if sums.bytes else None
         return JSONResponse({"object": "score", "model": self.name, **sums._asdict(), "bits_per_byte": per_byte})
 
-    def _maker(self, body: WritingBody, prompts: int) -> Callable[..., list[Request]]:
-        """Return a function that creates the scheduler requests of a prompt."""
+    def _check(self, body: WritingBody, prompts: int) -> None:
+        """Refuse a request that asks for another model, too many texts or too many tokens."""
         self._check_model(body.model)
         if prompts * body.n > self.settings.max_choices:
             raise ApiError(400, f"n: a request may ask for at most {self.settings.max_choices} texts.", "n")
+        if (body.max_tokens or 0) > self.settings.max_tokens:
+            message = f"max_tokens: {body.max_tokens:,} is above {self.settings.max_tokens:,}."
+            raise ApiError(400, message, "max_tokens")
+
+    def _requests(self, body: WritingBody, prompt: str | tuple[int, ...], **what: Any) -> list[Request]:
+        """Return the scheduler requests of a prompt."""
         most = min(MAX_TOKENS, self.settings.max_tokens) if body.max_tokens is None else body.max_tokens
-        if most > self.settings.max_tokens:
-            raise ApiError(400, f"max_tokens: {most:,} is above {self.settings.max_tokens:,}.", "max_tokens")
-
-        def make(**what: Any) -> list[Request]:
-            what |= {"max_tokens": most, "stop": tuple(body.stop), "alternatives": body.alternatives}
-            what["reports"] = body.include_progress
-            sampling = body.sampling()
-            return [Request(sampling=sampling, draws=(number,), **what) for number in range(body.n)]
-
-        return make
+        how = body.sampling(), most, tuple(body.stop)
+        reports = body.stream and body.stream_options.include_progress
+        what |= {"alternatives": body.alternatives, "reports": reports}
+        return [Request(prompt, *how, draws=(number,), **what) for number in range(body.n)]
 
     async def _answer(
         self,
         request: HttpRequest,
+        kind: type[ResponseFormat],
         body: WritingBody,
         requests: list[Request],
-        response_format: ResponseFormat,
         deadline: Deadline,
         change: Change | None = None,
     ) -> ASGIApp:
         """Return the texts of requests, whole or as a stream; `change` is the session that they continue."""
         texts = Texts(self.scheduler, requests, self.settings.lag, self.metrics, change)
-        envelope = Envelope(response_format, self.name, self.trained.weights_hash)
+        answer = kind(self.trained.tokenizer, body.alternatives, self.name, self.trained.weights_hash)
         usage = Usage(body.n)
         if body.stream:
-            return TextStream(texts, envelope, usage, range(len(requests)), body.include_usage, deadline)
+            return TextStream(texts, answer, usage, range(len(requests)), body.stream_options.include_usage, deadline)
         with closing(texts):
-            result = await while_connected(request.receive, written(texts, usage), deadline)
-        return JSONResponse(envelope.whole(result.pieces, usage, result.session))
+            batch, session = await while_connected(request.receive, written(texts), deadline)
+        usage.add(batch)
+        return JSONResponse(answer.whole(pieces(batch), usage, session))
 
     def _model(self) -> dict[str, Any]:
         described = {"id": self.name, "object": "model", "created": self.created, "owned_by": "lmlong"}
         return {**described, **self.about, "learns": self.trained.learn}
-
-    def _check_length(self, text: str, name: str) -> None:
-        check_length(text, self.settings.max_prompt, name)
 
     def _check_model(self, name: str | None) -> None:
         if name is not None and name != self.name:

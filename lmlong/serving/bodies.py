@@ -2,9 +2,9 @@
 
 import re
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -120,13 +120,22 @@ class Body(BaseModel):
     """A body; null means that a field is missing."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+    neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    meaningless: ClassVar[Collection[str]] = ()
 
     @model_validator(mode="before")
     @classmethod
-    def _without_null(cls, value: Any) -> Any:
-        if isinstance(value, dict) and len(value) > MOST_KEYS:
+    def _without_ignored(cls, value: Any) -> Any:
+        """Leave out null, and the fields of OpenAI that have no effect here."""
+        if not isinstance(value, dict):
+            return value
+        if len(value) > MOST_KEYS:
             raise ValueError(f"has {len(value):,} fields. Leave out those that the API does not name.")
-        return {key: item for key, item in value.items() if item is not None} if isinstance(value, dict) else value
+        for name in cls.neutral.keys() & value.keys():
+            if value[name] is not None and value[name] not in cls.neutral[name]:
+                raise ApiError(400, f"{name}: is not supported. Leave it out.", name, "unsupported_parameter")
+        ignored = {*cls.neutral, *cls.meaningless}
+        return {key: item for key, item in value.items() if item is not None and key not in ignored}
 
 
 class StreamOptions(Body):
@@ -138,11 +147,13 @@ class StreamOptions(Body):
 class WritingBody(Body):
     """The fields of both completions endpoints."""
 
+    neutral, meaningless = NEUTRAL, MEANINGLESS
+
     model: Text | None = None
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     n: Annotated[int, Field(ge=1)] = 1
     stream: bool = False
-    stream_options: StreamOptions | None = None
+    stream_options: StreamOptions = StreamOptions()
     stop: Annotated[list[StopText], FailFast(), BeforeValidator(_listed), Field(max_length=MOST_STOPS)] = []
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] | None = None
     temperature: Annotated[float, Field(ge=0, le=1e6)] = DEFAULTS.temperature
@@ -154,24 +165,6 @@ class WritingBody(Body):
     loop_penalty: Annotated[float, Field(ge=0, le=100)] | None = DEFAULTS.loop_penalty
     ignore_eos: bool = DEFAULTS.ignore_eos
     learn: Learn = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_neutral(cls, value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
-        for name in NEUTRAL.keys() & value.keys():
-            if value[name] is not None and value[name] not in NEUTRAL[name]:
-                raise ApiError(400, f"{name}: is not supported. Leave it out.", name, "unsupported_parameter")
-        return {key: item for key, item in value.items() if key not in NEUTRAL and key not in MEANINGLESS}
-
-    @property
-    def include_usage(self) -> bool:
-        return self.stream_options is not None and self.stream_options.include_usage
-
-    @property
-    def include_progress(self) -> bool:
-        return self.stream and self.stream_options is not None and self.stream_options.include_progress
 
     @property
     @abstractmethod

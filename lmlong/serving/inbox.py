@@ -51,22 +51,21 @@ class Inbox:
             if wake or self.lagged:
                 self._loop.call_soon_threadsafe(self._arrived.set)
 
-    async def wait(self, seconds: float | None = None) -> bool:
-        """Wait for events, up to the timeout, and return whether there are any."""
-        if not self._arrived.is_set():
+    async def take(self, seconds: float | None = None) -> Batch:
+        """Wait for events, up to the timeout, and remove and return all there are."""
+        while True:
+            with self._lock:
+                self._arrived.clear()
+                events, self._events, self._size = self._events, [], 0
+            if events or self.lagged:
+                return events
             waiting = asyncio.ensure_future(self._arrived.wait())
             try:  # not wait_for, which up to Python 3.11 takes no notice of its end when the event comes at that moment
                 await asyncio.wait({waiting}, timeout=seconds)
             finally:
                 waiting.cancel()
-        return self._arrived.is_set()
-
-    def take(self) -> Batch:
-        """Remove and return all events."""
-        with self._lock:
-            self._arrived.clear()
-            events, self._events, self._size = self._events, [], 0
-        return events
+            if not self._arrived.is_set():
+                return []
 
 
 class Texts:
@@ -121,15 +120,14 @@ class Texts:
 
     def _cancel(self) -> None:
         for writer in self._writers:
-            self._scheduler.cancel(writer)
+            if not writer.ended:
+                self._scheduler.cancel(writer)
         self._writers = []  # breaks a reference cycle, which would keep their states until it is collected
 
     async def next(self, seconds: float | None = None) -> Batch:
         """Wait for events, up to the timeout, and return those since the last call. Raises an ApiError if a text
         fails."""
-        batch = self._inbox.take()
-        while not batch and not self._inbox.lagged and await self._inbox.wait(seconds):
-            batch = self._inbox.take()
+        batch = await self._inbox.take(seconds)
         if self._inbox.lagged:
             raise ApiError(400, "The stream was read too slowly, and ended.", code="slow_reader")
         if not self._has_begun and any(event.progress is None for _, event in batch):
@@ -138,7 +136,7 @@ class Texts:
         for _, event in batch:
             if event.error is not None:
                 raise api_error(event.error) from None
-            self._left -= event.is_last
+            self._left -= event.end is not None
             self._turn = event.turn or self._turn
         if batch and self.ended:
             self._metrics.whole.observe(time.perf_counter() - self._begun)

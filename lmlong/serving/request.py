@@ -90,10 +90,6 @@ class Event(NamedTuple):
     written_tokens: int = 0  # and tokens written
     progress: Progress | None = None  # while the prompt is read, where it is asked for
 
-    @property
-    def is_last(self) -> bool:
-        return self.end is not None or self.error is not None
-
 
 class ReadingProgress:
     """Estimates the text that has been read from the number of tokens, since text is encoded before it is read."""

@@ -143,12 +143,8 @@ class Scheduler:
     def _wait(self) -> bool:
         """Wait for work, and return whether to continue."""
         with self._changed:
-            self._changed.wait_for(lambda: self._has_work or self._closed)
+            self._changed.wait_for(lambda: self._closed or self._waiting or self.active)
         return not self._closed
-
-    @property
-    def _has_work(self) -> bool:
-        return bool(self._waiting or self._reading or self._writing)
 
     def _admit(self) -> None:
         """Remove cancelled requests, and give free rows to waiting ones."""

@@ -8,7 +8,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
-from lmlong.serving.answers import Usage, session_body, text_body
+from lmlong.serving.answers import session_body, text_body
 from lmlong.serving.bodies import FileQuery, ListQuery, NoBody, TextQuery, check_length, parse_query
 from lmlong.serving.body_reader import BodyReader
 from lmlong.serving.guard import BODY, STATE, media_type
@@ -74,7 +74,7 @@ class SessionApi:
 
         reading = self._scorer.run(passages)
         found = await while_connected(request.receive, reading, Deadline(self._settings.timeout))
-        return JSONResponse(text_body(name, found, trained.tokenizer, alternatives))
+        return JSONResponse(text_body(name, found, trained.tokenizer))
 
     async def download(self, request: HttpRequest) -> Response:
         data = await self._run(self._sessions.store.download, request)
@@ -111,6 +111,6 @@ class SessionApi:
         if body.stream:
             return SessionStream(texts, deadline)
         with closing(texts):
-            result = await while_connected(request.receive, written(texts, Usage(1)), deadline)
-        assert result.session is not None
-        return JSONResponse(session_body(result.session), status)
+            _, session = await while_connected(request.receive, written(texts), deadline)
+        assert session is not None
+        return JSONResponse(session_body(session), status)

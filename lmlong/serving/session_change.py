@@ -4,14 +4,12 @@ change each of them."""
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from lmlong.errors import CheckpointError, LmlongError
+from lmlong.errors import LmlongError
 from lmlong.inference.state_table import Place
-from lmlong.serving.api_errors import ApiError
+from lmlong.serving.api_errors import RESPONSES, ApiError
 from lmlong.serving.request import Turn
-from lmlong.serving.scheduler import Closed
 from lmlong.serving.session_file import Header, SessionInfo
-from lmlong.serving.session_folder import QuotaReached, UnknownSession
-from lmlong.serving.session_store import LearnsAlready, NoState, SessionStore, check_learn
+from lmlong.serving.session_store import SessionStore, check_learn
 from lmlong.serving.worker import Worker
 
 Result = TypeVar("Result")
@@ -29,16 +27,16 @@ class Sessions:
         """Return the result of a method of the store, called beside the event loop."""
         try:
             return await self.worker.run(lambda _: call(*what))
-        except (UnknownSession, QuotaReached, NoState, LearnsAlready, CheckpointError, Closed):
-            raise
-        except LmlongError:
+        except LmlongError as error:
+            if isinstance(error, tuple(RESPONSES)):
+                raise
             raise ApiError(507, "The server's disk does not take the session.", code="insufficient_storage") from None
 
     def change(self, name: str | None, fork: bool = False) -> "Change":
         """Reserve a session for one request, or a new one if `name` is None. With `fork`, the request continues the
         session in a new one, and nothing is reserved."""
         if name is not None:
-            self.store.info(name)
+            self.store.folder.get(name)  # raises UnknownSession
         if name is not None and not fork:
             if name in self.in_use:
                 message = "Another request works on this session. Wait until it ends, or fork the session."
@@ -65,7 +63,7 @@ class Change:
         if self._fork:
             self.branch = await self._sessions.run(store.branch, self._name)
         place = await self._sessions.run(store.get, self._name)
-        learns = store.info(self._name).learns
+        learns = store.folder.get(self._name).last.learns
         check_learn(learns, learn)
         return place, learns or bool(learn)
 

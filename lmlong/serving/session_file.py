@@ -15,7 +15,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from lmlong.errors import CheckpointError
 from lmlong.inference.state_file import PRIVATE
 from lmlong.inference.state_table import PIECE, Kind, Piece
-from lmlong.inference.unread import UnreadText
 from lmlong.io.files import check_ordinary, fsync, parse_json
 from lmlong.model.language_model import MOST_TOKENS
 
@@ -80,17 +79,6 @@ class Line(Record):
     deleted: bool = False
     """Whether the session was deleted, and is only there for its forks."""
 
-    @property
-    def unread_text(self) -> UnreadText:
-        """Return the unread text; raise ValueError if it is not in bytes."""
-        before, pending, chosen = self.unread
-        return UnreadText(before.encode("latin-1"), pending.encode("latin-1"), tuple(chosen))
-
-
-def unread_fields(text: UnreadText) -> tuple[str, str, list[int]]:
-    """Return unread text as it is stored."""
-    return text.before.decode("latin-1"), text.pending.decode("latin-1"), [*text.chosen]
-
 
 class SessionInfo(NamedTuple):
     """A session as shown to clients."""
@@ -109,15 +97,10 @@ class SessionInfo(NamedTuple):
     """The end of its text."""
     learns: bool
     """Whether it learns from its text."""
-    given: str = ""
+    given: str
     """The beginning of what a reader added last."""
-    written: str = ""
+    written: str
     """The beginning of what the model wrote after it."""
-
-    @property
-    def cursor(self) -> str:
-        """The place of a session in a list, as text whose order is that of the list."""
-        return f"{self.made:020.6f}-{self.id}"
 
 
 class SessionFile:
@@ -138,10 +121,9 @@ class SessionFile:
         return self.path.with_suffix(".root")
 
     @property
-    def info(self) -> SessionInfo:
-        header, last = self.header, self.last
-        about = header.id, header.parent, header.made, last.tokens, self.bytes
-        return SessionInfo(*about, last.state_bytes, last.tail, last.learns)
+    def cursor(self) -> str:
+        """The place of the session in a list, as text whose order is that of the list."""
+        return f"{self.header.made:020.6f}-{self.header.id}"
 
     @property
     def all_bytes(self) -> int:

@@ -5,7 +5,6 @@ upload: a state in ID.root, without tokens, which the file that begins with it n
 delete: the file, or while forks need it a last line that says so; then the states that no file names
 """
 
-import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,9 +19,6 @@ from lmlong.io.lock import Held, lock
 from lmlong.io.system_errors import explain_errors
 from lmlong.serving.session_file import NAME, ROOT, Header, Line, SessionFile, reason
 from lmlong.serving.settings import Settings
-
-EARLIER = re.compile(r"[0-9a-f]{24}(\.state|-[0-9a-f]{16}\.base)")
-"""The names of files of sessions of earlier versions."""
 
 
 class UnknownSession(LmlongError):
@@ -77,10 +73,10 @@ class SessionFolder:
     def page(self, most: int, after: str | None = None) -> tuple[Sequence[SessionFile], str | None]:
         """Return up to `most` files, the oldest first, after those of earlier pages; and where the rest begins."""
         with self._lock:
-            files = sorted((self._files[name] for name in self._listed), key=lambda file: file.info.cursor)
+            files = sorted((self._files[name] for name in self._listed), key=lambda file: file.cursor)
         if after is not None:
-            files = [file for file in files if file.info.cursor > after]
-        return files[:most], files[most - 1].info.cursor if len(files) > most else None
+            files = [file for file in files if file.cursor > after]
+        return files[:most], files[most - 1].cursor if len(files) > most else None
 
     def create(self, header: Header, line: Line) -> SessionFile:
         """Write the file of a new session."""
@@ -97,15 +93,19 @@ class SessionFolder:
         return file
 
     def append(self, file: SessionFile, line: Line) -> None:
-        """Append a turn to a session."""
-        self.check_quota(len(line.line()))
-        self._append(file, line)
+        """Append a turn to a session, or the line that says that it is deleted."""
+        if not line.deleted:
+            self.check_quota(len(line.line()))
+        before = file.bytes
+        with explain_errors(file.path):
+            file.append(line)
+        self.bytes += file.bytes - before
 
     def delete(self, name: str) -> None:
         """Delete a session. Its file remains while forks need it."""
         file = self.get(name)
         if self._forks[name]:
-            self._append(file, file.last.model_copy(update={"pieces": [], "deleted": True}))
+            self.append(file, file.last.model_copy(update={"pieces": [], "deleted": True}))
         self._forget(name)
 
     def check_quota(self, more: int) -> None:
@@ -125,12 +125,6 @@ class SessionFolder:
             parts.append(inherited[:length])
         pieces = [piece for part in reversed(parts) for piece in part]
         return files[-1], pieces, len(pieces) - len(parts[0])
-
-    def _append(self, file: SessionFile, line: Line) -> None:
-        before = file.bytes
-        with explain_errors(file.path):
-            file.append(line)
-        self.bytes += file.bytes - before
 
     def _add(self, file: SessionFile) -> None:
         with self._lock:
@@ -157,9 +151,6 @@ class SessionFolder:
         """Read what is in the folder. Damaged files are reported; these and those of other models are left alone."""
         skipped = 0
         for path in sorted(self.path.iterdir()):
-            if EARLIER.fullmatch(path.name):
-                remedy = "Name another folder by --sessions, or rename this one."
-                raise UsageError(f"{self.path}: its sessions are of an earlier version of lmlong. {remedy}")
             if NAME.fullmatch(path.name):
                 try:
                     if file := SessionFile.open(path):

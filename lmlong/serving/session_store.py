@@ -28,7 +28,7 @@ from lmlong.io.system_errors import explain_errors
 from lmlong.model.state import state_bytes
 from lmlong.serving.request import Turn
 from lmlong.serving.scheduler import Closed
-from lmlong.serving.session_file import FORMAT, Header, Line, SessionFile, SessionInfo, unread_fields
+from lmlong.serving.session_file import FORMAT, Header, Line, SessionFile, SessionInfo
 from lmlong.serving.session_folder import SessionFolder
 from lmlong.serving.session_text import OwnText
 from lmlong.serving.settings import DEFAULT_SETTINGS, Settings
@@ -169,14 +169,14 @@ class SessionStore:
 
     def _after(self, turn: Turn) -> tuple[Place, Line]:
         """Return the place after a turn, and the line of the turn."""
-        trained = self.trained
+        trained, unread = self.trained, turn.unread
         place = turn.read.after(trained.model, turn.written)
         session = place.session
         assert session is not None
-        whole = session._replace(unread=turn.unread)
+        whole = session._replace(unread=unread)
         line = Line(
             pieces=[(piece.kind, [*piece.tokens]) for piece in (*turn.prompt, *turn.written)],
-            unread=unread_fields(turn.unread),
+            unread=(unread.before.decode("latin-1"), unread.pending.decode("latin-1"), [*unread.chosen]),
             options={**turn.options},
             at=time.time(),
             tokens=place.tokens,
@@ -215,12 +215,15 @@ class SessionStore:
         if not chosen:
             texts["read"] += pending.encode("latin-1", "replace")[repeated:]
         given, written = (texts[by].decode(errors="replace")[:BEGINNING] for by in ("read", "wrote"))
-        return file.info._replace(given=given, written=written)
+        header, last = file.header, file.last
+        about = header.id, header.parent, header.made, last.tokens, file.bytes
+        return SessionInfo(*about, last.state_bytes, last.tail, last.learns, given, written)
 
     def _unread(self, file: SessionFile) -> UnreadText:
         """Return the unread text at the end of a session."""
         try:
-            unread = file.last.unread_text
+            before, pending, chosen = file.last.unread
+            unread = UnreadText(before.encode("latin-1"), pending.encode("latin-1"), tuple(chosen))
             state_file.check_unread(unread, self.trained.tokenizer)
         except (ValueError, IndexError) as error:
             raise file.damaged(str(error)) from None

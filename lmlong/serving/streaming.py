@@ -6,11 +6,11 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Iterable
 from contextlib import suppress
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
-from lmlong.serving.answers import Envelope, Piece, Usage, pieces, progress_body, session_body
+from lmlong.serving.answers import ResponseFormat, Usage, pieces, progress_body, session_body
 from lmlong.serving.api_errors import ApiError, api_error, shutting_down, timed_out
 from lmlong.serving.inbox import Batch, Texts
 from lmlong.serving.session_file import SessionInfo
@@ -71,20 +71,12 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-class WrittenTexts(NamedTuple):
-    """Whole texts, and the session after them."""
-
-    pieces: dict[int, Piece]
-    session: SessionInfo | None
-
-
-async def written(texts: Texts, usage: Usage) -> WrittenTexts:
-    """Return the whole texts once the session after them is saved."""
+async def written(texts: Texts) -> tuple[Batch, SessionInfo | None]:
+    """Return all events of texts, and the session after them, once it is saved."""
     batch = []
     while not texts.ended:
         batch += await texts.next()
-    usage.add(batch)
-    return WrittenTexts(pieces(batch), await texts.saved())
+    return batch, await texts.saved()
 
 
 class EventStream(ABC):
@@ -147,34 +139,35 @@ class TextStream(EventStream):
     def __init__(
         self,
         texts: Texts,
-        envelope: Envelope,
+        answer: ResponseFormat,
         usage: Usage,
         numbers: Iterable[int],
         include_usage: bool,
         deadline: Deadline,
     ):
         super().__init__(texts, deadline)
-        self._envelope, self._usage = envelope, usage
+        self._answer, self._usage = answer, usage
         self._numbers, self._include_usage = numbers, include_usage
 
     def first(self) -> list[dict[str, Any]]:
-        found = map(self._envelope.format.first_chunk, self._numbers)
-        branch = [self._envelope.branch_chunk(self._texts.branch)] if self._texts.branch else []
-        return branch + [self._envelope.chunk(chunk) for chunk in found if chunk]
+        choices = filter(None, map(self._answer.first_choice, self._numbers))
+        branch = self._texts.branch
+        forked = [{**self._answer.chunk(), "session": {"id": branch, "object": "session"}}] if branch else []
+        return [*forked, *map(self._answer.chunk, choices)]
 
     def events(self, batch: Batch) -> list[dict[str, Any]]:
         self._usage.add(batch)
-        found = []
+        events = []
         for number, piece in pieces(batch).items():
             if piece.progress:
-                found.append(self._envelope.progress_chunk(piece.progress))
+                events.append(self._answer.chunk(progress=progress_body(piece.progress)))
             if piece.text or piece.tokens or piece.reason:
-                found += map(self._envelope.chunk, self._envelope.format.chunks(number, piece))
-        return found
+                events += map(self._answer.chunk, self._answer.choices(number, piece))
+        return events
 
     def last(self, session: SessionInfo | None) -> list[dict[str, Any]]:
         usage = self._usage if self._include_usage else None
-        return [self._envelope.last_chunk(usage, session)] if session or usage else []
+        return [self._answer.chunk(usage=usage, session=session)] if session or usage else []
 
 
 class SessionStream(EventStream):

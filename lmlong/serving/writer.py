@@ -34,6 +34,8 @@ class Writer:
         self._trained, self._deliver, self._states = trained, deliver, states
         self.prompt_tokens = 0
         self._place = request.start or Place(states.empty)
+        self._begins_with_bos = request.start is None and isinstance(request.prompt, str)
+        self._kind: Kind = "learn" if request.learn else "read"
         self._prompt: list[Piece] = []  # what the request has read
         self._kept: dict[int, bytes] = {}  # the keys of the states kept on the way, by their tokens
         self._unread = UnreadText()
@@ -80,11 +82,6 @@ class Writer:
         for position in superseded(self._kept, end):
             self._states.forget(self._kept.pop(position))
 
-    @property
-    def _kind(self) -> Kind:
-        """The kind of the pieces of the prompt."""
-        return "learn" if self.request.learn else "read"
-
     def begin(self, engine: Engine) -> None:
         """Read the rest of the prompt, and join the batch."""
         request, session = self.request, self._place.session
@@ -97,11 +94,6 @@ class Writer:
         self.prompt_tokens = self.row.total - before - self._begins_with_bos
         if self.row.end:
             self._end(self.row, "")
-
-    @property
-    def _begins_with_bos(self) -> bool:
-        """Whether bos was read before the prompt."""
-        return self.request.start is None and isinstance(self.request.prompt, str)
 
     def take(self, drawn: Drawn) -> None:
         """Deliver what a turn adds to the text."""

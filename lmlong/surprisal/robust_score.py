@@ -27,12 +27,8 @@ LEAST_SPREAD = 0.01
 """Lower bound of the standard deviation as a share of the median, for sequences of mostly equal numbers."""
 
 
-def _centers() -> np.ndarray:
-    exponents = SMALLEST + (np.arange(BINS_PER_OCTAVE * OCTAVES) + 0.5) / BINS_PER_OCTAVE
-    return np.concatenate([[0.0], 2.0**exponents])
-
-
-CENTERS = _centers()
+CENTERS = np.concatenate([[0.0], 2.0 ** (SMALLEST + (np.arange(BINS_PER_OCTAVE * OCTAVES) + 0.5) / BINS_PER_OCTAVE)])
+"""The numbers that the bins stand for."""
 
 
 class RobustScore:

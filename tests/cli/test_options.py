@@ -33,10 +33,11 @@ def test_invalid_size_is_refused(text: str) -> None:
 
 
 def test_number_of_tokens_may_be_unlimited() -> None:
-    assert options.TokenLimit(0).convert("unlimited", None, None) is None
-    assert options.TokenLimit(0).convert("4k", None, None) == options.TokenCount(1).convert("4k", None, None) == 4096
+    limit = options.TokenCount(0, or_unlimited=True)
+    assert limit.convert("unlimited", None, None) is None
+    assert limit.convert("4k", None, None) == options.TokenCount(1).convert("4k", None, None) == 4096
     for kind, text in (
-        (options.TokenLimit(0), "-1"),
+        (limit, "-1"),
         (options.TokenCount(1), "unlimited"),
         (options.TokenCount(1), "4kb"),
     ):

@@ -1,15 +1,10 @@
 """With `text.duplicates=drop`, documents with the text of an earlier one are skipped and reported."""
 
-import random
 from collections.abc import Callable
-from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 
-import pytest
-
 from lmlong import recipe
-from lmlong.data.duplicates import DigestSet
 from lmlong.data.token_dataset import prepare
 from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.evaluation.perplexity import validation_text
@@ -82,25 +77,6 @@ def test_the_tokenizer_sees_each_text_once(text_of: TextOf) -> None:
     more = [*texts, *[texts[0]] * 50]
     assert prepare(text_of(more, tokenizer=subwords, duplicates="drop")).tokenizer.hash == once.tokenizer.hash
     assert prepare(text_of(more, tokenizer=subwords)).tokenizer.hash != once.tokenizer.hash
-
-
-@pytest.mark.parametrize("same", [0, 8])
-def test_the_set_of_digests_is_a_set(same: int) -> None:
-    """Also of digests whose first bytes, which say where they stand, are the same."""
-    draw, found, known = random.Random(0), DigestSet(), set()
-    for _ in range(1500):
-        digest = bytes(same) + sha256(draw.randbytes(1) + bytes([draw.randrange(16)])).digest()
-        assert (digest in found) == (digest in known)
-        assert found.add(digest) == (digest not in known)
-        known.add(digest)
-    assert len(known) > 1000
-
-
-def test_the_set_of_digests_takes_48_bytes_a_document() -> None:
-    found = DigestSet()
-    for number in range(20_000):
-        found.add(sha256(bytes(str(number), "ascii")).digest())
-        assert number < 1000 or found.memory <= 48 * (number + 1)
 
 
 def test_a_text_that_is_measured_is_read_as_it_is(text_of: TextOf) -> None:

@@ -13,7 +13,6 @@ from click.testing import CliRunner, Result
 import lmlong
 from lmlong.cli.evaluate import OPTIONS, eval_
 from lmlong.errors import UsageError
-from lmlong.evaluation.perplexity import PerplexityOptions, measure_perplexity, validation_text
 from lmlong.evaluation.perplexity_report import perplexity_report
 from lmlong.inference.loading import TrainedLanguageModel, load
 from lmlong.model import precision
@@ -38,8 +37,10 @@ def without_speed(printed: str) -> str:
 def test_the_table_is_all_of_standard_output(run: Path) -> None:
     done = evaluated(run, "--lengths", "32,64,4k", *FEW)
     loaded = load(run, "cpu")
-    options = PerplexityOptions(("context", "position"), lengths=(32, 64, 4096), min_documents=1)
-    expected = perplexity_report([measure_perplexity(str(run), loaded, validation_text(loaded), options)]).text()
+    report = lmlong.evaluate(
+        loaded, name=str(run), views=("context", "position"), lengths=(32, 64, 4096), min_documents=1
+    )
+    expected = perplexity_report([report]).text()
     assert without_speed(done.stdout) == without_speed(expected + "\n")
     assert "  left out: 4k, which too few documents reach\n" in done.stdout
 

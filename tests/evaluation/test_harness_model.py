@@ -23,6 +23,7 @@ from models import write_run
 import lmlong
 from lmlong import recipe
 from lmlong.data.tokenizers.sentencepiece import SentencePieceTokenizer, train_sentencepiece
+from lmlong.decode.choice import why_no_fast_engine
 from lmlong.errors import UsageError
 from lmlong.interop.hf.export import export_hf
 
@@ -99,7 +100,7 @@ def test_greedy_text_is_that_of_forward_passes_up_to_its_stop_strings(tmp_path: 
             assert ours.generate_until(requests("generate_until", *((text, options) for text in CONTEXTS))) == texts
             both = [(text, {**options, "until": ["", stop]}) for text in CONTEXTS]
             assert ours.generate_until(requests("generate_until", *both)) == stopped
-    assert (ours.loaded.model.fast_step is not None) == ours.loaded.fast_step_at_once
+    assert (ours.loaded.model.engine is None) == bool(why_no_fast_engine(ours.loaded.model))
 
 
 def test_a_document_that_ends_ends_the_text(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from models import predict
 from lmlong.data.token_file import TokenFile
 from lmlong.errors import UsageError
 from lmlong.evaluation import scorer as scored
-from lmlong.evaluation.perplexity import PerplexityOptions, measure_perplexity, validation_text
+from lmlong.evaluation.perplexity import evaluate, validation_text
 from lmlong.evaluation.perplexity_report import perplexity_report
 from lmlong.evaluation.spans import GOLDEN, choose_blocks, documents_of
 from lmlong.inference.loading import TrainedLanguageModel
@@ -40,8 +40,7 @@ def in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("in_pieces")
 def test_whole_documents_are_scored_by_the_definition(loaded: TrainedLanguageModel) -> None:
     text = validation_text(loaded)
-    options = PerplexityOptions(("position",), (24, 100, 9999), min_documents=2)
-    report = measure_perplexity("tiny", loaded, text, options)
+    report = evaluate(loaded, views=("position",), lengths=(24, 100, 9999), min_documents=2)
     assert report.left_out == [9999]
     assert report.carried is not None
     size = sum(len(each.encode()) for each in VALIDATION_TEXTS)
@@ -58,8 +57,7 @@ def test_whole_documents_are_scored_by_the_definition(loaded: TrainedLanguageMod
 @pytest.mark.usefixtures("in_pieces")
 def test_the_same_targets_are_scored_by_the_definition_at_each_length(loaded: TrainedLanguageModel) -> None:
     text = validation_text(loaded)
-    options = PerplexityOptions(("context",), (8, 24, 40), targets=80, min_documents=2)
-    report = measure_perplexity("tiny", loaded, text, options)
+    report = evaluate(loaded, views=("context",), lengths=(8, 24, 40), targets=80, min_documents=2)
     documents = documents_of(text)
     blocks = []  # the first tokens of two blocks of 20 targets in each document
     for number, (begin, end) in enumerate(zip(documents.begins.tolist(), documents.ends.tolist(), strict=True)):
@@ -88,10 +86,9 @@ def test_the_default_text_is_the_one_held_out_of_training(loaded: TrainedLanguag
 
 
 def test_lengths_that_too_few_documents_reach_are_left_out(loaded: TrainedLanguageModel) -> None:
-    text = validation_text(loaded)
     with pytest.raises(UsageError, match=r"takes 10 documents .* The text has 2, the longest of 416 tokens"):
-        measure_perplexity("tiny", loaded, text, PerplexityOptions(lengths=(64,)))
-    report = measure_perplexity("tiny", loaded, text, PerplexityOptions(min_documents=1))
+        evaluate(loaded, lengths=(64,))
+    report = evaluate(loaded, min_documents=1)
     assert [point.length for point in report.context] == [64, 256]
     assert report.left_out == [512, 1024, 2048, 4096, 8192, 16_384]
     assert report.documents == 2
@@ -99,13 +96,13 @@ def test_lengths_that_too_few_documents_reach_are_left_out(loaded: TrainedLangua
 
 def test_too_few_documents_are_cut_into_parts_and_measured_at_shorter_lengths(loaded: TrainedLanguageModel) -> None:
     text = validation_text(loaded)
-    report = measure_perplexity("tiny", loaded, text)  # 64 tokens before a block of 32 would take 960 in ten parts
+    report = evaluate(loaded)  # 64 tokens before a block of 32 would take 960 in ten parts
     assert (report.documents, report.parts_of) == (10, 2)
     assert [point.length for point in report.context] == [32, 64][: len(report.context)]
     assert report.context[0].sums.documents == 10
     assert report.carried is not None and report.carried.totals.tokens == len(text.tokens) - 10
     assert "10 parts of 2 documents, each read from an empty state" in perplexity_report([report]).text()
-    one = measure_perplexity("one", loaded, text.first(40))
+    one = evaluate(loaded, tokens=40)
     assert (one.documents, one.parts_of) == (10, 1) and one.context
 
 
@@ -116,12 +113,11 @@ def test_memory_at_a_million_tokens_is_that_at_64_thousand(run: Path, tmp_path: 
     for length in ("64k", "1024k"):
         code = f"""
 import json
-from lmlong.evaluation.perplexity import PerplexityOptions, measure_perplexity, validation_text
+from lmlong.evaluation.perplexity import evaluate
 from lmlong.inference.loading import load
 loaded = load({str(run)!r}, "cpu")
-text = validation_text(loaded, [{str(tmp_path / "long.txt")!r}])
-options = PerplexityOptions(("context",), ({int(length[:-1]) * 1024},), targets=256, min_documents=1)
-print(measure_perplexity("tiny", loaded, text, options).peak_bytes)
+options = dict(views=("context",), lengths=({int(length[:-1]) * 1024},), targets=256, min_documents=1)
+print(evaluate(loaded, {str(tmp_path / "long.txt")!r}, **options).peak_bytes)
 """
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         peaks.append(int(done.stdout))
@@ -157,6 +153,5 @@ def test_rows_are_read_together_only_as_far_as_their_states_have_room(
 
     monkeypatch.setattr(scored, "STATES_AT_ONCE", 2 * state_bytes(loaded.model.init_state(1)))
     monkeypatch.setattr(scored, "score", counted)
-    options = PerplexityOptions(("context",), (8, 16), targets=40, min_documents=2)
-    measure_perplexity("tiny", loaded, validation_text(loaded), options)
+    evaluate(loaded, views=("context",), lengths=(8, 16), targets=40, min_documents=2)
     assert max(rows) == 2

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from lmlong.cli import writing
 from lmlong.cli.generate import generate
+from lmlong.cli.reading import many, pieces_of
 from lmlong.errors import UsageError
 from lmlong.inference.loading import load
-from lmlong.inference.prompts import many, pieces_of
 from lmlong.model.state_size import state_size
 
 COMMAND = [sys.executable, "-m", "lmlong", "generate"]

@@ -70,7 +70,7 @@ def test_a_file_that_lacks_a_part_is_refused(model: TrainedLanguageModel, tmp_pa
     assert session.state.learned is not None
     learned = session.state.learned
     for changes, message in (
-        ({"delta": learned.delta._replace(D=None)}, "an earlier version of lmlong learned only a bias"),
+        ({"delta": learned.delta._replace(D=None)}, "state.learned.delta.D is missing"),
         ({"targets": learned.targets + 600}, "learned.targets holds"),
         ({"delta": learned.delta._replace(bias=learned.delta.bias / 0)}, "bias has values that are not finite"),
         ({"delta": learned.delta._replace(D=learned_matrix(session)[:, 1:])}, "learned.delta.D has the shape"),
@@ -87,8 +87,8 @@ def test_a_file_that_lacks_a_part_is_refused(model: TrainedLanguageModel, tmp_pa
 def test_generated_text_is_not_learned_from(subword_run: Path, fast: bool) -> None:
     """After all pairs of the prompt are learned, D stays the same."""
     model = load(subword_run, "cpu", learn=True)
-    if fast and model.fast_step_at_once:
-        model.use_fast_step()
+    if fast:
+        model.use_fast_step(None)
     generation = model.generate(model.read(TEXT, heal=False), Sampling(seed=1), [(0,)], 80)
     norms = [float(learned_matrix(generation.session).norm()) for _ in generation]
     assert len(norms) > 40 and len(set(norms[21:])) == 1  # the block of the prompt's end is over

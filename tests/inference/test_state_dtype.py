@@ -9,7 +9,7 @@ from torch.testing import assert_close
 from lmlong.attention.feature_map_registry import FEATURE_MAPS
 from lmlong.attention.linear.layer import LinearAttention
 from lmlong.attention.linear.naive import LinearState
-from lmlong.cli.options import Loading
+from lmlong.cli.evaluate import AS_TRAINED
 from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.errors import UsageError
 from lmlong.inference.loading import StateDtype, load
@@ -118,6 +118,5 @@ def test_a_format_that_there_is_not_is_refused(run: Path) -> None:
 
 
 def test_a_model_is_measured_in_the_format_of_training(caching: Path) -> None:
-    loading = Loading("cpu")
-    assert torch.bfloat16 not in dtypes(loading.load_as_trained(str(caching)).model.init_state(1))
-    assert torch.bfloat16 in dtypes(loading.load(str(caching)).model.init_state(1))
+    assert torch.bfloat16 not in dtypes(load(caching, "cpu", state_dtype=AS_TRAINED).model.init_state(1))
+    assert torch.bfloat16 in dtypes(load(caching, "cpu").model.init_state(1))

@@ -69,7 +69,7 @@ class Told:
 
     def all(self) -> list[Event]:
         events = [self.next()]
-        while not events[-1].is_last:
+        while not events[-1].end and not events[-1].error:
             events.append(self.next())
         return events
 

@@ -9,7 +9,7 @@ from lmlong.serving.request import Event
 def test_who_is_told_to_stop_stops_though_an_event_comes_at_that_moment() -> None:
     async def stop_after(turns: int) -> bool:
         inbox = Inbox(1000, lambda: None)
-        waiting = asyncio.ensure_future(inbox.wait(60))
+        waiting = asyncio.ensure_future(inbox.take(60))
         await asyncio.sleep(0.001)
         inbox.put(0, Event("a"))
         for _ in range(turns):
@@ -22,10 +22,10 @@ def test_who_is_told_to_stop_stops_though_an_event_comes_at_that_moment() -> Non
 
 
 def test_nothing_comes_in_the_time_that_is_waited() -> None:
-    async def wait() -> tuple[bool, bool, list]:
+    async def wait() -> tuple[list, list]:
         inbox = Inbox(1000, lambda: None)
-        before = await inbox.wait(0.01)
+        before = await inbox.take(0.01)
         inbox.put(3, Event("a"))
-        return before, await inbox.wait(60), inbox.take()
+        return before, await inbox.take(60)
 
-    assert asyncio.run(wait()) == (False, True, [(3, Event("a"))])
+    assert asyncio.run(wait()) == ([], [(3, Event("a"))])

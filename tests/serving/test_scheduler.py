@@ -106,7 +106,7 @@ def test_a_row_is_free_as_soon_as_its_request_is_cancelled() -> None:
         assert waiting.all()[-1].end == "max_tokens"
         assert cancelled.none_are_left()
         while not endless.none_are_left():
-            assert not endless.next().is_last
+            assert not endless.next().end
     assert scheduler.counts.cancelled == 2 and scheduler.active == scheduler.queued == 0
 
 

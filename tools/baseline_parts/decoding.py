@@ -14,9 +14,9 @@ from baseline_parts.model_step import served, tensors
 from baseline_parts.training import table
 from baseline_parts.variants import KINDS
 from baseline_parts.workspace import Options, Workspace, documents
+from lmlong.cli.reading import Prompt
 from lmlong.cli.writing import TextOutput
 from lmlong.decode.engine import step
-from lmlong.inference.prompts import Prompt
 from lmlong.model.sampling_options import Sampling
 
 PROMPT = " ".join(documents())[:300]
@@ -71,12 +71,11 @@ def saved(name: str, options: Options, workspace: Workspace) -> dict[str, Any]:
 def generated(name: str, options: Options, workspace: Workspace) -> dict[str, Any]:
     """Return what `lmlong generate --json` writes: tokens and their log-probabilities, with options of sampling."""
     trained = lmlong.load(workspace.run_of(name, options), "cpu")
-    if trained.fast_step_at_once:
-        trained.use_fast_step()
-    sampling, rows = Sampling(seed=7, top_k=20, repetition_penalty=1.2), [(0, Prompt(PROMPT, {}))]
+    trained.use_fast_step(None)
+    sampling = Sampling(seed=7, top_k=20, repetition_penalty=1.2)
     with redirect_stdout(StringIO()) as printed:
-        output = TextOutput(as_json=True, stats=False, one_text=False)
-        output.write(trained, [trained.read(PROMPT)], sampling, rows, 2, 30, ())
+        output = TextOutput(trained, sampling, samples=2, max_tokens=30, as_json=True)
+        output.write([Prompt(PROMPT, {})], [trained.read(PROMPT)])
     return {"json": printed.getvalue()}
 
 

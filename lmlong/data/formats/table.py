@@ -36,7 +36,7 @@ class Format(NamedTuple):
     is_whole: bool = False
     """Whether a file is one document."""
     trial: int | None = None
-    """The number of documents that `check` reads; None for all."""
+    """The number of documents that `mistake` reads; None for all."""
     quick_check: Callable[[Path, ReadOptions], bool] = lambda path, options: True
     """Returns whether a file appears to be readable; raises a UsageError that explains a certain mistake."""
     depends_on: Callable[[Path, ReadOptions], str] = lambda path, options: ""
@@ -61,9 +61,13 @@ class Format(NamedTuple):
         """Return why a folder skips a file that is not named, or None if it is read."""
         return self.refusal or self.skip(path, column)
 
-    def check(self, path: Path, options: ReadOptions) -> None:
-        """Raise a UsageError if a file cannot be read."""
-        deque(islice(self.documents(path, options), self.trial), maxlen=0)
+    def mistake(self, path: Path, options: ReadOptions) -> UsageError | None:
+        """Return why a file cannot be read, or None."""
+        try:
+            deque(islice(self.documents(path, options), self.trial), maxlen=0)
+        except UsageError as error:
+            return error
+        return None
 
     def fingerprint(self, path: Path, options: ReadOptions) -> str:
         """Return what the text of a file depends on in addition to its bytes."""
@@ -94,7 +98,7 @@ def _declared_encoding(path: Path, options: ReadOptions) -> str | None:
         return options.encoding
     try:
         return marked(next(read_bytes(path), b""))
-    except UsageError:  # damaged, which `check` reports
+    except UsageError:  # damaged, which `mistake` reports
         return None
 
 

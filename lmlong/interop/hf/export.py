@@ -1,4 +1,4 @@
-"""Export a run as a folder for transformers."""
+"""Export a run as a folder for transformers, with a model card."""
 
 from pathlib import Path
 from typing import Any
@@ -6,14 +6,14 @@ from typing import Any
 from safetensors.torch import save_file
 
 from lmlong.checkpoint import manifest
-from lmlong.interop.exporting import Exported, as_json, ends, open_export, write_folder
+from lmlong.interop.card import card
+from lmlong.interop.exporting import Exported, RunSource, as_json, ends, open_export, write_folder
 from lmlong.interop.hf import config as configs
-from lmlong.interop.hf.card import model_card
 from lmlong.interop.hf.tokenizer import UNBOUNDED, tokenizer_files
 from lmlong.model.build import build
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.sampling_options import DEFAULTS
-from lmlong.model.state_size import state_size
+from lmlong.model.state_size import StateSize, binary_size, state_size
 
 MODULE = Path(__file__).with_name(f"{configs.MODULE}.py")
 SAMPLING = {
@@ -29,6 +29,26 @@ NO_LOOPS: dict[str, float] = {"loop_penalty": DEFAULTS.effective_loop_penalty}
 
 NO_LOOPS_OF_LLAMA: dict[str, float] = {"no_repeat_ngram_size": 5}
 """The option against loops of transformers' own Llama."""
+
+USE = """## Use
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("{folder}"{remote})
+model = AutoModelForCausalLM.from_pretrained("{folder}"{remote})
+inputs = tokenizer("Once upon a time", return_tensors="pt")
+print(tokenizer.decode(model.generate(**inputs, max_new_tokens=100)[0], skip_special_tokens=True))
+```
+"""
+CONSTANT = """A document may have any length: memory and time per token are constant, with {size} of state for each row
+of a batch. Rows of a batch are padded on the left. A state cannot go back by a token, so assisted generation is not
+supported.
+"""
+GROWING = """Some of its layers keep the keys and values of all tokens, so its state grows with the text. Rows of a
+batch are padded on the left.
+"""
+NEEDS = "`pip install lmlong` first: the module in this folder runs lmlong's own model."
 
 
 def export_hf(run: str, folder: Path, evaluation: dict[str, Any] | None = None) -> Exported:
@@ -55,3 +75,13 @@ def export_hf(run: str, folder: Path, evaluation: dict[str, Any] | None = None) 
     }
     write_folder(folder, files, lambda into: save_file(named, into / manifest.WEIGHTS, metadata={"format": "pt"}))
     return Exported(folder, sum(weight.numel() for weight in weights.values()), config["architectures"][0])
+
+
+def model_card(name: str, source: RunSource, state: StateSize | None, evaluation: dict[str, Any] | None) -> str:
+    """Return the text. `state` is None if transformers' own Llama loads the model."""
+    use = USE.format(folder=name, remote="" if state is None else ", trust_remote_code=True")
+    if state is None:
+        return card(name, source, "transformers", [], [use], evaluation)
+    size = binary_size(state.empty.bytes)
+    limits = "## Limits\n\n" + (GROWING if state.per_token.numbers else CONSTANT.format(size=size))
+    return card(name, source, "transformers", ["linear-attention"], [use, limits], evaluation, NEEDS)
