@@ -13,12 +13,27 @@ from types import FrameType
 
 import uvicorn
 from starlette.applications import Starlette
+from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import HANDLED_SIGNALS
 
 from lmlong.errors import UsageError
 
 LONGEST_HEAD = 32 << 10
 """Maximum bytes of the head of a request."""
+
+LONGEST_READ = 4 << 10
+"""Bytes read from a connection at once. A chunked body may have a chunk for every six bytes, and the parser, which is
+Python, takes all that was read before any other connection has its turn."""
+
+ACCEPTED = 64
+"""Maximum number of connections accepted before others have their turn."""
+
+WAITING = 4096
+"""Maximum number of connections that wait to be accepted. The system drops further ones, which try again a second
+later."""
+
+OTHER_FILES = 128
+"""Open files reserved for sessions, libraries and pipes."""
 
 KEEP_ALIVE = 20
 """Seconds after a response in which a connection waits for the next request."""
@@ -61,6 +76,29 @@ def prepare_process() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection is an open file
 
 
+def connection_limits() -> tuple[int, int]:
+    """Return how many connections there may be, each of which is an open file, and how many are accepted at once."""
+    files = 1 << 16  # sockets are not files on Windows
+    with suppress(ImportError, OSError):
+        import resource
+
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        files = files if most == resource.RLIM_INFINITY else most
+    accepted = min(ACCEPTED, files // 4)
+    return max(16, files - accepted - OTHER_FILES), accepted
+
+
+class Connection(H11Protocol):
+    """A connection of a client, which is closed at once if there are too many: each is an open file, and a process that
+    has no more of those accepts none."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        transport.max_size = LONGEST_READ  # type: ignore[attr-defined]
+        if self.limit_concurrency is not None and len(self.connections) > self.limit_concurrency:
+            transport.abort()
+
+
 class Server(uvicorn.Server):
     """A server that stops on SIGINT or SIGTERM: it refuses new requests, gives running ones `grace` seconds to finish,
     and ends the rest. A second signal stops it immediately."""
@@ -73,10 +111,13 @@ class Server(uvicorn.Server):
         on_start: Callable[[], None],
     ):
         """`on_start` is called once the server listens."""
+        most, accepted = connection_limits()
         config = uvicorn.Config(
             app,
-            http="h11",
+            http=Connection,
             h11_max_incomplete_event_size=LONGEST_HEAD,
+            limit_concurrency=most,
+            backlog=accepted,
             loop="asyncio",
             timeout_keep_alive=KEEP_ALIVE,
             ws="none",
@@ -103,6 +144,7 @@ class Server(uvicorn.Server):
             await super().startup(sockets)
         except OSError as error:  # another program took the port
             raise _not_had(error, *self._listening.getsockname()[:2]) from None
+        self._listening.listen(WAITING)
         self._on_start()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -5,6 +5,7 @@ import json
 import random
 import re
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -22,6 +23,7 @@ from serving.servers import Served, served, until
 from lmlong.data.formats.table import SUFFIXES
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.serving.guard import Hosts, warning
+from lmlong.serving.server import ACCEPTED, LONGEST_READ, WAITING, Connection
 
 JSON = {"Content-Type": "application/json"}
 POST_HEAD = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\n".encode()
@@ -132,6 +134,40 @@ def test_a_body_has_a_time_limit(trained: TrainedLanguageModel) -> None:
     with served(trained, timeout=0.3) as server:
         answer = unfinished(server, b"{", 100).getresponse()
         assert answer.status == 408 and json.loads(answer.read())["error"]["code"] == "timeout"
+
+
+def test_too_many_connections_are_turned_away(trained: TrainedLanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lmlong.serving.server.connection_limits", lambda: (3, 16))
+    with served(trained) as server, ExitStack() as opened:
+        address = ("127.0.0.1", server.port)
+        for _ in range(2):
+            opened.enter_context(socket.create_connection(address))
+        until(lambda: httpx.get(f"{server.url}/health").status_code == 503)
+        opened.enter_context(socket.create_connection(address))
+        fourth = opened.enter_context(socket.create_connection(address, timeout=20))
+        with suppress(ConnectionResetError):
+            assert fourth.recv(1) == b""
+        opened.close()
+        until(lambda: httpx.get(f"{server.url}/health").status_code == 200)
+
+
+def test_other_connections_have_their_turn_between_tiny_chunks(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """43,000 chunks of a byte take a second to parse."""
+    read, receive = [], Connection.data_received
+    monkeypatch.setattr(Connection, "data_received", lambda self, data: (read.append(len(data)), receive(self, data)))
+    head = POST_HEAD + b"Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+        connection.sendall(head + b"1\r\n[\r\n" * 10_000 + b"0\r\n\r\n")
+        assert connection.recv(100).startswith(b"HTTP/1.1 400 ")
+    assert sum(read) > 60_000 and max(read) <= LONGEST_READ
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the length of Linux's queue")
+def test_a_burst_of_connections_waits_in_the_queue(server: Served) -> None:
+    (listening,) = (each for one in server.server.servers for each in one.sockets)
+    state = listening.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
+    most = int(Path("/proc/sys/net/core/somaxconn").read_text())
+    assert int.from_bytes(state[28:32], sys.byteorder) == min(WAITING, most) > ACCEPTED
 
 
 def test_paths_and_methods_that_are_not_there(server: Served) -> None:
