@@ -10,7 +10,7 @@ from click.shell_completion import shell_complete
 
 from lmlong import __version__
 from lmlong.cli import streams
-from lmlong.errors import LmlongError, RecipeError, nearest
+from lmlong.errors import LmlongError, RecipeError, UsageError, nearest
 from lmlong.io.home import lend_home
 from lmlong.io.system_errors import explain, lack_of_memory
 
@@ -45,6 +45,14 @@ GROUPS = {
 
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 
+RENAMED = {
+    "tokenizer": "lmlong data train-tokenizer, or lmlong data tokenizer-info",
+    "probe": "lmlong eval --by recall",
+    "spectrum": "lmlong eval --by spectrum",
+    "lm-eval": "lmlong eval --tasks",
+}
+"""What replaces a command of an earlier version."""
+
 INTERRUPTED = 130
 READER_LEFT = 141
 
@@ -62,6 +70,8 @@ class Pipeline(click.Group):
         if name not in COMMANDS:
             if context.resilient_parsing:
                 return None
+            if new := RENAMED.get(name):
+                raise UsageError(f"{name}: has another name now. Use {new}.")
             context.fail(f"No such command '{name}'.{nearest(name, COMMANDS)}")
         module, _, attribute = COMMANDS[name][0].partition(":")
         command: click.Command = getattr(import_module(module), attribute)

@@ -155,7 +155,12 @@ def restored(tensors: Mapping[str, Tensor], model: LanguageModel, tokenizer: Tok
     """Return the session of tensors from a file; raise ValueError if they are not possible for this model."""
     empty = _empty(model, _learns(tensors))
     expected = dict(_named(empty))
+    unread = {name: tensor for name, tensor in expected.items() if name.startswith("unread.")}
+    if not tensors.keys() & unread.keys():  # a file from before sessions left text unread
+        tensors = {**tensors, **unread}
     mismatched = tensors.keys() ^ expected.keys()
+    if mismatched == {"state.learned.delta.D"}:
+        raise StateError("an earlier version of lmlong learned only a bias in it, which this one does not continue")
     if mismatched:
         raise StateError(f"{min(mismatched)} is missing, or not a tensor of this model's state")
     _check(rebuild_state(empty, iter([tensors[name] for name in expected])), empty, model, tokenizer)

@@ -5,6 +5,7 @@ upload: a state in ID.root, without tokens, which the file that begins with it n
 delete: the file, or while forks need it a last line that says so; then the states that no file names
 """
 
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +20,9 @@ from lmlong.io.lock import Held, lock
 from lmlong.io.system_errors import explain_errors
 from lmlong.serving.session_file import NAME, ROOT, Header, Line, SessionFile, reason
 from lmlong.serving.settings import Settings
+
+EARLIER = re.compile(r"[0-9a-f]{24}(\.state|-[0-9a-f]{16}\.base)")
+"""The names of files of sessions of earlier versions."""
 
 
 class UnknownSession(LmlongError):
@@ -151,6 +155,9 @@ class SessionFolder:
         """Read what is in the folder. Damaged files are reported; these and those of other models are left alone."""
         skipped = 0
         for path in sorted(self.path.iterdir()):
+            if EARLIER.fullmatch(path.name):
+                remedy = "Name another folder by --sessions, or rename this one."
+                raise UsageError(f"{self.path}: its sessions are of an earlier version of lmlong. {remedy}")
             if NAME.fullmatch(path.name):
                 try:
                     if file := SessionFile.open(path):

@@ -68,6 +68,21 @@ def test_commands_have_few_options() -> None:
     assert max(counts) <= 20 and sum(counts) <= 130
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("tokenizer", "lmlong data train-tokenizer, or lmlong data tokenizer-info"),
+        ("probe", "lmlong eval --by recall"),
+        ("spectrum", "lmlong eval --by spectrum"),
+        ("lm-eval", "lmlong eval --tasks"),
+    ],
+)
+def test_old_command_names_the_new_one(old: str, new: str) -> None:
+    done = lmlong(old, "runs/quickstart", "--help")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"error: {old}: has another name now. Use {new}.\n"
+
+
 def leave(monkeypatch: pytest.MonkeyPatch, action: Callable[[], object] | BaseException) -> object:
     """The exit code of `lmlong` when its command does `action`, or raises it."""
 

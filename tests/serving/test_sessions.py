@@ -274,6 +274,16 @@ def test_only_files_of_sessions_are_deleted(trained: TrainedLanguageModel, tmp_p
     assert set((tmp_path / "states").iterdir()) == set(in_states)
 
 
+@pytest.mark.parametrize("name", [f"{'0' * 24}.state", f"{'0' * 24}-{'1' * 16}.base"])
+def test_folder_of_an_earlier_version_is_refused_and_untouched(
+    trained: TrainedLanguageModel, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / name).write_bytes(b"of an earlier version")
+    with pytest.raises(UsageError, match=r"earlier version.*--sessions"):
+        opened(trained, tmp_path)
+    assert files(tmp_path) == {name}
+
+
 def test_folder_is_locked(tmp_path: Path) -> None:
     with locked(tmp_path), pytest.raises(UsageError, match="another server"), locked(tmp_path):
         pass
