@@ -131,7 +131,7 @@ def _register(where: str, name: str, digest: str, declared: Mapping[str, Mapping
             names.add(kind)
     for kind, attention in plugin.attentions.items():
         ATTENTION_KINDS[kind] = AttentionInfo(
-            attention.__name__,
+            layer=attention.__name__,
             misfit=f"{kind} has no encoder form, it is causal. Use full, linformer, efficient or linear.",
             state_growth=attention.state_growth,
             has_keys=attention.has_keys,

@@ -14,6 +14,8 @@ from lmlong.recipe.section import Options
 class AttentionInfo(NamedTuple):
     """The properties of an attention; the defaults suit most."""
 
+    summary: str = ""
+    """What it computes, as `lmlong recipe options` and the docs list it; empty for a plug-in's."""
     layer: str | None = None
     """The class of its causal form, in lmlong/attention/KIND/layer.py; None if it cannot be causal."""
     encoder: bool = False
@@ -38,6 +40,11 @@ class AttentionInfo(NamedTuple):
     def causal(self) -> bool:
         return self.layer is not None
 
+    @property
+    def state(self) -> str:
+        """The state of its causal form in words."""
+        return "constant state" if self.state_growth == "constant" else "growing state"
+
 
 class FeatureMapInfo(NamedTuple):
     """The properties of a feature map."""
@@ -50,20 +57,29 @@ class FeatureMapInfo(NamedTuple):
 
 
 ATTENTION_KINDS: dict[str, AttentionInfo] = {
-    "linear": AttentionInfo("LinearAttention", encoder=True, uses_feature_map=True, recurrent=True),
+    "linear": AttentionInfo(
+        "a sum of values, weighted through a feature map",
+        "LinearAttention",
+        encoder=True,
+        uses_feature_map=True,
+        recurrent=True,
+    ),
     "delta": AttentionInfo(
+        "the delta rule: a new value replaces the one stored under its key",
         "DeltaAttention",
         recurrent=True,
         misfit="delta replaces stored values in reading order, but an encoder looks at both sides. Use linear, "
         "efficient, linformer or full.",
     ),
     "window": AttentionInfo(
+        "exact softmax attention over the last tokens",
         "WindowAttention",
         uses_rope=True,
         misfit="window only looks at the past, but an encoder looks at both sides. Use full, or linformer, efficient "
         "or linear, whose cost is not quadratic in the text length.",
     ),
     "softmax": AttentionInfo(
+        "exact softmax attention over all tokens so far",
         "SoftmaxAttention",
         uses_rope=True,
         state_growth="per token",
@@ -71,6 +87,7 @@ ATTENTION_KINDS: dict[str, AttentionInfo] = {
         "the whole text.",
     ),
     "ngram": AttentionInfo(
+        "a lookup of what followed the last n tokens before",
         "NgramAttention",
         has_keys=False,
         reads_tokens=True,
@@ -78,17 +95,20 @@ ATTENTION_KINDS: dict[str, AttentionInfo] = {
         "efficient or linear.",
     ),
     "full": AttentionInfo(
+        "exact softmax attention over the whole text",
         encoder=True,
         misfit="full also looks at the future, so it cannot be causal. Use softmax, which only looks at the past, or "
         "train an encoder by objective: masked.",
     ),
     "linformer": AttentionInfo(
+        "softmax attention over keys and values that are projected to k slots",
         encoder=True,
         misfit="linformer mixes all positions, also future ones, into each projected key and value, so it cannot be "
         "causal (docs/guides/encoders.md). Use linear, window or softmax, or train an "
         "encoder by objective: masked.",
     ),
     "efficient": AttentionInfo(
+        "softmax over features for queries, and over the whole text for keys",
         encoder=True,
         misfit="efficient normalises keys over the whole sequence, also the future, so it cannot be causal. Use linear "
         "with feature_map: softmax, the closest causal attention, window or softmax, or train an encoder by "
@@ -105,6 +125,20 @@ FEATURE_MAP_KINDS: dict[str, FeatureMapInfo] = {
     "taylor": FeatureMapInfo(signed=True),
     "favor": FeatureMapInfo(uses_rope=True),
 }
+
+
+def kinds_in_words() -> str:
+    """Return every kind and what it computes, for the explanation of `kind`."""
+    about = ATTENTION_KINDS.items()
+    causal = [f"{kind} ({info.summary}; {info.state})" for kind, info in about if info.causal]
+    encoder = [f"{kind} ({info.summary})" for kind, info in about if info.encoder]
+    return f"Causal: {', '.join(causal)}. For an encoder: {', '.join(encoder)}."
+
+
+def rotating() -> list[str]:
+    """Return the kinds and feature maps with rotary positions by default."""
+    tables = (ATTENTION_KINDS, FEATURE_MAP_KINDS)
+    return [name for table in tables for name, about in table.items() if about.uses_rope]
 
 
 def _of_plugins() -> Iterator[tuple[str, AttentionInfo | FeatureMapInfo]]:

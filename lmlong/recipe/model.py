@@ -8,7 +8,7 @@ from pydantic_core import PydanticCustomError
 
 from lmlong.recipe import bounds
 from lmlong.recipe.attention import MAX_NGRAM, Attention, KindName
-from lmlong.recipe.kinds import ATTENTION_KINDS, FEATURE_MAP_KINDS, why_state_grows
+from lmlong.recipe.kinds import ATTENTION_KINDS, FEATURE_MAP_KINDS, rotating, why_state_grows
 from lmlong.recipe.section import Options, completed, mistake
 
 
@@ -133,9 +133,12 @@ class Model(Options):
     training.init_from."""
     convolution: int = Field(default=4, ge=0, le=64)
     """Tokens seen by the causal convolution over queries, keys and values; 0 for none. An encoder has none."""
-    positions: Literal["auto", "none", "rotary", "absolute"] = "auto"
-    """rotary: queries and keys are rotated by their position in the document (RoPE). auto: rotary for softmax, window,
-    cosine, favor and all encoders. absolute, for encoders only: sinusoidal positions are added to the embedding."""
+    positions: Literal["auto", "none", "rotary", "absolute"] = Field(
+        default="auto",
+        description="rotary: queries and keys are rotated by their position in the document (RoPE). auto: rotary for "
+        f"{', '.join(rotating())} and all encoders. absolute, for encoders only: sinusoidal positions are added to the "
+        "embedding.",
+    )
     rope: Rope = Rope()
     output_gate: bool = True
     """Multiply each channel of an attention's output by a gate learned from the token."""

@@ -56,6 +56,8 @@ def test_an_option_is_described_in_plain_words() -> None:
     assert options["training", None].type == "a section"
     assert not options["training", None].required
     assert options["model.attention.kind", None].type == (f"one of {KINDS} or a list of 1 or more, each one of {KINDS}")
+    listed = options["model.attention.kind", None].meaning
+    assert all(about.summary and f"{kind} ({about.summary}" in listed for kind, about in ATTENTION_KINDS.items())
     assert options["text.sources", None].type == "a list of 1 or more, each a section of kind python-stdlib, files, hub"
     assert options["text.sources", None].default == [{"kind": "python-stdlib", "weight": 1.0}]
     assert options["text.sources.N.paths", "files"].required
