@@ -5,10 +5,13 @@ both dicts are made from their classes.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from lmlong.recipe.option_types import pattern_words
 from lmlong.recipe.section import Options
+
+AttentionOptions = Mapping[str, str | int]
 
 
 class AttentionInfo(NamedTuple):
@@ -31,6 +34,8 @@ class AttentionInfo(NamedTuple):
     """Whether it has a feature map; `uses_rope` of the map then applies."""
     recurrent: bool = False
     """Whether it is a recurrence, and so can be combined with `parallel_window`."""
+    forms: Mapping[str, AttentionOptions] = MappingProxyType({})
+    """The forms that benchmarks compare, options of model.attention by name; if empty, its default form."""
     options: type[Options] | None = None
     """The section of a plug-in's options, model.attention.NAME."""
     plugin: str | None = None
@@ -63,11 +68,24 @@ ATTENTION_KINDS: dict[str, AttentionInfo] = {
         encoder=True,
         uses_feature_map=True,
         recurrent=True,
+        forms={
+            "elu": {"feature_map": "elu", "decay": "none"},
+            "relu": {"feature_map": "relu", "decay": "none"},
+            "cosine": {"feature_map": "cosine", "decay": "none"},
+            "softmax-features": {"feature_map": "softmax", "decay": "none"},
+            "taylor": {"feature_map": "taylor", "decay": "none"},
+            "favor": {"feature_map": "favor", "decay": "none"},
+            "elu-fixed": {"feature_map": "elu", "decay": "fixed"},
+            "elu-learned": {"feature_map": "elu", "decay": "learned"},
+            "elu-channel": {"feature_map": "elu", "decay": "channel"},
+            "favor-learned": {"feature_map": "favor", "decay": "learned"},
+        },
     ),
     "delta": AttentionInfo(
         "the delta rule: a new value replaces the one stored under its key",
         "DeltaAttention",
         recurrent=True,
+        forms={"delta": {"decay": "learned"}},
         misfit="delta replaces stored values in reading order, but an encoder looks at both sides. Use linear, "
         "efficient, linformer or full.",
     ),
@@ -75,6 +93,7 @@ ATTENTION_KINDS: dict[str, AttentionInfo] = {
         "exact softmax attention over the last tokens",
         "WindowAttention",
         uses_rope=True,
+        forms={"window": {"window": 256}},
         misfit="window only looks at the past, but an encoder looks at both sides. Use full, or linformer, efficient "
         "or linear, whose cost is not quadratic in the text length.",
     ),
@@ -170,37 +189,19 @@ def plugins_needed(attention: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(about.plugin) for name, about in _of_plugins() if name in named))
 
 
-AttentionOptions = Mapping[str, str | int]
-
-CANDIDATES: dict[str, AttentionOptions] = {
-    "softmax": {"kind": "softmax"},
-    "window": {"kind": "window", "window": 256},
-    "elu": {"kind": "linear", "feature_map": "elu", "decay": "none"},
-    "relu": {"kind": "linear", "feature_map": "relu", "decay": "none"},
-    "cosine": {"kind": "linear", "feature_map": "cosine", "decay": "none"},
-    "softmax-features": {"kind": "linear", "feature_map": "softmax", "decay": "none"},
-    "taylor": {"kind": "linear", "feature_map": "taylor", "decay": "none"},
-    "favor": {"kind": "linear", "feature_map": "favor", "decay": "none"},
-    "elu-fixed": {"kind": "linear", "feature_map": "elu", "decay": "fixed"},
-    "elu-learned": {"kind": "linear", "feature_map": "elu", "decay": "learned"},
-    "elu-channel": {"kind": "linear", "feature_map": "elu", "decay": "channel"},
-    "favor-learned": {"kind": "linear", "feature_map": "favor", "decay": "learned"},
-    "delta": {"kind": "delta", "decay": "learned"},
-}
-"""The attentions that benchmarks compare: options of model.attention by name."""
-
-
 def plugin_candidates() -> dict[str, AttentionOptions]:
-    """Return the attentions and feature maps of plug-ins as candidates of a benchmark, as `CANDIDATES` has them."""
-    kinds = [kind for kind, about in ATTENTION_KINDS.items() if about.plugin]
-    maps = [name for name, about in FEATURE_MAP_KINDS.items() if about.plugin]
-    attentions: dict[str, AttentionOptions] = {kind: {"kind": kind} for kind in kinds}
-    return attentions | {name: {"kind": "linear", "feature_map": name, "decay": "none"} for name in maps}
+    """Return the attentions and feature maps of plug-ins as candidates of a benchmark."""
+    kinds: dict[str, AttentionOptions] = {kind: {"kind": kind} for kind, info in ATTENTION_KINDS.items() if info.plugin}
+    maps = [name for name, info in FEATURE_MAP_KINDS.items() if info.plugin]
+    return kinds | {name: {"kind": "linear", "feature_map": name, "decay": "none"} for name in maps}
 
 
 def candidates() -> dict[str, AttentionOptions]:
-    """Return the candidates of benchmarks, including those of plug-ins."""
-    return CANDIDATES | plugin_candidates()
+    """Return the attentions that benchmarks compare, options of model.attention by name: the forms of each causal kind,
+    and those of plug-ins."""
+    causal = [(kind, info) for kind, info in ATTENTION_KINDS.items() if info.causal]
+    forms = [(kind, *form) for kind, info in causal for form in (info.forms or {kind: {}}).items()]
+    return {name: {"kind": kind, **form} for kind, name, form in forms} | plugin_candidates()
 
 
 def why_state_grows(kinds: Iterable[str]) -> str | None:
