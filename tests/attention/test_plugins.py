@@ -129,6 +129,14 @@ def test_recipes_ask_the_class(tmp_path: Path) -> None:
         check_attention(CAUSAL["two_gates"](3, 8, 6, recipe.Attention()))
 
 
+def test_denominators_that_a_plugin_declares_are_checked(tmp_path: Path) -> None:
+    divides = "    denominators = lambda self, q, *_: torch.zeros(q.shape[:3])\n    class Options"
+    (tmp_path / "divides.py").write_text(TWO_GATES.read_text().replace("    class Options", divides, 1))
+    load_plugin(tmp_path / "divides.py")
+    with pytest.raises(BrokenLaw, match="breaks law 10, 1 / smallest denominator: float64"):
+        check_attention(CAUSAL["two_gates"](3, 8, 6, recipe.Attention()))
+
+
 def test_a_changed_file_is_read_again(square: Path) -> None:
     first = load_plugin(square)
     assert check_feature_map(first.feature_maps["square"]).kept
