@@ -23,13 +23,15 @@ class AttentionInfo(NamedTuple):
     """The class of its causal form, in lmlong/attention/KIND/layer.py; None if it cannot be causal."""
     encoder: bool = False
     misfit: str = ""
-    """The message for a recipe of the other objective: why this attention does not fit, and which ones do."""
+    """The message for a recipe of the other objective: why this attention does not fit, and which ones do; if empty, a
+    general one."""
     state_growth: Literal["constant", "per token"] = "constant"
     has_keys: bool = True
     """Whether it has queries and keys; otherwise it has only values."""
     reads_tokens: bool = False
     """Whether it reads token ids, which downsampled layers do not have."""
     uses_rope: bool = False
+    """Whether queries and keys are rotated unless the recipe sets it."""
     uses_feature_map: bool = False
     """Whether it has a feature map; `uses_rope` of the map then applies."""
     recurrent: bool = False
@@ -152,6 +154,14 @@ def kinds_in_words() -> str:
     causal = [f"{kind} ({info.summary}; {info.state})" for kind, info in about if info.causal]
     encoder = [f"{kind} ({info.summary})" for kind, info in about if info.encoder]
     return f"Causal: {', '.join(causal)}. For an encoder: {', '.join(encoder)}."
+
+
+def why_misfit(kind: str) -> str:
+    """Return why a kind does not fit the other objective, and which ones do."""
+    about = ATTENTION_KINDS[kind]
+    fitting = [name for name, info in ATTENTION_KINDS.items() if (info.encoder if about.causal else info.causal)]
+    form = "encoder" if about.causal else "causal"
+    return about.misfit or f"{kind} has no {form} form. Use one of {', '.join(fitting)}."
 
 
 def rotating() -> list[str]:

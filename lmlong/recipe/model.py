@@ -211,12 +211,16 @@ class Model(Options):
         return self.model_copy(update=given)
 
     def uses_rope(self, kind: str) -> bool:
-        """Whether causal layers of a kind rotate queries and keys."""
+        """Whether causal layers of a kind rotate all queries and keys."""
         positions, about = self.of_kind(kind).positions, ATTENTION_KINDS[kind]
-        if positions != "auto":
-            return positions == "rotary" and about.has_keys
         of_map = about.uses_feature_map and FEATURE_MAP_KINDS[self.attention.feature_map].uses_rope
-        return about.uses_rope or of_map or (about.recurrent and self.attention.parallel_window is not None)
+        by_default = positions == "auto" and (about.uses_rope or of_map)
+        return about.has_keys and (positions == "rotary" or by_default)
+
+    def rotates(self, kind: str) -> bool:
+        """Whether they rotate queries and keys, if only for a parallel window."""
+        windowed = ATTENTION_KINDS[kind].recurrent and self.attention.parallel_window is not None
+        return self.uses_rope(kind) or (windowed and self.of_kind(kind).positions == "auto")
 
     @property
     def kinds(self) -> list[str]:
