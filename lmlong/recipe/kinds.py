@@ -36,6 +36,10 @@ class AttentionInfo(NamedTuple):
     """Whether it has a feature map; `uses_rope` of the map then applies."""
     recurrent: bool = False
     """Whether it is a recurrence, and so can be combined with `parallel_window`."""
+    exact: bool = False
+    """Whether it is exact softmax attention, beside which recurrences may learn nothing."""
+    needs_head_norm: bool = False
+    """Whether its output is not an average of values, so that its heads must be normalized."""
     forms: Mapping[str, AttentionOptions] = MappingProxyType({})
     """The forms that benchmarks compare, options of model.attention by name; if empty, its default form."""
     options: type[Options] | None = None
@@ -87,6 +91,7 @@ ATTENTION_KINDS: dict[str, AttentionInfo] = {
         "the delta rule: a new value replaces the one stored under its key",
         "DeltaAttention",
         recurrent=True,
+        needs_head_norm=True,
         forms={"delta": {"decay": "learned"}},
         misfit="delta replaces stored values in reading order, but an encoder looks at both sides. Use linear, "
         "efficient, linformer or full.",
@@ -94,6 +99,7 @@ ATTENTION_KINDS: dict[str, AttentionInfo] = {
     "window": AttentionInfo(
         "exact softmax attention over the last tokens",
         "WindowAttention",
+        exact=True,
         uses_rope=True,
         forms={"window": {"window": 256}},
         misfit="window only looks at the past, but an encoder looks at both sides. Use full, or linformer, efficient "
@@ -102,6 +108,7 @@ ATTENTION_KINDS: dict[str, AttentionInfo] = {
     "softmax": AttentionInfo(
         "exact softmax attention over all tokens so far",
         "SoftmaxAttention",
+        exact=True,
         uses_rope=True,
         state_growth="per token",
         misfit="softmax only looks at the past, but an encoder looks at both sides. Use full, which is softmax over "

@@ -261,9 +261,10 @@ class Model(Options):
                 yield mistake(f"mixers.{number}.kind", why)
             else:
                 yield from self.of_kind(mixer.kind)._of_heads(f"mixers.{number}.")
-        if "delta" in self.kinds and not self.of_kind("delta").head_norm:
-            why = "delta requires it, since its output is not an average of values. Set it to true."
-            yield mistake("head_norm", why)
+        for kind in dict.fromkeys(self.kinds):
+            if ATTENTION_KINDS[kind].needs_head_norm and not self.of_kind(kind).head_norm:
+                why = f"{kind} requires it, since its output is not an average of values. Set it to true."
+                yield mistake("head_norm", why)
         yield from self._added_heads()
         if self.downsample and self.layers == 1:
             yield mistake("downsample", "a model of one layer has no middle. Leave downsample out.")

@@ -101,7 +101,7 @@ def draw_model(draw: Draw) -> dict[str, Any]:
         **draw_shape(draw),
         "add_ngram": add_ngram,
         "kv_heads": draw("kv_heads").choice([None, *divisors(heads)]),
-        "head_norm": "delta" in pattern or draw("head_norm").random() < 0.6,
+        "head_norm": any(ATTENTION_KINDS[kind].needs_head_norm for kind in pattern) or draw("head_norm").random() < 0.6,
         "mixers": draw_mixers(draw, list(dict.fromkeys(pattern[:layers]))),
     }
 
@@ -164,7 +164,7 @@ def draw_mixer(draw: Draw, kind: str) -> dict[str, Any]:
         "positions": "none" if head_dim % 2 else draw("positions").choice((None, "auto")),
         "rope": draw("rope").choice((None, {"base": 50.0})),
         "output_gate": draw("output_gate").choice((None, True, False)),
-        "head_norm": True if kind == "delta" else draw("head_norm").choice((None, True, False)),
+        "head_norm": ATTENTION_KINDS[kind].needs_head_norm or draw("head_norm").choice((None, True, False)),
     }
 
 
@@ -282,14 +282,14 @@ def _in_use(model: dict[str, Any]) -> dict[str, Any]:
     attention = dict(model["attention"])
     pattern = attention["kind"] if isinstance(attention["kind"], list) else [attention["kind"]]
     attention["kind"] = pattern[: model["layers"]]
-    features = attention["feature_map"]
+    features, recurrent = attention["feature_map"], any(ATTENTION_KINDS[kind].recurrent for kind in attention["kind"])
     owners = {
         "window": "window" in attention["kind"],
         "ngram": "ngram" in attention["kind"] or model["add_ngram"],
         "linformer": "linformer" in attention["kind"],
         **dict.fromkeys(["feature_map", "decay", "longest_memory"], "linear" in attention["kind"]),
-        "parallel_window": {"linear", "delta"} & set(attention["kind"]),
-        "window_sink": {"linear", "delta", "window"} & set(attention["kind"]),
+        "parallel_window": recurrent,
+        "window_sink": recurrent or "window" in attention["kind"],
         **{name: "linear" in attention["kind"] and features == name for name in ("taylor", "favor")},
     }
     return {**model, "attention": {name: value for name, value in attention.items() if owners.get(name, True)}}
