@@ -54,8 +54,8 @@ class CausalAttention(FollowsPolicy, ABC, Generic[State]):
     """The inputs besides q, k and v that the model supplies for each token."""
 
     uses_rope = False
-    """Of a plug-in: whether RoPE is applied to queries and keys unless the recipe sets it. An attention that does not
-    otherwise depend on order needs it."""
+    """Whether RoPE is applied to queries and keys unless the recipe sets it. An attention that does not otherwise
+    depend on order needs it. Recipes ask the class of a plug-in, and the entry of a built-in kind."""
 
     kernels: Mapping[str, type[Any]] = MappingProxyType({})
     """The kernels for many tokens, by their names in recipes: `torch`, `native`, `triton`, `fla`. Each has a class

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 
 from lmlong.attention.feature_maps import RMS_EPS, FeatureMap
+from lmlong.recipe.kinds import FEATURE_MAP_KINDS
 
 Norms = Literal["chi", "fixed", "quantile"]
 Form = Literal["positive", "hyperbolic"]
@@ -57,6 +58,8 @@ class Favor(FeatureMap):
     Factors that are the same for all keys, or for all features of a query, cancel in the ratio. They are chosen to keep
     the numbers in range without looking at any other token.
     """
+
+    uses_rope = FEATURE_MAP_KINDS["favor"].uses_rope
 
     LARGEST_EXPONENT = 60.0
     """Largest exponent of a key's feature, so that sums over a million tokens stay below float32's 3e38."""

@@ -28,7 +28,7 @@ class FeatureMap(nn.Module, ABC):
     """Largest standard deviation of q and k for which outputs and gradients are as exact as the number format."""
 
     uses_rope = False
-    """Of a plug-in: whether RoPE is applied to queries and keys unless the recipe sets it."""
+    """Whether RoPE is applied to queries and keys unless the recipe sets it. Recipes ask the class of a plug-in."""
 
     signed = False
     """Whether features may be negative. Only the sum over all features is then known to be positive, so a head must
@@ -89,6 +89,7 @@ class Relu(FeatureMap):
 class Cosine(FeatureMap):
     """[1, c x / |x|]: sim is 1 + c^2 cos(q, k), softmax to first order, kept positive by unit norms (Su 2020)."""
 
+    uses_rope = FEATURE_MAP_KINDS["cosine"].uses_rope
     signed = FEATURE_MAP_KINDS["cosine"].signed
 
     SHRINK = 0.99

@@ -95,6 +95,7 @@ class SoftmaxAttention(CausalAttention[KVCache]):
     """y_t = softmax(q_t K^T / sqrt(width)) V over the tokens of the document so far."""
 
     largest_scale = 10.0  # torch's backward pass overflows where one key far outweighs all others
+    uses_rope = ATTENTION_KINDS["softmax"].uses_rope
     shares_keys = True
     state_growth = ATTENTION_KINDS["softmax"].state_growth
     native_decode = SoftmaxDecode()

@@ -28,6 +28,7 @@ from lmlong.attention.tail import Tail, after_tail, tail_of
 from lmlong.native.decode.kind import DecodeKind, Packer, native
 from lmlong.native.decode.structures import Gate as GateWeights
 from lmlong.native.decode.structures import ints, pointers, structure
+from lmlong.recipe.kinds import ATTENTION_KINDS
 
 SINK = "window_sink"
 """The name of the logits of the sinks among the inputs."""
@@ -85,6 +86,7 @@ class WindowAttention(CausalAttention[WindowState]):
     """y_t = softmax(q_t K^T / sqrt(width)) V over the last W tokens of the document up to t, and the sink."""
 
     largest_scale = 10.0  # torch's backward pass overflows where one key far outweighs all others
+    uses_rope = ATTENTION_KINDS["window"].uses_rope
     shares_keys = True
     native_decode = WindowDecode()
 
