@@ -219,7 +219,7 @@ def _scales(of: _Texts) -> Errors:
 
 
 def _denominators(of: _Texts) -> Errors:
-    if isinstance(of.attention, LinearAttention):
+    if of.attention.has_denominators:
         q, k, v, starts, inputs = laws.arguments(of.attention, of.draw())
         smallest = float(of.attention.denominators(q, k, v, of.subject.init_state(BATCH), starts, inputs).min())
         yield "", 1 / smallest if smallest > 0 else float("inf"), 1 / laws.DENOMINATOR_LIMIT

@@ -1,5 +1,6 @@
 #!/usr/bin/env python
-"""Write the reference pages that are generated from code: commands, recipe options and the Python API.
+"""Write the reference pages that are generated from code: commands, recipe options, the Python API and the table of
+attentions.
 
     python tools/docs.py
 
@@ -23,10 +24,12 @@ import click
 import lmlong
 from lmlong.cli.main import lmlong as command_line
 from lmlong.recipe.file import recipe_class
+from lmlong.recipe.kinds import ATTENTION_KINDS
 from lmlong.recipe.reference import Option, reference
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
 NOTE = "<!-- Written by tools/docs.py: change the code, not this page. -->"
+TABLE_NOTE = "<!-- The table is written by tools/docs.py from lmlong/recipe/kinds.py. -->"
 SHARED = 3
 """Options with the same text in at least this many commands are listed once."""
 SAME_SECTIONS = {"text.validation.sources.N.": "text.sources.N", "conversion.predictions.": "conversion.layers"}
@@ -248,7 +251,20 @@ def python() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-PAGES = {"commands.md": commands, "recipe-options.md": recipe_options, "python.md": python}
+def attentions() -> str:
+    """Return the page of attentions with its table of kinds, which follows a note."""
+    page = (FOLDER / "attentions.md").read_text(encoding="utf-8")
+    before, after = page.split(TABLE_NOTE)
+    rows = [("`kind`", "computes", "causal", "encoder"), ("---",) * 4]
+    for kind, about in ATTENTION_KINDS.items():
+        rows.append(
+            (code(kind), about.summary, about.state if about.causal else "no", "yes" if about.encoder else "no")
+        )
+    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return "\n\n".join([before + TABLE_NOTE, table, after.split("\n\n", 2)[2]])
+
+
+PAGES = {"attentions.md": attentions, "commands.md": commands, "recipe-options.md": recipe_options, "python.md": python}
 
 if __name__ == "__main__":
     argparse.ArgumentParser(description=__doc__).parse_args()

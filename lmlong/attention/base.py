@@ -55,7 +55,7 @@ class CausalAttention(FollowsPolicy, ABC, Generic[State]):
 
     uses_rope = False
     """Whether RoPE is applied to queries and keys unless the recipe sets it. An attention that does not otherwise
-    depend on order needs it."""
+    depend on order needs it. Recipes ask the class of a plug-in, and the entry of a built-in kind."""
 
     kernels: Mapping[str, type[Any]] = MappingProxyType({})
     """The kernels for many tokens, by their names in recipes: `torch`, `native`, `triton`, `fla`. Each has a class
@@ -134,6 +134,27 @@ class CausalAttention(FollowsPolicy, ABC, Generic[State]):
         """Whether several processes can compute the parts of one text: whether it has an `effect`."""
         return type(self).effect is not CausalAttention.effect
 
+    def denominators(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        state: State,
+        document_starts: Tensor | None = None,
+        inputs: Inputs = NOTHING,
+    ) -> Tensor:
+        """Return the denominators (B, H, T) of the outputs: sums of weights, which must not be close to 0.
+
+        An attention may leave it out. One that has it keeps S (B, H, F, V) and z (B, H, F) in its state, the sums of
+        numerators and denominators.
+        """
+        raise NotImplementedError
+
+    @property
+    def has_denominators(self) -> bool:
+        """Whether it has `denominators`, and law 10 applies."""
+        return type(self).denominators is not CausalAttention.denominators
+
     def use_kernel(self, name: str) -> None:
         """Compute many tokens with the named kernel, or with torch if the attention has no kernel of that name."""
         if self.kernels:
@@ -171,7 +192,7 @@ class CausalAttention(FollowsPolicy, ABC, Generic[State]):
 
     @property
     def parts(self) -> Sequence["CausalAttention[Any]"]:
-        """The attentions it consists of: itself, unless it combines several."""
+        """The attentions it consists of: itself, unless it combines several. Its state is then the tuple of theirs."""
         return (self,)
 
     @property

@@ -28,7 +28,7 @@ class FeatureMap(nn.Module, ABC):
     """Largest standard deviation of q and k for which outputs and gradients are as exact as the number format."""
 
     uses_rope = False
-    """Whether RoPE is applied to queries and keys unless the recipe sets it."""
+    """Whether RoPE is applied to queries and keys unless the recipe sets it. Recipes ask the class of a plug-in."""
 
     signed = False
     """Whether features may be negative. Only the sum over all features is then known to be positive, so a head must

@@ -131,8 +131,7 @@ def _register(where: str, name: str, digest: str, declared: Mapping[str, Mapping
             names.add(kind)
     for kind, attention in plugin.attentions.items():
         ATTENTION_KINDS[kind] = AttentionInfo(
-            attention.__name__,
-            misfit=f"{kind} has no encoder form, it is causal. Use full, linformer, efficient or linear.",
+            layer=attention.__name__,
             state_growth=attention.state_growth,
             has_keys=attention.has_keys,
             uses_rope=attention.uses_rope,

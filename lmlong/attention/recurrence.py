@@ -54,7 +54,7 @@ class Recurrence(CausalAttention[State]):
         super().__init__()
         self.heads, self.head_dim, self.value_dim = heads, head_dim, value_dim
         self.feature_map = self.features_of(feature_map)
-        self.largest_scale, self.uses_rope = feature_map.largest_scale, feature_map.uses_rope
+        self.largest_scale = feature_map.largest_scale
         self.inputs = self.own_gates()
         self.by_channel = decay == "channel"
         """Whether each feature has its own decay."""

@@ -46,7 +46,8 @@ def attention_candidate(
     attention = build_attention(name, heads, width).to(device)
     drawn = draw_inputs(attention.inputs, 1, length, torch.Generator().manual_seed(0))
     more = {name: x.to(device) for name, x in drawn.items()}
-    inputs = [x.requires_grad_() for x in (q, k, v, *(x for x in more.values() if x.is_floating_point()))]
+    q, k = (x if attention.has_keys else x[..., :0] for x in (q, k))
+    inputs = [x.requires_grad_() for x in (q, k, v, *more.values()) if x.numel() and x.is_floating_point()]
 
     def attend() -> Tensor:
         if name == "softmax":

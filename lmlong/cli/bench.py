@@ -39,7 +39,11 @@ BENCHMARKS = {
 @options.recipe(default="quickstart")
 @options.overrides
 @options.lengths("Tokens; k is 1,024.  [default: depends on what is measured]")
-@click.option("--only", metavar="NAME,...", help=f"Attentions to compare.  [default: {','.join(ATTENTIONS)}]")
+@click.option(
+    "--only",
+    metavar="NAME,...",
+    help=f"Attentions to compare, of {', '.join(candidates())}.  [default: {','.join(ATTENTIONS)}]",
+)
 @click.option("--precisions", metavar="FORMAT,...", help="Number formats.  [default: depends on what is measured]")
 @options.json_file
 @options.plot("speeds")

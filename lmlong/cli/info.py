@@ -10,6 +10,7 @@ import click
 
 from lmlong.cli import options
 from lmlong.cli.output import near, show_facts
+from lmlong.report.progress import waiting
 from lmlong.report.table import in_words
 
 WIDTH = 80
@@ -36,12 +37,14 @@ def info(run: str | None, json_file: Path | None) -> None:
 def _installation() -> dict[str, Any]:
     import torch
 
-    from lmlong.attention.linear.native import library
+    from lmlong.decode.libraries import describe_libraries
     from lmlong.model.device import pick_device
     from lmlong.model.precision import computes_in_bf16
     from lmlong.native.build import find_compiler
 
-    device, native = pick_device("auto"), library()
+    device = pick_device("auto")
+    with waiting("loading native code"):
+        native = describe_libraries()
     return {
         "python": platform.python_version(),
         **{package: _version(package) for package in PACKAGES},
@@ -49,7 +52,7 @@ def _installation() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "computes in bf16": computes_in_bf16(device),
         "C++ compiler": find_compiler(),
-        "native code": native.origin if native else None,
+        "native code": native,
     }
 
 

@@ -73,10 +73,11 @@ def check(loaded: TrainedLanguageModel, tokens: Tensor, document_starts: Tensor)
         buckets = denominators(model, tokens, document_starts)
         text = (tokens, document_starts)
         verdicts = [*_same_text(model, precision, text), _state_size(model, tokens), _scales(model)]
-    smallest = min((bucket.smallest for bucket in buckets), default=1.0)
-    # inverted, because verdicts have upper bounds
-    inverse = 1 / smallest if smallest > 0 else float("inf")
-    verdicts.append(Verdict(10, laws.LAWS[10], inverse, 1 / DENOMINATOR_LIMIT))
+    if buckets:
+        smallest = min(bucket.smallest for bucket in buckets)
+        # inverted, because verdicts have upper bounds
+        inverse = 1 / smallest if smallest > 0 else float("inf")
+        verdicts.append(Verdict(10, laws.LAWS[10], inverse, 1 / DENOMINATOR_LIMIT))
     if loaded.device.type == "cpu" and why_no_fast_engine(model) is None:
         verdicts.append(_fast_engine(model, tokens))
     verdicts += _parts_at_once(model)

@@ -1,4 +1,4 @@
-"""The health of a linear attention's state while it reads: denominators near 0, growing sums, unused features."""
+"""The health of the states of attentions with denominators: values near 0, growing sums, unused features."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -8,10 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lmlong.attention.linear.layer import LinearAttention
-from lmlong.attention.linear.naive import LinearState
+from lmlong.attention.base import CausalAttention
 from lmlong.model.device import as_float64
-from lmlong.model.language_model import LanguageModel
+from lmlong.model.language_model import LanguageModel, ModelState
 from lmlong.model.rope import document_positions
 from lmlong.report.table import Column, format_range
 
@@ -34,12 +33,15 @@ DENOMINATORS = [
 
 @torch.no_grad()
 def denominators(model: LanguageModel, tokens: Tensor, document_starts: Tensor) -> list[Denominators]:
-    """Return denominators by position, in buckets that double; none for a model without linear attention."""
-    linear = [attention for attention in model.attention_parts if isinstance(attention, LinearAttention)]
-    if not linear:
+    """Return denominators by position, in buckets that double; none for a model without any."""
+    dividing = _dividing(model)
+    if not dividing:
         return []
     seen: list[Tensor] = []
-    with watched(linear, lambda attention, inputs: seen.append(attention.denominators(*inputs))), model.whole_blocks():
+    with (
+        watched(dividing, lambda attention, inputs: seen.append(attention.denominators(*inputs))),
+        model.whole_blocks(),
+    ):
         model(tokens, None, document_starts)
         positions = _positions(model, tokens, document_starts)
     # other shapes come from a layer that reads the blocks of one row a second time
@@ -79,13 +81,16 @@ def _positions(model: LanguageModel, tokens: Tensor, document_starts: Tensor) ->
     return {time: positions, **({blocks: positions.gather(1, ends).where(valid, -1)} if blocks else {})}
 
 
-def _linear_states(state: Any) -> Iterator[LinearState]:
-    """Iterate over the states of linear attention in nested tuples."""
-    if isinstance(state, LinearState):
-        yield state
-    elif isinstance(state, tuple):
-        for part in state:
-            yield from _linear_states(part)
+def _dividing(model: LanguageModel) -> list[CausalAttention]:
+    """Return the attentions of a model that have denominators."""
+    return [attention for attention in model.attention_parts if attention.has_denominators]
+
+
+def _dividing_states(model: LanguageModel, state: ModelState) -> Iterator[Any]:
+    """Iterate over the states of these attentions, each with S and z."""
+    for attention, block in zip(model.attentions, state.blocks, strict=True):
+        states = (block.attention,) if attention.parts == (attention,) else block.attention
+        yield from (held for part, held in zip(attention.parts, states, strict=True) if part.has_denominators)
 
 
 class Health(NamedTuple):
@@ -108,22 +113,22 @@ HEALTH = [
 
 @torch.no_grad()
 def health(model: LanguageModel, text: np.ndarray) -> list[Health]:
-    """Return the health at positions that double; nothing for a model without linear attention."""
-    linear = [attention for attention in model.attention_parts if isinstance(attention, LinearAttention)]
+    """Return the health at positions that double; nothing for a model without denominators."""
+    dividing = _dividing(model)
     points: list[Health] = []
     smallest: list[float] = []
 
-    def watch(attention: LinearAttention, inputs: tuple[Any, ...]) -> None:
+    def watch(attention: CausalAttention, inputs: tuple[Any, ...]) -> None:
         smallest.append(float(attention.denominators(*inputs).min()))
 
     state, read, size = model.init_state(1), 0, model.piece(1)
-    with watched(linear, watch), model.whole_blocks():
-        while linear and (end := min(2 * read or 1, len(text))) > read:
+    with watched(dividing, watch), model.whole_blocks():
+        while dividing and (end := min(2 * read or 1, len(text))) > read:
             for begin in range(read, end, size):
                 piece = torch.from_numpy(text[begin : min(begin + size, end)].astype(np.int64))
                 _, state = model(piece[None].to(state.position.device), state)
             read = end
-            states = [part for part in _linear_states(state.blocks) if part.z.any()]
+            states = [part for part in _dividing_states(model, state) if part.z.any()]
             if not states:  # layers that read blocks begin when the first is complete
                 continue
             norms = torch.cat([as_float64(part.S).flatten(2).norm(dim=-1).flatten() for part in states])

@@ -54,8 +54,7 @@ class Mixer(nn.Module):
         self.convolution = ShortConvolution(sum(self.qkv_widths), options.convolution) if options.convolution else None
         self.attention = CAUSAL[kind](self.heads, head_dim, value_dim, options.attention)
         self.repeats = 1 if self.attention.group_heads(self.kv_heads) else self.heads // self.kv_heads
-        rotates = options.positions == "rotary" or (options.positions == "auto" and self.attention.uses_rope)
-        self.uses_rope = rotates and self.attention.has_keys
+        self.uses_rope = options.uses_rope(kind)
         self.rotary, self.rope = options.positions != "none", options.rope
         for gate in self.attention.inputs.values():
             if isinstance(gate, Gate):

@@ -7,7 +7,7 @@ from pydantic import Field
 from pydantic_core import PydanticCustomError
 
 from lmlong.recipe import bounds
-from lmlong.recipe.kinds import ATTENTION_KINDS, FEATURE_MAP_KINDS
+from lmlong.recipe.kinds import ATTENTION_KINDS, FEATURE_MAP_KINDS, kinds_in_words
 from lmlong.recipe.option_types import LENGTH, NameIn, PatternIn
 from lmlong.recipe.section import Options, mistake
 
@@ -116,13 +116,10 @@ class Attention(Options):
     """Attention layers. Options that do not apply to a kind are ignored by it."""
 
     kind: Annotated[str, PatternIn(ATTENTION_KINDS)] | Annotated[list[KindName], Field(min_length=1)] = Field(
-        default=["linear", "ngram", "linear"]
+        default=["linear", "ngram", "linear"],
+        description="Attention of the layers. A list is a pattern repeated over the layers; 3linear+softmax is short "
+        f"for three linear and one softmax. Left out for an encoder or with downsample: linear. {kinds_in_words()}",
     )
-    """Attention of the layers. Causal: linear (constant state), delta (constant state; a new value replaces the one
-    stored under its key), ngram (looks up the last tokens), window (exact over the last tokens, constant state) or
-    softmax (exact, growing state). For an encoder: full (exact), linformer, efficient or linear. A list is a pattern
-    repeated over the layers; 3linear+softmax is short for three linear and one softmax. Left out for an encoder or with
-    downsample: linear."""
     feature_map: Annotated[str, NameIn(FEATURE_MAP_KINDS)] = "elu"
     """linear: feature map of queries and keys, instead of softmax's exponential."""
     decay: Literal["none", "fixed", "learned", "channel"] = "learned"

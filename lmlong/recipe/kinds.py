@@ -5,30 +5,43 @@ both dicts are made from their classes.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from lmlong.recipe.option_types import pattern_words
 from lmlong.recipe.section import Options
 
+AttentionOptions = Mapping[str, str | int]
+
 
 class AttentionInfo(NamedTuple):
     """The properties of an attention; the defaults suit most."""
 
+    summary: str = ""
+    """What it computes, as `lmlong recipe options` and the docs list it; empty for a plug-in's."""
     layer: str | None = None
     """The class of its causal form, in lmlong/attention/KIND/layer.py; None if it cannot be causal."""
     encoder: bool = False
     misfit: str = ""
-    """The message for a recipe of the other objective: why this attention does not fit, and which ones do."""
+    """The message for a recipe of the other objective: why this attention does not fit, and which ones do; if empty, a
+    general one."""
     state_growth: Literal["constant", "per token"] = "constant"
     has_keys: bool = True
     """Whether it has queries and keys; otherwise it has only values."""
     reads_tokens: bool = False
     """Whether it reads token ids, which downsampled layers do not have."""
     uses_rope: bool = False
+    """Whether queries and keys are rotated unless the recipe sets it."""
     uses_feature_map: bool = False
     """Whether it has a feature map; `uses_rope` of the map then applies."""
     recurrent: bool = False
     """Whether it is a recurrence, and so can be combined with `parallel_window`."""
+    exact: bool = False
+    """Whether it is exact softmax attention, beside which recurrences may learn nothing."""
+    needs_head_norm: bool = False
+    """Whether its output is not an average of values, so that its heads must be normalized."""
+    forms: Mapping[str, AttentionOptions] = MappingProxyType({})
+    """The forms that benchmarks compare, options of model.attention by name; if empty, its default form."""
     options: type[Options] | None = None
     """The section of a plug-in's options, model.attention.NAME."""
     plugin: str | None = None
@@ -37,6 +50,11 @@ class AttentionInfo(NamedTuple):
     @property
     def causal(self) -> bool:
         return self.layer is not None
+
+    @property
+    def state(self) -> str:
+        """The state of its causal form in words."""
+        return "constant state" if self.state_growth == "constant" else "growing state"
 
 
 class FeatureMapInfo(NamedTuple):
@@ -50,27 +68,54 @@ class FeatureMapInfo(NamedTuple):
 
 
 ATTENTION_KINDS: dict[str, AttentionInfo] = {
-    "linear": AttentionInfo("LinearAttention", encoder=True, uses_feature_map=True, recurrent=True),
+    "linear": AttentionInfo(
+        "a sum of values, weighted through a feature map",
+        "LinearAttention",
+        encoder=True,
+        uses_feature_map=True,
+        recurrent=True,
+        forms={
+            "elu": {"feature_map": "elu", "decay": "none"},
+            "relu": {"feature_map": "relu", "decay": "none"},
+            "cosine": {"feature_map": "cosine", "decay": "none"},
+            "softmax-features": {"feature_map": "softmax", "decay": "none"},
+            "taylor": {"feature_map": "taylor", "decay": "none"},
+            "favor": {"feature_map": "favor", "decay": "none"},
+            "elu-fixed": {"feature_map": "elu", "decay": "fixed"},
+            "elu-learned": {"feature_map": "elu", "decay": "learned"},
+            "elu-channel": {"feature_map": "elu", "decay": "channel"},
+            "favor-learned": {"feature_map": "favor", "decay": "learned"},
+        },
+    ),
     "delta": AttentionInfo(
+        "the delta rule: a new value replaces the one stored under its key",
         "DeltaAttention",
         recurrent=True,
+        needs_head_norm=True,
+        forms={"delta": {"decay": "learned"}},
         misfit="delta replaces stored values in reading order, but an encoder looks at both sides. Use linear, "
         "efficient, linformer or full.",
     ),
     "window": AttentionInfo(
+        "exact softmax attention over the last tokens",
         "WindowAttention",
+        exact=True,
         uses_rope=True,
+        forms={"window": {"window": 256}},
         misfit="window only looks at the past, but an encoder looks at both sides. Use full, or linformer, efficient "
         "or linear, whose cost is not quadratic in the text length.",
     ),
     "softmax": AttentionInfo(
+        "exact softmax attention over all tokens so far",
         "SoftmaxAttention",
+        exact=True,
         uses_rope=True,
         state_growth="per token",
         misfit="softmax only looks at the past, but an encoder looks at both sides. Use full, which is softmax over "
         "the whole text.",
     ),
     "ngram": AttentionInfo(
+        "a lookup of what followed the last n tokens before",
         "NgramAttention",
         has_keys=False,
         reads_tokens=True,
@@ -78,17 +123,20 @@ ATTENTION_KINDS: dict[str, AttentionInfo] = {
         "efficient or linear.",
     ),
     "full": AttentionInfo(
+        "exact softmax attention over the whole text",
         encoder=True,
         misfit="full also looks at the future, so it cannot be causal. Use softmax, which only looks at the past, or "
         "train an encoder by objective: masked.",
     ),
     "linformer": AttentionInfo(
+        "softmax attention over keys and values that are projected to k slots",
         encoder=True,
         misfit="linformer mixes all positions, also future ones, into each projected key and value, so it cannot be "
         "causal (docs/guides/encoders.md). Use linear, window or softmax, or train an "
         "encoder by objective: masked.",
     ),
     "efficient": AttentionInfo(
+        "softmax over features for queries, and over the whole text for keys",
         encoder=True,
         misfit="efficient normalises keys over the whole sequence, also the future, so it cannot be causal. Use linear "
         "with feature_map: softmax, the closest causal attention, window or softmax, or train an encoder by "
@@ -105,6 +153,28 @@ FEATURE_MAP_KINDS: dict[str, FeatureMapInfo] = {
     "taylor": FeatureMapInfo(signed=True),
     "favor": FeatureMapInfo(uses_rope=True),
 }
+
+
+def kinds_in_words() -> str:
+    """Return every kind and what it computes, for the explanation of `kind`."""
+    about = ATTENTION_KINDS.items()
+    causal = [f"{kind} ({info.summary}; {info.state})" for kind, info in about if info.causal]
+    encoder = [f"{kind} ({info.summary})" for kind, info in about if info.encoder]
+    return f"Causal: {', '.join(causal)}. For an encoder: {', '.join(encoder)}."
+
+
+def why_misfit(kind: str) -> str:
+    """Return why a kind does not fit the other objective, and which ones do."""
+    about = ATTENTION_KINDS[kind]
+    fitting = [name for name, info in ATTENTION_KINDS.items() if (info.encoder if about.causal else info.causal)]
+    form = "encoder" if about.causal else "causal"
+    return about.misfit or f"{kind} has no {form} form. Use one of {', '.join(fitting)}."
+
+
+def rotating() -> list[str]:
+    """Return the kinds and feature maps with rotary positions by default."""
+    tables = (ATTENTION_KINDS, FEATURE_MAP_KINDS)
+    return [name for table in tables for name, about in table.items() if about.uses_rope]
 
 
 def _of_plugins() -> Iterator[tuple[str, AttentionInfo | FeatureMapInfo]]:
@@ -136,37 +206,19 @@ def plugins_needed(attention: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(about.plugin) for name, about in _of_plugins() if name in named))
 
 
-AttentionOptions = Mapping[str, str | int]
-
-CANDIDATES: dict[str, AttentionOptions] = {
-    "softmax": {"kind": "softmax"},
-    "window": {"kind": "window", "window": 256},
-    "elu": {"kind": "linear", "feature_map": "elu", "decay": "none"},
-    "relu": {"kind": "linear", "feature_map": "relu", "decay": "none"},
-    "cosine": {"kind": "linear", "feature_map": "cosine", "decay": "none"},
-    "softmax-features": {"kind": "linear", "feature_map": "softmax", "decay": "none"},
-    "taylor": {"kind": "linear", "feature_map": "taylor", "decay": "none"},
-    "favor": {"kind": "linear", "feature_map": "favor", "decay": "none"},
-    "elu-fixed": {"kind": "linear", "feature_map": "elu", "decay": "fixed"},
-    "elu-learned": {"kind": "linear", "feature_map": "elu", "decay": "learned"},
-    "elu-channel": {"kind": "linear", "feature_map": "elu", "decay": "channel"},
-    "favor-learned": {"kind": "linear", "feature_map": "favor", "decay": "learned"},
-    "delta": {"kind": "delta", "decay": "learned"},
-}
-"""The attentions that benchmarks compare: options of model.attention by name."""
-
-
 def plugin_candidates() -> dict[str, AttentionOptions]:
-    """Return the attentions and feature maps of plug-ins as candidates of a benchmark, as `CANDIDATES` has them."""
-    kinds = [kind for kind, about in ATTENTION_KINDS.items() if about.plugin]
-    maps = [name for name, about in FEATURE_MAP_KINDS.items() if about.plugin]
-    attentions: dict[str, AttentionOptions] = {kind: {"kind": kind} for kind in kinds}
-    return attentions | {name: {"kind": "linear", "feature_map": name, "decay": "none"} for name in maps}
+    """Return the attentions and feature maps of plug-ins as candidates of a benchmark."""
+    kinds: dict[str, AttentionOptions] = {kind: {"kind": kind} for kind, info in ATTENTION_KINDS.items() if info.plugin}
+    maps = [name for name, info in FEATURE_MAP_KINDS.items() if info.plugin]
+    return kinds | {name: {"kind": "linear", "feature_map": name, "decay": "none"} for name in maps}
 
 
 def candidates() -> dict[str, AttentionOptions]:
-    """Return the candidates of benchmarks, including those of plug-ins."""
-    return CANDIDATES | plugin_candidates()
+    """Return the attentions that benchmarks compare, options of model.attention by name: the forms of each causal kind,
+    and those of plug-ins."""
+    causal = [(kind, info) for kind, info in ATTENTION_KINDS.items() if info.causal]
+    forms = [(kind, *form) for kind, info in causal for form in (info.forms or {kind: {}}).items()]
+    return {name: {"kind": kind, **form} for kind, name, form in forms} | plugin_candidates()
 
 
 def why_state_grows(kinds: Iterable[str]) -> str | None:

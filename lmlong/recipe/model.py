@@ -8,7 +8,7 @@ from pydantic_core import PydanticCustomError
 
 from lmlong.recipe import bounds
 from lmlong.recipe.attention import MAX_NGRAM, Attention, KindName
-from lmlong.recipe.kinds import ATTENTION_KINDS, FEATURE_MAP_KINDS, why_state_grows
+from lmlong.recipe.kinds import ATTENTION_KINDS, FEATURE_MAP_KINDS, rotating, why_state_grows
 from lmlong.recipe.section import Options, completed, mistake
 
 
@@ -133,9 +133,12 @@ class Model(Options):
     training.init_from."""
     convolution: int = Field(default=4, ge=0, le=64)
     """Tokens seen by the causal convolution over queries, keys and values; 0 for none. An encoder has none."""
-    positions: Literal["auto", "none", "rotary", "absolute"] = "auto"
-    """rotary: queries and keys are rotated by their position in the document (RoPE). auto: rotary for softmax, window,
-    cosine, favor and all encoders. absolute, for encoders only: sinusoidal positions are added to the embedding."""
+    positions: Literal["auto", "none", "rotary", "absolute"] = Field(
+        default="auto",
+        description="rotary: queries and keys are rotated by their position in the document (RoPE). auto: rotary for "
+        f"{', '.join(rotating())} and all encoders. absolute, for encoders only: sinusoidal positions are added to the "
+        "embedding.",
+    )
     rope: Rope = Rope()
     output_gate: bool = True
     """Multiply each channel of an attention's output by a gate learned from the token."""
@@ -208,12 +211,16 @@ class Model(Options):
         return self.model_copy(update=given)
 
     def uses_rope(self, kind: str) -> bool:
-        """Whether causal layers of a kind rotate queries and keys."""
+        """Whether causal layers of a kind rotate all queries and keys."""
         positions, about = self.of_kind(kind).positions, ATTENTION_KINDS[kind]
-        if positions != "auto":
-            return positions == "rotary" and about.has_keys
         of_map = about.uses_feature_map and FEATURE_MAP_KINDS[self.attention.feature_map].uses_rope
-        return about.uses_rope or of_map or (about.recurrent and self.attention.parallel_window is not None)
+        by_default = positions == "auto" and (about.uses_rope or of_map)
+        return about.has_keys and (positions == "rotary" or by_default)
+
+    def rotates(self, kind: str) -> bool:
+        """Whether they rotate queries and keys, if only for a parallel window."""
+        windowed = ATTENTION_KINDS[kind].recurrent and self.attention.parallel_window is not None
+        return self.uses_rope(kind) or (windowed and self.of_kind(kind).positions == "auto")
 
     @property
     def kinds(self) -> list[str]:
@@ -254,9 +261,10 @@ class Model(Options):
                 yield mistake(f"mixers.{number}.kind", why)
             else:
                 yield from self.of_kind(mixer.kind)._of_heads(f"mixers.{number}.")
-        if "delta" in self.kinds and not self.of_kind("delta").head_norm:
-            why = "delta requires it, since its output is not an average of values. Set it to true."
-            yield mistake("head_norm", why)
+        for kind in dict.fromkeys(self.kinds):
+            if ATTENTION_KINDS[kind].needs_head_norm and not self.of_kind(kind).head_norm:
+                why = f"{kind} requires it, since its output is not an average of values. Set it to true."
+                yield mistake("head_norm", why)
         yield from self._added_heads()
         if self.downsample and self.layers == 1:
             yield mistake("downsample", "a model of one layer has no middle. Leave downsample out.")

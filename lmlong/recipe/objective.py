@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic_core import PydanticCustomError
 
-from lmlong.recipe.kinds import ATTENTION_KINDS, why_state_grows
+from lmlong.recipe.kinds import ATTENTION_KINDS, why_misfit, why_state_grows
 from lmlong.recipe.model import Model
 from lmlong.recipe.section import mistake
 from lmlong.recipe.text import ROW_LENGTHS, Text
@@ -63,8 +63,8 @@ def disagreements(objective: Literal["causal", "masked"], sections: Sections) ->
     for key, kind in _kinds_by_key(model):
         about = ATTENTION_KINDS[kind]
         if not (about.encoder if is_encoder else about.causal):
-            yield mistake(key, about.misfit)
-    rotating = model.kinds if is_encoder else [kind for kind in model.kinds if model.uses_rope(kind)]
+            yield mistake(key, why_misfit(kind))
+    rotating = model.kinds if is_encoder else [kind for kind in model.kinds if model.rotates(kind)]
     if not is_encoder or model.positions in ("auto", "rotary"):
         yield from _odd_heads(model, rotating)
     yield from _masked(sections) if is_encoder else _causal(*sections)

@@ -18,15 +18,12 @@ from lmlong.model.block import Mixer
 from lmlong.model.build import build
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.metrics import LossTotals, batch_tensors, loss_totals
-from lmlong.recipe import Recipe
+from lmlong.recipe import ATTENTION_KINDS, Recipe
 from lmlong.report.progress import Progress
 from lmlong.report.table import Column, format_table
 from lmlong.training.conversion import StageRun
 from lmlong.training.distillation import layer_errors
 from lmlong.training.prepare import load_start
-
-EXACT = ("window", "softmax")
-"""Exact attentions, which may do all the work so that the recurrences beside them learn nothing."""
 
 BYPASSED = 1.02
 """A model whose loss grows by less than this factor without its recurrences does not use them."""
@@ -125,7 +122,8 @@ def _point(
     tokens: TokenDataset,
 ) -> Point:
     errors = torch.stack([layer_errors(model, teacher, inputs, starts) for inputs, _, starts in batches]).mean(0)
-    recurrent = [block.mixer for block, kind in zip(model.blocks, kinds, strict=True) if kind not in EXACT]
+    by_kind = zip(model.blocks, kinds, strict=True)
+    recurrent = [block.mixer for block, kind in by_kind if not ATTENTION_KINDS[kind].exact]
     both = [mixer.attention for mixer in recurrent if isinstance(mixer.attention, ParallelWindow)]
     without = None
     if recurrent and (both or len(recurrent) < len(model.blocks)):

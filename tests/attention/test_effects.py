@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from attention.cases import FORMS, build, every_form, name
+from attention.cases import FORMS, build, name
 from attention.test_scan_memory import KINDS, TOKENS, inputs, layer
 from grids import every_nth, thinned
 from torch import Tensor
@@ -22,7 +22,9 @@ from lmlong.model.allocations import Allocations
 from lmlong.testing import random_text
 
 TIME = 200
+DIVIDING = [form for form in FORMS if build(form).divides]
 
+every_form = pytest.mark.parametrize("form", DIVIDING, ids=name)
 policies = pytest.mark.parametrize("policy", [CPU_POLICY, GPU_POLICY], ids=["cpu", "gpu"])
 partitions = pytest.mark.parametrize(
     "cuts",
@@ -103,7 +105,7 @@ def test_effects_of_any_length_have_one_shape(form: recipe.Attention) -> None:
     assert [x.shape for x in state_tensors(short)] == [x.shape for x in state_tensors(longer)]
 
 
-@pytest.mark.parametrize("form", {(form.kind, form.parallel_window): form for form in FORMS}.values(), ids=name)
+@pytest.mark.parametrize("form", {(form.kind, form.parallel_window): form for form in DIVIDING}.values(), ids=name)
 def test_nothing_waits_for_a_value(form: recipe.Attention) -> None:
     """Tensors without values raise where a value is read."""
     attention = build(form)

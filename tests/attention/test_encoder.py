@@ -132,5 +132,4 @@ def test_other_number_formats_keep_their_type_and_come_near(form: str, dtype: to
 def test_every_kind_that_is_not_of_an_objective_is_refused_with_a_reason() -> None:
     assert {kind for kind, about in ATTENTION_KINDS.items() if about.causal} == set(CAUSAL)
     assert {kind for kind, about in ATTENTION_KINDS.items() if about.encoder} == set(ENCODER)
-    assert all(about.misfit for about in ATTENTION_KINDS.values() if not (about.causal and about.encoder))
     assert set(FEATURE_MAP_KINDS) == set(FEATURE_MAPS)

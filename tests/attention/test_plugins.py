@@ -129,6 +129,28 @@ def test_recipes_ask_the_class(tmp_path: Path) -> None:
         check_attention(CAUSAL["two_gates"](3, 8, 6, recipe.Attention()))
 
 
+def test_a_plugin_that_extends_a_window_rotates_as_it_does(tmp_path: Path) -> None:
+    (tmp_path / "short.py").write_text("""
+from lmlong.attention.window.layer import WindowAttention
+
+class Short(WindowAttention):
+    def __init__(self, heads, head_dim, value_dim):
+        super().__init__(heads, head_dim, value_dim, 4)
+
+ATTENTIONS = {"short": Short}
+""")
+    chosen = load("plugins: [short.py]\nmodel: {attention: {kind: short}}\n", tmp_path)
+    assert chosen.model.uses_rope("short")
+
+
+def test_denominators_that_a_plugin_declares_are_checked(tmp_path: Path) -> None:
+    divides = "    denominators = lambda self, q, *_: torch.zeros(q.shape[:3])\n    class Options"
+    (tmp_path / "divides.py").write_text(TWO_GATES.read_text().replace("    class Options", divides, 1))
+    load_plugin(tmp_path / "divides.py")
+    with pytest.raises(BrokenLaw, match="breaks law 10, 1 / smallest denominator: float64"):
+        check_attention(CAUSAL["two_gates"](3, 8, 6, recipe.Attention()))
+
+
 def test_a_changed_file_is_read_again(square: Path) -> None:
     first = load_plugin(square)
     assert check_feature_map(first.feature_maps["square"]).kept

@@ -9,7 +9,8 @@ from click.testing import CliRunner
 from grids import every_nth
 from torch.testing import assert_close
 
-from lmlong.bench.candidates import attention_candidate, build_model, training_candidate
+from lmlong.attention.inputs import Gate
+from lmlong.bench.candidates import attention_candidate, build_attention, build_model, training_candidate
 from lmlong.bench.speed import (
     Candidate,
     Result,
@@ -62,10 +63,10 @@ def test_what_takes_too_long_is_left_out() -> None:
 @every_nth(4, pytest.mark.parametrize("name", ATTENTIONS))
 def test_attention_is_measured_forward_and_backward(name: str) -> None:
     ready = attention_candidate(name, "32", 40, 2, 8, CPU)
-    numbers = 2 * 40 * 8
-    of_a_head = {"delta": 2, "elu-channel": 8}.get(name, name.endswith("learned"))
-    gates = 2 * 40 * of_a_head
-    assert ready.io_bytes == 2 * 4 * (4 * numbers + gates)  # queries, keys, values, outputs
+    attention = build_attention(name, 2, 8)
+    gates = sum(gate.start.numel() for gate in attention.inputs.values() if isinstance(gate, Gate))
+    tensors = 4 if attention.has_keys else 2  # queries and keys, and values and outputs
+    assert ready.io_bytes == 2 * 4 * 40 * (tensors * 2 * 8 + gates)
     assert all(bool(x.any()) for x in ready.call())  # type: ignore[attr-defined]
 
 

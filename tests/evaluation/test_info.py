@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
+from machine import needs_native
 
+from lmlong.attention.delta import native as delta
 from lmlong.cli.info import info
+from lmlong.decode import native
 from lmlong.inference.loading import load
 from lmlong.native.build import find_compiler
 
@@ -80,3 +83,10 @@ def test_the_installation_is_described() -> None:
     assert facts["threads"] == torch.get_num_threads()
     assert (facts["device"] == "cpu") is not torch.cuda.is_available()
     assert list(facts) == [line.split("  ")[0] for line in told().splitlines()]
+
+
+@needs_native
+def test_native_code_that_cannot_be_loaded_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (delta, native):
+        monkeypatch.setattr(module, "library", lambda: None)
+    assert json.loads(told("--json"))["native code"].endswith("; not loaded: delta rule, decode step")

@@ -1,7 +1,8 @@
 """Compare all ways to read a text with a model: their logits, and the state after.
 
 The truth is a forward pass of all tokens at once in float64. How far rounding may take another way from it is measured
-for each model and text, by torch in float32. Quantized weights are compared with the same quantized weights in float64.
+for each model and text, by torch in float32 and by float64 with weights that are a little off. Quantized weights are
+compared with the same quantized weights in float64.
 
 B batch.
 """
@@ -35,8 +36,13 @@ from lmlong.recipe.file import recipe_class
 from lmlong.recipe.reference import reference
 
 FACTOR = 10.0
-"""How many times the error of torch's float32 another way may be off: where one number decides, that error is small by
-chance. In most recipes errors are about as large as it, in none of the first 160 four times."""
+"""How many times the error of torch's float32, or the effect of weights that are a little off, another way may be off.
+In most recipes errors are about as large as these."""
+
+NOISY = 3
+"""How often the float64 model is also read with weights that are off by as much as a rounding to float32. A tensor may
+be one number, such as the key of one block in a head of one channel. If layers before it amplify rounding, torch's
+error in float32 is 1 last bit or 20, by chance, and so is the effect of such weights."""
 
 TILE = 16
 """Tokens after which native code adds to the sums of a state. Each addition may be off by half a last bit in the same
@@ -77,9 +83,13 @@ class Exact:
         by_torch = copy.deepcopy(model)
         by_torch.use_kernel("torch")
         by_torch.set_state_dtype(torch.float32)  # float64 sums would hide what rounding does to them
-        for way in (at_once, *plans.values()):
-            for name, off in self._errors(by_torch, way).items():
-                self.rounding[name] = torch.maximum(self.rounding[name], off)
+        measured = [self._errors(by_torch, way) for way in (at_once, *plans.values())]
+        bits = BITS[torch.float64] - BITS[torch.float32]
+        for seed in range(NOISY):
+            off_by_noise = self._errors(with_noise(self.model, seed), at_once)
+            measured.append({name: off * 2.0**-bits for name, off in off_by_noise.items()})
+        for name, off in ((name, off) for errors in measured for name, off in errors.items()):
+            self.rounding[name] = torch.maximum(self.rounding[name], off)
 
     def compare(self, findings: Findings, name: str, way: Way, model: LanguageModel) -> None:
         """Read in a way with a model of the same weights, and add what is off to the findings."""
@@ -96,6 +106,16 @@ class Exact:
         tensors, unit = named(model, outcome), 2.0 ** -BITS[outcome.logits.dtype]
         assert outcome.state is None or tensors.keys() == self.truth.keys()
         return {name: errors(x, self.truth[name]) / unit for name, x in tensors.items()}
+
+
+def with_noise(model: LanguageModel, seed: int) -> LanguageModel:
+    """Return a float64 model with each weight off by as much as a rounding to float32."""
+    draw, noisy = torch.Generator().manual_seed(seed), copy.deepcopy(model)
+    with torch.no_grad():
+        for weight in noisy.parameters():
+            noise = 2 * torch.rand(weight.shape, generator=draw, dtype=weight.dtype) - 1
+            weight.mul_(1 + noise * 2.0 ** -BITS[torch.float32])
+    return noisy
 
 
 def fuzz(drawn: Drawn) -> Findings:

@@ -1,7 +1,8 @@
 """Recipes of small causal language models, drawn at random over every option of the model section.
 
 A number stands for the same recipe on every machine. Words are drawn from the declarations in lmlong.recipe, so a new
-choice of an option is drawn as soon as it is declared; a new option needs a line here, and `undrawn` tells which.
+choice of an option is drawn as soon as it is declared, and changes only the recipes that have it. A new option needs a
+line here, and `undrawn` tells which.
 """
 
 import io
@@ -49,169 +50,186 @@ class Drawn(NamedTuple):
             return file.load(str(path))
 
 
+class Draw:
+    """Draws by name, each with random numbers of its own, so that a new option changes no other."""
+
+    def __init__(self, seed: str):
+        self.seed = seed
+
+    def __call__(self, name: str) -> Random:
+        return Random(f"{self.seed} {name}")
+
+    def word(self, name: str, words: Iterable[str]) -> str:
+        """Return one of the words. A new one among them changes nothing where it is not drawn."""
+        return max(words, key=lambda word: self(f"{name} {word}").random())
+
+    def section(self, name: str) -> "Draw":
+        return Draw(f"{self.seed} {name}")
+
+
 def draw_recipe(number: int) -> Drawn:
     """Return the recipe of a number."""
-    draw = Random(number)
-    careless = draw.random() < CARELESS
+    draw = Draw(str(number))
+    careless = draw("careless").random() < CARELESS
     model = draw_careless_model(draw) if careless else draw_model(draw)
     factor = model["downsample"]["factor"] if model["downsample"] else 1
-    length = draw.randint(8, 300) if careless else factor * draw.randint(8, 20)
+    length = draw("length").randint(8, 300) if careless else factor * draw("length").randint(8, 20)
     return Drawn(number, {"training": {"steps": 1}, "text": {"sequence_length": length}, "model": model}, careless)
 
 
-def draw_model(draw: Random) -> dict[str, Any]:
+def draw_model(draw: Draw) -> dict[str, Any]:
     """Return a model section whose options agree."""
-    heads, head_dim, layers = draw.randint(1, 5), draw.choice(HEAD_DIMS), draw.choice((1, 1, 2, 2, 3, 3, 4, 5))
+    heads, head_dim = draw("heads").randint(1, 5), draw("head_dim").choice(HEAD_DIMS)
+    layers = draw("layers").choice((1, 1, 2, 2, 3, 3, 4, 5))
     positions = [word for word in words(recipe.Model, "positions") if word != ABSOLUTE]
-    shared = draw.random() < 0.6  # the heads share the width
-    model = {
-        "width": heads * head_dim if shared else draw.randint(1, 60),
+    shared = draw("shared").random() < 0.6  # the heads share the width
+    attention = draw_attention(draw, [kind for kind in kinds() if ATTENTION_KINDS[kind].causal])
+    pattern = [attention["kind"]] if isinstance(attention["kind"], str) else attention["kind"]
+    added = draw("add_ngram").sample(range(1, layers + 1), draw("added").randint(1, layers))
+    add_ngram = added if draw("any_ngram").random() < 0.3 else []
+    reads_tokens = add_ngram or any(ATTENTION_KINDS[kind].reads_tokens for kind in pattern)
+    shortened = layers > 1 and not reads_tokens and draw("shortened").random() < 0.5
+    return {
+        "width": heads * head_dim if shared else draw("width").randint(1, 60),
         "layers": layers,
         "heads": heads,
         "head_dim": None if shared else head_dim,
-        "value_dim": None if draw.random() < 0.6 else draw.choice(HEAD_DIMS),
-        "attention": draw_attention(draw, [kind for kind in kinds() if ATTENTION_KINDS[kind].causal]),
-        "positions": "none" if head_dim % 2 else draw.choice(positions),
-        "downsample": draw_downsample(draw, layers) if layers > 1 and draw.random() < 0.5 else None,
+        "value_dim": None if draw("values").random() < 0.6 else draw("value_dim").choice(HEAD_DIMS),
+        "attention": attention,
+        "positions": "none" if head_dim % 2 else draw.word("positions", positions),
+        "downsample": draw_downsample(draw, layers) if shortened else None,
         **draw_shape(draw),
+        "add_ngram": add_ngram,
+        "kv_heads": draw("kv_heads").choice([None, *divisors(heads)]),
+        "head_norm": any(ATTENTION_KINDS[kind].needs_head_norm for kind in pattern) or draw("head_norm").random() < 0.6,
+        "mixers": draw_mixers(draw, list(dict.fromkeys(pattern[:layers]))),
     }
-    # drawn apart, so that all else is drawn as it was without it
-    model["add_ngram"] = draw_added(Random(str(draw.getstate()[1][:9])), layers)
-    pattern = model["attention"]["kind"]
-    pattern = [pattern] if isinstance(pattern, str) else pattern
-    if model["add_ngram"] or any(ATTENTION_KINDS[kind].reads_tokens for kind in pattern):
-        model["downsample"] = None
-    model |= {
-        "kv_heads": draw.choice([None, *(count for count in range(1, heads + 1) if not heads % count)]),
-        "head_norm": "delta" in pattern or draw.random() < 0.6,
-    }
-    # drawn apart, as the added heads
-    model["mixers"] = draw_mixers(Random(str(draw.getstate()[1][9:18])), list(dict.fromkeys(pattern[:layers])))
-    favor = model["attention"]["favor"]
-    if favor["form"] == "hyperbolic" and favor["features"]:
-        favor["features"] *= 2
-    return model
 
 
-def draw_careless_model(draw: Random) -> dict[str, Any]:
+def draw_careless_model(draw: Draw) -> dict[str, Any]:
     """Return a model section in which some options have another value, whether or not it agrees with the others."""
+    other = draw.section("other")
     others = {
-        "width": draw.randint(1, 40),
-        "layers": draw.randint(1, 5),
-        "heads": draw.randint(1, 5),
-        "attention": draw_attention(draw, kinds()) | {"decay": draw.choice(words(recipe.Attention, "decay"))},
-        "positions": draw.choice(words(recipe.Model, "positions")),
-        "downsample": draw_downsample(draw, layers=6),
+        "width": other("width").randint(1, 40),
+        "layers": other("layers").randint(1, 5),
+        "heads": other("heads").randint(1, 5),
+        "attention": draw_attention(other, kinds()) | {"decay": other.word("decay", words(recipe.Attention, "decay"))},
+        "positions": other.word("positions", words(recipe.Model, "positions")),
+        "downsample": draw_downsample(other, layers=6),
     }
-    return draw_model(draw) | {name: others[name] for name in draw.sample(list(others), draw.randint(1, 2))}
+    names = other("names").sample(list(others), other("count").randint(1, 2))
+    return draw_model(draw) | {name: others[name] for name in names}
 
 
-def draw_shape(draw: Random) -> dict[str, Any]:
+def draw_shape(draw: Draw) -> dict[str, Any]:
     """Return the options of a model that agree with all others."""
+    mlp = draw("mlp")
+    tables = {
+        "orders": draw("orders").sample(range(1, 6), draw("tables").randint(1, 3)),
+        "rows": draw("rows").choice((1, 2, 7, 64, draw("more_rows").randint(1, 300))),
+        "width": draw("table_width").choice((1, 2, 5, 8, 33)),
+    }
     return {
-        "convolution": draw.choice((0, 1, 2, 3, 4, 4, 7, 16, 64)),
-        "mlp_ratio": draw.choice((0.001, 0.1, 1.0, 2.7, round(draw.uniform(0.5, 4), 2))),
-        "dropout": draw.choice((0.0, 0.5)),
-        "mlp_width": draw.choice((None, None, draw.randint(1, 70))),
-        "output_gate": draw.random() < 0.7,
-        "tied_output": draw.random() < 0.7,
-        "embedding_scale": draw.choice((None, None, 1.0, 3.0)),
-        "rope": {"base": draw.choice((100.0, 1e4)), "scaling": draw.choice((None, draw_scaling(draw)))},
-        "norm_epsilon": draw.choice((1e-6, 1e-6, 1e-5, 1e-2)),
-        # drawn apart, so that all else is drawn as it was without it
-        "ngram_embedding": draw_tables(Random(str(draw.getstate()[1][:9]))),
+        "convolution": draw("convolution").choice((0, 1, 2, 3, 4, 4, 7, 16, 64)),
+        "mlp_ratio": mlp.choice((0.001, 0.1, 1.0, 2.7, round(mlp.uniform(0.5, 4), 2))),
+        "dropout": draw("dropout").choice((0.0, 0.5)),
+        "mlp_width": mlp.choice((None, None, mlp.randint(1, 70))),
+        "output_gate": draw("output_gate").random() < 0.7,
+        "tied_output": draw("tied_output").random() < 0.7,
+        "embedding_scale": draw("embedding_scale").choice((None, None, 1.0, 3.0)),
+        "rope": {
+            "base": draw("rope").choice((100.0, 1e4)),
+            "scaling": draw("scaled").choice((None, draw_scaling(draw))),
+        },
+        "norm_epsilon": draw("norm_epsilon").choice((1e-6, 1e-6, 1e-5, 1e-2)),
+        "ngram_embedding": draw("ngram_embedding").choice((None, tables)),
     }
 
 
-def draw_mixers(draw: Random, kinds: list[str]) -> list[dict[str, Any]]:
+def draw_mixers(draw: Draw, kinds: list[str]) -> list[dict[str, Any]]:
     """Return the heads of some kinds, for a third of the models."""
-    return [draw_mixer(draw, kind) for kind in kinds if draw.random() < 0.5] if draw.random() < 0.3 else []
+    own = [kind for kind in kinds if draw(f"mixer {kind}").random() < 0.5] if draw("mixers").random() < 0.3 else []
+    return [draw_mixer(draw.section(kind), kind) for kind in own]
 
 
-def draw_mixer(draw: Random, kind: str) -> dict[str, Any]:
-    heads, head_dim = draw.randint(1, 5), draw.choice(HEAD_DIMS)
+def draw_mixer(draw: Draw, kind: str) -> dict[str, Any]:
+    heads, head_dim = draw("heads").randint(1, 5), draw("head_dim").choice(HEAD_DIMS)
     return {
         "kind": kind,
         "heads": heads,
-        "kv_heads": draw.choice([count for count in range(1, heads + 1) if not heads % count]),
+        "kv_heads": draw("kv_heads").choice(divisors(heads)),
         "head_dim": head_dim,
-        "value_dim": draw.choice((None, *HEAD_DIMS)),
-        "convolution": draw.choice((None, 0, 1, 5)),
-        "positions": "none" if head_dim % 2 else draw.choice((None, "auto")),
-        "rope": draw.choice((None, {"base": 50.0})),
-        "output_gate": draw.choice((None, True, False)),
-        "head_norm": True if kind == "delta" else draw.choice((None, True, False)),
+        "value_dim": draw("value_dim").choice((None, *HEAD_DIMS)),
+        "convolution": draw("convolution").choice((None, 0, 1, 5)),
+        "positions": "none" if head_dim % 2 else draw("positions").choice((None, "auto")),
+        "rope": draw("rope").choice((None, {"base": 50.0})),
+        "output_gate": draw("output_gate").choice((None, True, False)),
+        "head_norm": ATTENTION_KINDS[kind].needs_head_norm or draw("head_norm").choice((None, True, False)),
     }
 
 
-def draw_tables(draw: Random) -> dict[str, Any] | None:
-    """Return a section of tables of n-grams, for half of the models."""
-    tables = {
-        "orders": draw.sample(range(1, 6), draw.randint(1, 3)),
-        "rows": draw.choice((1, 2, 7, 64, draw.randint(1, 300))),
-        "width": draw.choice((1, 2, 5, 8, 33)),
-    }
-    return draw.choice((None, tables))
+def divisors(number: int) -> list[int]:
+    return [count for count in range(1, number + 1) if not number % count]
 
 
-def draw_added(draw: Random, layers: int) -> list[int]:
-    """Return the layers that get n-gram heads; none in most models."""
-    return draw.sample(range(1, layers + 1), draw.randint(1, layers)) if draw.random() < 0.3 else []
-
-
-def draw_scaling(draw: Random) -> dict[str, Any]:
+def draw_scaling(draw: Draw) -> dict[str, Any]:
     """Return a scaling of rotary positions."""
     return {
-        "factor": draw.choice((2.0, 8.0)),
-        "low_frequency_factor": draw.choice((0.5, 1.0)),
-        "high_frequency_factor": draw.choice((3.0, 4.0)),
-        "original_length": draw.choice((20, 50)),
+        "factor": draw("scaling").choice((2.0, 8.0)),
+        "low_frequency_factor": draw("low").choice((0.5, 1.0)),
+        "high_frequency_factor": draw("high").choice((3.0, 4.0)),
+        "original_length": draw("original_length").choice((20, 50)),
     }
 
 
-def draw_attention(draw: Random, kinds: list[str]) -> dict[str, Any]:
+def draw_attention(draw: Draw, kinds: list[str]) -> dict[str, Any]:
     """Return an attention section with these kinds; it has the options of others too, which must be ignored."""
-    pattern = [draw.choice([*kinds, "linear", "linear"]) for _ in range(draw.choice((1, 1, 2, 3)))]
-    feature_map = draw.choice([*words(recipe.Attention, "feature_map"), "favor"])
+    layers = [f"kind {layer}" for layer in range(draw("pattern").choice((1, 1, 2, 3)))]
+    pattern = ["linear" if draw(layer).random() < 0.3 else draw.word(layer, kinds) for layer in layers]
+    some_map = draw.word("feature_map", words(recipe.Attention, "feature_map"))
+    feature_map = "favor" if draw("favor").random() < 0.1 else some_map
     signed = "linear" in pattern and FEATURE_MAP_KINDS[feature_map].signed
     decays = [
         word for word in words(recipe.Attention, "decay") if word != "channel" or not (signed or "delta" in pattern)
     ]
+    form, features = draw.word("form", words(recipe.Favor, "form")), draw("features")
+    count = features.choice((None, 1, 2, features.randint(1, 40)))
+    ngram, window = draw("ngram"), draw("window")
     return {
-        "kind": pattern[0] if len(pattern) == 1 and draw.random() < 0.7 else pattern,
+        "kind": pattern[0] if len(pattern) == 1 and draw("single").random() < 0.7 else pattern,
         "feature_map": feature_map,
-        "decay": draw.choice(decays),
-        "window": draw.choice((1, 1, 2, 3, 4, 5, 8, 16, 17, draw.randint(1, 60), 300)),
-        # drawn apart, so that all else is drawn as it was without it
-        "parallel_window": Random(str(draw.getstate()[1][:9])).choice((None, None, 1, 2, 5, 17)),
-        "window_sink": Random(str(draw.getstate()[1][:8])).choice((False, True)),
-        "taylor": {"width": draw.choice((None, draw.randint(1, 9)))},
+        "decay": draw.word("decay", decays),
+        "window": window.choice((1, 1, 2, 3, 4, 5, 8, 16, 17, window.randint(1, 60), 300)),
+        "parallel_window": draw("parallel_window").choice((None, None, 1, 2, 5, 17)),
+        "window_sink": draw("window_sink").choice((False, True)),
+        "taylor": {"width": draw("taylor").choice((None, draw("taylor_width").randint(1, 9)))},
         "favor": {
-            "features": draw.choice((None, 1, 2, draw.randint(1, 40))),
-            "form": draw.choice(words(recipe.Favor, "form")),
-            "norms": draw.choice(words(recipe.Favor, "norms")),
-            "resample_every": draw.choice((None, 3)),
+            "features": count * 2 if count and form == "hyperbolic" else count,
+            "form": form,
+            "norms": draw.word("norms", words(recipe.Favor, "norms")),
+            "resample_every": draw("resample_every").choice((None, 3)),
         },
-        "delta": {"feature_map": draw.choice(words(recipe.Delta, "feature_map"))},
+        "delta": {"feature_map": draw.word("delta", words(recipe.Delta, "feature_map"))},
         "ngram": {
-            "sizes": [draw.randint(1, 4) for _ in range(draw.randint(1, 4))],
-            "buckets": draw.choice((1, 2, 7, 64, draw.randint(1, 300))),
+            "sizes": [ngram.randint(1, 4) for _ in range(ngram.randint(1, 4))],
+            "buckets": ngram.choice((1, 2, 7, 64, ngram.randint(1, 300))),
         },
         "linformer": {
-            "projected": draw.choice((2, [2, 3])),
-            "sharing": draw.choice(words(recipe.Linformer, "sharing")),
-            "projection": draw.choice(words(recipe.Linformer, "projection")),
+            "projected": draw("projected").choice((2, [2, 3])),
+            "sharing": draw.word("sharing", words(recipe.Linformer, "sharing")),
+            "projection": draw.word("projection", words(recipe.Linformer, "projection")),
         },
-        "longest_memory": draw.choice((3, 100, 8192, 65536)),
+        "longest_memory": draw("longest_memory").choice((3, 100, 8192, 65536)),
     }
 
 
-def draw_downsample(draw: Random, layers: int) -> dict[str, Any]:
+def draw_downsample(draw: Draw, layers: int) -> dict[str, Any]:
     """Return a downsample section for a model of at least two layers."""
+    factor, count = draw("factor"), draw("downsampled")
     return {
-        "factor": draw.choice((2, 2, 3, 4, 4, 5, 8, draw.randint(2, 64), 64)),
-        "kind": draw.choice(words(recipe.Downsample, "kind")),
-        "layers": draw.randint(1, layers - 1) if layers < 3 or draw.random() < 0.5 else None,
+        "factor": factor.choice((2, 2, 3, 4, 4, 5, 8, factor.randint(2, 64), 64)),
+        "kind": draw.word("downsample", words(recipe.Downsample, "kind")),
+        "layers": count.randint(1, layers - 1) if layers < 3 or count.random() < 0.5 else None,
     }
 
 
@@ -264,14 +282,14 @@ def _in_use(model: dict[str, Any]) -> dict[str, Any]:
     attention = dict(model["attention"])
     pattern = attention["kind"] if isinstance(attention["kind"], list) else [attention["kind"]]
     attention["kind"] = pattern[: model["layers"]]
-    features = attention["feature_map"]
+    features, recurrent = attention["feature_map"], any(ATTENTION_KINDS[kind].recurrent for kind in attention["kind"])
     owners = {
         "window": "window" in attention["kind"],
         "ngram": "ngram" in attention["kind"] or model["add_ngram"],
         "linformer": "linformer" in attention["kind"],
         **dict.fromkeys(["feature_map", "decay", "longest_memory"], "linear" in attention["kind"]),
-        "parallel_window": {"linear", "delta"} & set(attention["kind"]),
-        "window_sink": {"linear", "delta", "window"} & set(attention["kind"]),
+        "parallel_window": recurrent,
+        "window_sink": recurrent or "window" in attention["kind"],
         **{name: "linear" in attention["kind"] and features == name for name in ("taylor", "favor")},
     }
     return {**model, "attention": {name: value for name, value in attention.items() if owners.get(name, True)}}

@@ -56,6 +56,14 @@ def test_every_option_and_every_word_of_it_is_used_by_a_model() -> None:
     assert undrawn(accepted) - of_linformer == of_encoders
 
 
+def test_a_new_kind_changes_only_the_recipes_that_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = [draw_recipe(number).values for number in range(60)]
+    monkeypatch.setitem(ATTENTION_KINDS, "new", ATTENTION_KINDS["window"])
+    after = [draw_recipe(number).values for number in range(60)]
+    has_it = ["new" in values["model"]["attention"]["kind"] for values in after]
+    assert any(has_it) and all(new or values == old for new, values, old in zip(has_it, after, before, strict=True))
+
+
 @needs_native
 def test_there_are_steps_by_both_engines_with_all_weights() -> None:
     ways = Counter(way for number in USUAL for way in findings(number).ways)

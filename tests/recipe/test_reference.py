@@ -1,7 +1,5 @@
 """The reference of options is complete and says in words what the declarations say in types."""
 
-import pytest
-
 from lmlong.recipe import (
     ATTENTION_KINDS,
     Attention,
@@ -15,7 +13,7 @@ from lmlong.recipe import (
     Training,
 )
 from lmlong.recipe.file import dump, recipe_class
-from lmlong.recipe.kinds import CANDIDATES
+from lmlong.recipe.kinds import candidates
 from lmlong.recipe.reference import Option, reference
 from lmlong.recipe.yaml import parse_yaml
 
@@ -56,6 +54,8 @@ def test_an_option_is_described_in_plain_words() -> None:
     assert options["training", None].type == "a section"
     assert not options["training", None].required
     assert options["model.attention.kind", None].type == (f"one of {KINDS} or a list of 1 or more, each one of {KINDS}")
+    listed = options["model.attention.kind", None].meaning
+    assert all(about.summary and f"{kind} ({about.summary}" in listed for kind, about in ATTENTION_KINDS.items())
     assert options["text.sources", None].type == "a list of 1 or more, each a section of kind python-stdlib, files, hub"
     assert options["text.sources", None].default == [{"kind": "python-stdlib", "weight": 1.0}]
     assert options["text.sources.N.paths", "files"].required
@@ -63,6 +63,6 @@ def test_an_option_is_described_in_plain_words() -> None:
     assert options["text.validation.sources.N.weight", "python-stdlib"].default == 1.0
 
 
-@pytest.mark.parametrize("name", CANDIDATES)
-def test_candidate_of_benchmarks_is_valid_and_of_one_kind(name: str) -> None:
-    assert isinstance(Attention.model_validate(CANDIDATES[name]).kind, str)
+def test_candidates_of_benchmarks_are_valid_and_have_every_causal_kind() -> None:
+    kinds = [Attention.model_validate(options).kind for options in candidates().values()]
+    assert {kind for kind, about in ATTENTION_KINDS.items() if about.causal} == set(kinds)

@@ -4,24 +4,12 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from lmlong.attention.delta import native as delta
-from lmlong.attention.linear import native as linear
-from lmlong.attention.ngram.native import kernel as ngram
-from lmlong.decode import native
+from lmlong.decode import libraries
 from lmlong.errors import LmlongError
-from lmlong.model.learning.native import kernel as learning
-from lmlong.native.grouped import kernel as grouped
 from lmlong.native.prebuilt import LEVELS, library_path
 from lmlong.native.source import FLAGS, NativeCode
 
-LIBRARIES: dict[str, Callable[[], NativeCode]] = {
-    "linear attention": linear.code,
-    "delta rule": delta.code,
-    "n-gram attention": ngram.code,
-    "decode step": native.code,
-    "quantized products": grouped.code,
-    "learning while reading": learning.code,
-}
+LIBRARIES: dict[str, Callable[[], NativeCode]] = {name: made.code for name, made in libraries.LIBRARIES.items()}
 
 COMPILERS = {"x86_64": "g++", "aarch64": "aarch64-linux-gnu-g++"}
 """By the machine that they compile for."""

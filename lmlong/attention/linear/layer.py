@@ -91,7 +91,6 @@ class LinearAttention(Recurrence[LinearState]):
         document_starts: Tensor | None = None,
         inputs: Inputs = NOTHING,
     ) -> Tensor:
-        """Return the denominators (B, H, T) of the outputs: the sums of weights, which must not be close to 0."""
         x = ScanInputs(q, k, v, document_starts, self.token_log_decay(q, inputs))
         return Scan.apply(ChunkKernel(), self.feature_map, self.policy_for(q), False, self.pack(state), *x)[2]
 

@@ -86,7 +86,6 @@ class ParallelWindow(CausalAttention[ParallelState]):
         self.heads, self.head_dim, self.value_dim = recurrence.heads, recurrence.head_dim, recurrence.value_dim
         self.recurrence = recurrence
         self.window = WindowAttention(self.heads, self.head_dim, self.value_dim, window, sink)
-        self.uses_rope = recurrence.uses_rope
         self.largest_scale = min(recurrence.largest_scale, self.window.largest_scale)
         self.inputs = {
             **recurrence.inputs,
