@@ -31,7 +31,7 @@ def float64_device(device: torch.device) -> torch.device:
 
 def as_float64(x: Tensor) -> Tensor:
     """Return a tensor in float64, on the CPU if its device has no float64."""
-    return x.to(float64_device(x.device), torch.float64)
+    return x.to(float64_device(x.device)).double()  # not at once: a device may convert before it copies
 
 
 def synchronize(device: torch.device) -> None:
