@@ -105,7 +105,8 @@ def _wrong_value(detail: ErrorDetails, values: Any, section: type[BaseModel]) ->
         case "union_tag_invalid":
             return (*path, "kind"), _not_one_of(value["kind"], kinds_of(shape))
         case "literal_error":
-            return path, _not_one_of(context.get("name", value), choices(shape))
+            (name,) = context.get("names", [value])
+            return path, _not_one_of(name, choices(shape))
     most = inf if detail["type"] == "less_than_equal" else LARGEST_SHOWN
     return path, f"expected {in_words(shape, most)}, got {_show(value)}.{_remedy(shape, value, path)}"
 

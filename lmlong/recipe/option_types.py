@@ -42,7 +42,7 @@ class NameIn:
 
     def _check(self, name: Any) -> str:
         if not isinstance(name, str) or name not in self.names:
-            raise PydanticCustomError("literal_error", "unknown name", {"name": name})
+            raise PydanticCustomError("literal_error", "unknown name", {"names": [name]})  # a word need not be UTF-8
         return name
 
 

@@ -126,6 +126,7 @@ text:
         ("3linear+sofmax", f"kind: 'sofmax' is not one of {KINDS}. Did you mean 'softmax'?"),
         ("3linear++softmax", f"kind: '3linear++softmax' is not one of {KINDS}. Did you mean 'softmax'?"),
         ("12345linear", f"kind: '12345linear' is not one of {KINDS}. Did you mean 'linear'?"),
+        (r'"\ud800"', rf"kind: '\ud800' is not one of {KINDS}."),
         ("[2linear]", f"kind.0: '2linear' is not one of {KINDS}. Did you mean 'linear'?"),
         (
             "[]",
