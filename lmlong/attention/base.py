@@ -148,7 +148,7 @@ class CausalAttention(FollowsPolicy, ABC, Generic[State]):
         An attention may leave it out. One that has it keeps S (B, H, F, V) and z (B, H, F) in its state, the sums of
         numerators and denominators.
         """
-        raise NotImplementedError
+        raise UsageError(f"{type(self).__name__} defines no denominators, so law 10 does not apply to it.")
 
     @property
     def has_denominators(self) -> bool:
