@@ -47,7 +47,7 @@ METHODS = {
         "conversation",
         "hidden_states",
         "stream_hidden_states",
-        "use_fast_step",
+        "use_fast_engine",
     ],
     "TrainingResult": ["losses", "metrics"],
 }

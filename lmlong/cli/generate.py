@@ -113,7 +113,7 @@ def generate(
     chosen = random_seed() if seed is None else seed
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, ignore_eos=ignore_eos, seed=chosen)
     loaded = load(run, **loading)
-    loaded.use_fast_step(fast_decode)
+    loaded.use_fast_engine(fast_decode)
     if chat:
         talk(loaded.conversation(), prompt, sampling, max_tokens)
         return

@@ -96,7 +96,7 @@ def serve(
     body = 4 * given["max_prompt"]
     chosen = Settings(**given, max_body=body, held=max(Settings.held, 2 * body))
     trained = load(run, device, weights, learn=learn)
-    trained.use_fast_step(None)
+    trained.use_fast_engine(None)
     run_folder, hosts = folder_of(run), Hosts(host, allowed_host)
     name, beside = run_folder.absolute().name, run_folder.resolve()
     folder = sessions or beside.with_name(f"{beside.name}-sessions")

@@ -74,8 +74,10 @@ def why_no_fast_engine(model: LanguageModel) -> str | None:
     return "its native code could not be compiled on this machine." if find_compiler() else missing_code()
 
 
-def describe_fast_engine(model: LanguageModel) -> str:
-    """Return what the fast engine of a model is, in words."""
+def describe_engine(model: LanguageModel) -> str:
+    """Return the fastest engine of a model in words: native code and its origin, a CUDA graph, or torch and why."""
+    if why := why_no_fast_engine(model):
+        return f"torch ({why.rstrip('.')})"
     library = native.library() if _on_cpu(model) else None
     return f"native code, {library.origin}" if library is not None else "a CUDA graph"
 

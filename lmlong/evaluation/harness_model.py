@@ -75,7 +75,7 @@ class HarnessModel(LM):
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """Return the text that follows each context, up to the first of its stop strings."""
         if self._owns_model and self.loaded.model.engine is None:
-            self.loaded.use_fast_step(None)
+            self.loaded.use_fast_engine(None)
         same_options: dict[str, list[int]] = {}
         for number, request in enumerate(requests):
             same_options.setdefault(repr(request.args[1]), []).append(number)

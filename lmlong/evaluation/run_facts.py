@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from lmlong.decode.choice import describe_fast_engine, why_no_fast_engine
+from lmlong.decode.choice import describe_engine
 from lmlong.inference.loading import CACHE_DTYPE, TrainedModel
-from lmlong.model.base import TextModel, count_in_tables, count_parameters
+from lmlong.model.base import count_in_tables, count_parameters
 from lmlong.model.device import pick_device
 from lmlong.model.kernel_check import usable_kernel
 from lmlong.model.language_model import LanguageModel
@@ -40,20 +40,12 @@ def run_facts(loaded: TrainedModel) -> dict[str, Any]:
         **({"n-gram heads added to layers": model.add_ngram} if model.add_ngram else {}),
         **({"plug-ins": loaded.recipe.plugins} if loaded.recipe.plugins else {}),
         "tokens read as one by layer": [model.factor if at in model.downsampled_layers else 1 for at in layers],
-        **_decoding(loaded.model),
+        **({"decoded by": describe_engine(model)} if isinstance(model, LanguageModel) else {}),
         **_kernels(loaded),
         **({"state bytes": state.empty.bytes, "state bytes per token": state.per_token.bytes} if state else {}),
         **({"state bytes with --learn": learning.empty.bytes} if learning else {}),
         "validation": last_validation(metrics(loaded.checkpoint, step)),
     }
-
-
-def _decoding(model: TextModel) -> dict[str, str]:
-    """Return which implementation decodes the model; empty for an encoder."""
-    if not isinstance(model, LanguageModel):
-        return {}
-    why = why_no_fast_engine(model)
-    return {"decoded by": describe_fast_engine(model) if why is None else f"torch ({why.rstrip('.')})"}
 
 
 def _kernels(loaded: TrainedModel) -> dict[str, Any]:

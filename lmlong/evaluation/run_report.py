@@ -150,7 +150,7 @@ def _attempt(name: str, measure: Callable[[], T]) -> T | None:
 
 def _written_per_second(loaded: TrainedLanguageModel) -> float:
     """Return the tokens per second of generating one text, after the first step."""
-    loaded.use_fast_step(None)
+    loaded.use_fast_engine(None)
     seconds, start = [], greedy(loaded.model, loaded.read(""), 1)
     for _ in range(ROUNDS):
         begun = time.perf_counter()

@@ -22,7 +22,7 @@ from lmlong.checkpoint.read import (
     trained_tokens,
 )
 from lmlong.data.tokenizers.base import Tokenizer
-from lmlong.decode.choice import describe_fast_engine, fast_engine, why_no_fast_engine
+from lmlong.decode.choice import describe_engine, fast_engine, why_no_fast_engine
 from lmlong.errors import UsageError
 from lmlong.inference import hidden_states, state_file
 from lmlong.inference.chat import Conversation
@@ -235,7 +235,7 @@ class TrainedLanguageModel(TrainedModel):
         for line in refused:
             print(line, file=sys.stderr)
 
-    def use_fast_step(self, wanted: bool | None = True) -> None:
+    def use_fast_engine(self, wanted: bool | None = True) -> None:
         """Decode several times faster: on a CPU by native code, which may be compiled first; on a GPU by a CUDA graph,
         recorded at the first step of each batch size. It is first compared with torch. With None, only if that takes no
         wait but for the first on a machine, on a CPU."""
@@ -250,10 +250,8 @@ class TrainedLanguageModel(TrainedModel):
     def decoder(self) -> str:
         """The decoder as a text: native code and how it was made, a CUDA graph, or torch, with the reason if nothing
         faster is possible."""
-        if self.model.engine is not None:
-            return describe_fast_engine(self.model)
-        why = why_no_fast_engine(self.model)
-        return "torch" if why is None else f"torch ({why.rstrip('.')})"
+        is_torch = self.model.engine is None and why_no_fast_engine(self.model) is None
+        return "torch" if is_torch else describe_engine(self.model)
 
     def save_state(self, state: Session, path: str | Path) -> None:
         """Write a state to a file, from which this model can continue."""

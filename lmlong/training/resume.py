@@ -1,15 +1,16 @@
 """Resume a run: choose the checkpoint, check the recipe, and keep one history of checkpoints in the run folder.
 
-A resumed run restores, in this order:
+What a resumed run restores, in this order, by whom it is read, and where it is applied:
 
-1. `prepare_resumed_run`: the tokenizer, weights and buffers.
-
-2. `TrainingModule`: the training clock, the first step, and the position in the data.
-
-3. `make_newest`: the history of checkpoints; later ones are moved aside.
-
-4. `training_state.restore`, before the first step: the optimizer's moments, the gradient scaler, the count of skipped
-steps, the carried state, recent losses, and random states. Then `MetricsLog.cut_back` drops metrics of later steps.
+    tokenizer, weights and buffers       `prepare_resumed_run`        at once
+    clock, first step, place in data     `prepare_resumed_run`        `TrainingModule`, `PreparedRun.first_step`
+    history of checkpoints               `make_newest`                the run folder: later checkpoints are moved aside
+    moments of optimizer and tables,     `training_state.read_state`  `training_state.restore`, before the first step
+      gradient scaler, skipped steps,
+      carried state, recent losses,
+      random states
+    metrics                              `MetricsLog.cut_back`        the run folder: those of later steps are dropped
+    best validation                      `CheckpointStore.best`       `TrainingCallback.on_train_start`
 """
 
 import shutil
@@ -23,7 +24,7 @@ from lmlong.checkpoint.location import checkpoints_in, step_of
 from lmlong.data.hub import with_commits
 from lmlong.errors import CheckpointError, UsageError
 from lmlong.io.files import atomic_write
-from lmlong.recipe import Recipe
+from lmlong.recipe import Recipe, Training
 from lmlong.training.checkpoint_store import CheckpointStore
 from lmlong.training.distributed import is_main_process, print_once
 from lmlong.training.metrics_log import METRICS_FILE
@@ -108,9 +109,10 @@ def resumed_recipe(old: Recipe, new: Recipe) -> Recipe:
 
     Print all changes since the checkpoint, and refuse changes that would make it a different run.
     """
-    old = _with_optimizer(old, "adamw")
-    new = _with_optimizer(_share_out(old, new), old.training.optimizer)
-    new = new.model_copy(update={"text": with_commits(new.text, old.text)})
+    training = _share_out(old, new)
+    if training.optimizer == "auto":
+        training = training.model_copy(update={"optimizer": old.training.optimizer})
+    new = new.model_copy(update={"training": training, "text": with_commits(new.text, old.text)})
     passes_other_states = old.training.passes_states and _rows_at_once(old) != _rows_at_once(new)
     for key, before, now in changes(old.model_dump(), new.model_dump()):
         if key in RESOLVED and now == "auto":
@@ -129,25 +131,17 @@ def _rows_at_once(recipe: Recipe) -> tuple[int, int, int]:
     return recipe.batches_at_once, recipe.training.batch_size, recipe.training.accumulate
 
 
-def _with_optimizer(recipe: Recipe, optimizer: str) -> Recipe:
-    """Return the recipe with `auto` replaced by this optimizer: a run keeps its optimizer, and a run from before the
-    option existed has AdamW."""
-    if recipe.training.optimizer != "auto":
-        return recipe
-    return recipe.model_copy(update={"training": recipe.training.model_copy(update={"optimizer": optimizer})})
-
-
 def _weights(sources: list[dict[str, Any]]) -> list[float]:
     """Return the weight of each source."""
     return [source["weight"] for source in sources]
 
 
-def _share_out(old: Recipe, new: Recipe) -> Recipe:
-    """Return the recipe with `accumulate` changed so that a different number of devices reads the same number of
-    sequences per step."""
+def _share_out(old: Recipe, new: Recipe) -> Training:
+    """Return the new options of training, with `accumulate` changed so that a different number of devices reads the
+    same number of sequences per step."""
     before = old.sequences_per_step
     if before == new.sequences_per_step:
-        return new
+        return new.training
     changed = [key for key, _, _ in changes(old.model_dump(), new.model_dump()) if key in DIVISION]
     at_once = new.batches_at_once * new.training.batch_size
     if (
@@ -160,8 +154,7 @@ def _share_out(old: Recipe, new: Recipe) -> Recipe:
             f"devices x nodes / sequence_parallel x batch_size x accumulate was {before} sequences a step in this run "
             f"and is {new.sequences_per_step} now. Make it {before} again",
         )
-    training = new.training.model_copy(update={"accumulate": before // at_once})
-    return new.model_copy(update={"training": training})
+    return new.training.model_copy(update={"accumulate": before // at_once})
 
 
 def _different_run(key: str, why: str) -> UsageError:

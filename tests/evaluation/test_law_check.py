@@ -49,7 +49,7 @@ def test_a_model_that_was_compiled_is_checked_like_any_other() -> None:
     loaded = trained(recipe.Attention(kind="linear"))
     text = sampled_text(loaded, rows=2, tokens=50)
     before = check(loaded, *text)
-    loaded.use_fast_step()
+    loaded.use_fast_engine()
     assert check(loaded, *text) == before
 
 

@@ -60,7 +60,7 @@ def prepare(folder: Path, kinds: Iterable[str] = MODELS) -> dict[str, Case]:
         run = write_run(folder / name, ByteTokenizer(), "bytes", 0.3, MODELS[name])
         learn = name == "learned"
         model = load(run, "cpu", state_dtype=STATES.get(name, "auto"), learn=learn)
-        model.use_fast_step(None)
+        model.use_fast_engine(None)
         saved = folder / f"{name}.state"
         model.save_state(model.read(prose(60)), saved)
         cases[name] = Case(model, load_file(saved), state_file.describe(saved))

@@ -57,6 +57,6 @@ def no_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 
 def test_without_a_compiler_torch_writes(run: Path, no_library: None) -> None:
     with pytest.raises(UsageError, match=r"needs a C\+\+ compiler"):
-        load(run, "cpu").use_fast_step()
+        load(run, "cpu").use_fast_engine()
     asked = [str(run), "--device", "cpu", "--prompt", "a", "--max-tokens", "2"]
     assert CliRunner().invoke(generate, asked).exit_code == 0

@@ -88,7 +88,7 @@ def test_generated_text_is_not_learned_from(subword_run: Path, fast: bool) -> No
     """After all pairs of the prompt are learned, D stays the same."""
     model = load(subword_run, "cpu", learn=True)
     if fast:
-        model.use_fast_step(None)
+        model.use_fast_engine(None)
     generation = model.generate(model.read(TEXT, heal=False), Sampling(seed=1), [(0,)], 80)
     norms = [float(learned_matrix(generation.session).norm()) for _ in generation]
     assert len(norms) > 40 and len(set(norms[21:])) == 1  # the block of the prompt's end is over

@@ -26,7 +26,7 @@ def chatting(folder: Path, template: str = CHAT) -> TrainedLanguageModel:
     folder.mkdir(exist_ok=True)
     import_model(write_folder(folder / "theirs", CONFIG, tiny_llama.weights(CONFIG), template=template), folder / "run")
     trained = lmlong.load(folder / "run")
-    trained.use_fast_step()
+    trained.use_fast_engine()
     return trained
 
 

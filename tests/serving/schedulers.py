@@ -27,7 +27,7 @@ def loaded(folder: Path, native: bool = True, **form: Any) -> TrainedLanguageMod
     write_run(folder, **form)
     trained = lmlong.load(folder)
     if native:
-        trained.use_fast_step()
+        trained.use_fast_engine()
     return trained
 
 

@@ -37,7 +37,7 @@ def decoded(name: str, options: Options, weights: Weights, workspace: Workspace)
     values: dict[str, Any] = {"prefill": logits, "state": list(tensors(state))}
     for engine in ("torch", "native"):
         if engine == "native":
-            trained.use_fast_step()
+            trained.use_fast_engine()
         alone = greedy(trained.model, logits[:, -1], state)
         text = trained.stream(PROMPT, max_tokens=STEPS, temperature=1.0, top_p=0.9, seed=3)
         served_rows = served(trained.model, state, alone["tokens"])
@@ -71,7 +71,7 @@ def saved(name: str, options: Options, workspace: Workspace) -> dict[str, Any]:
 def generated(name: str, options: Options, workspace: Workspace) -> dict[str, Any]:
     """Return what `lmlong generate --json` writes: tokens and their log-probabilities, with options of sampling."""
     trained = lmlong.load(workspace.run_of(name, options), "cpu")
-    trained.use_fast_step(None)
+    trained.use_fast_engine(None)
     sampling = Sampling(seed=7, top_k=20, repetition_penalty=1.2)
     with redirect_stdout(StringIO()) as printed:
         output = TextOutput(trained, sampling, samples=2, max_tokens=30, as_json=True)

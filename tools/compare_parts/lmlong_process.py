@@ -17,7 +17,7 @@ def main() -> None:
     work = json.loads(Path(sys.argv[1]).read_text())
     set_threads(1)
     trained = lmlong.load(work["run"], "cpu", weights=sys.argv[2])  # type: ignore[arg-type]
-    trained.use_fast_step()
+    trained.use_fast_engine()
     print(json.dumps({"version": lmlong.__version__}), flush=True)
     session: Session | None = None
     read, tokens = 0, work["tokens"]

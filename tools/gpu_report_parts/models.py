@@ -105,7 +105,7 @@ def decoding(sizes: Sizes, device: torch.device) -> Iterator[Work]:
 
 
 def decode(name: str, fast: bool, sizes: Sizes, device: torch.device) -> dict[str, float]:
-    """Return the speed of generation; a fast step whose logits are not those by torch is refused."""
+    """Return the speed of generation; a fast engine whose logits are not those by torch is refused."""
     made = GenerationCandidates(load(sizes), device, fast)
     model = made.model(name, "bf16")
     if fast and (why := why_no_fast_engine(model)):
@@ -119,7 +119,7 @@ def decode(name: str, fast: bool, sizes: Sizes, device: torch.device) -> dict[st
 
 @torch.inference_mode()
 def logits_error(model: LanguageModel, prompt: int, tokens: int = 4) -> float:
-    """Return how far the logits of the first tokens by the fast step are from those by torch."""
+    """Return how far the logits of the first tokens by the fast engine are from those by torch."""
     session, worst = prefill(model, [list(range(prompt))]), 0.0
     for _ in range(tokens):
         last = torch.tensor([session.last], device=session.state.position.device)
