@@ -16,6 +16,9 @@ FIRST = 2.0
 INTERVAL = 10.0
 """Minimum seconds between two lines."""
 
+SHARE = 0.01
+"""Share of the work after which its speed says how long the rest takes."""
+
 Item = TypeVar("Item")
 
 
@@ -82,7 +85,8 @@ class Progress:
         rate = f"{1 / speed:,.0f} s each" if 0 < speed < 1 and self.unit != "B" else f"{self._count(speed)}/s"
         if not self.total or self.done > self.total:
             return f"{self.name}: {self._count(self.done)}, {rate}"
-        left = tqdm.format_interval((self.total - self.done) / speed) if speed else "?"
+        is_known = self.done - self._initial >= SHARE * self.total  # the first work is slow, such as that of imports
+        left = tqdm.format_interval((self.total - self.done) / speed) if is_known and speed else "?"
         return f"{self.name}: {self.done / self.total:.0%} of {self._count(self.total)}, {rate}, {left} left"
 
     def _count(self, size: float) -> str:

@@ -41,6 +41,16 @@ def test_earlier_work_counts_as_done_but_not_for_the_speed(now: list[float]) -> 
         assert shown.line() == "b: 60% of 1,000 tokens, 20 tokens/s, 00:20 left"
 
 
+def test_the_first_hundredth_of_the_work_does_not_say_how_long_the_rest_takes(now: list[float]) -> None:
+    with Progress("a", 1000, "tokens") as shown:
+        now[0] = 9.0
+        shown.update(9)
+        assert shown.line() == "a: 1% of 1,000 tokens, 1 tokens/s, ? left"
+        now[0] = 10.0
+        shown.update(1)
+        assert shown.line() == "a: 1% of 1,000 tokens, 1 tokens/s, 16:30 left"
+
+
 def test_nothing_is_shown_if_it_is_not_wanted(now: list[float], capsys: pytest.CaptureFixture[str]) -> None:
     for now[0] in each((1.0, 50.0), "models", 2, "models", show=False):
         pass
