@@ -4,7 +4,8 @@
     tools/planted_faults.py map faults/map.db tests/attention tests/model
     tools/planted_faults.py plant faults/map.db faults/found.jsonl --faults 200 --seed 0
 
-`map` runs tests once, and records which of them execute which line, except in processes that they start. It needs
+`map` runs tests once, and records which of them execute which line, except in processes that they start. Not as root,
+who becomes an ordinary user in some tests, which then may not write to the map. It needs
 `pip install pytest-cov`. `plant` draws faults in lines that tests execute. For each it runs those tests, until one
 fails. Results are appended to a file, and a second call continues it. Exits 1 if a fault is not noticed.
 """
@@ -187,7 +188,7 @@ def plant_all(options: argparse.Namespace) -> int:
 def map_tests(options: argparse.Namespace) -> int:
     """Run tests, and record which of them execute which line."""
     options.map.parent.mkdir(parents=True, exist_ok=True)
-    words = ["-n", "0", "--dist", "no", "--cov=lmlong", "--cov-context=test", "--cov-report="]
+    words = ["-n", "1", "--cov=lmlong", "--cov-context=test", "--cov-report="]
     command = [sys.executable, "-m", "pytest", *words, *options.tests]
     return subprocess.run(command, cwd=ROOT, env=os.environ | {"COVERAGE_FILE": str(options.map.resolve())}).returncode
 
