@@ -12,12 +12,14 @@ several processes, whether one has had a signal, before each batch.
 """
 
 import math
+import random
 import sys
 from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
@@ -261,9 +263,13 @@ class TrainingModule(LightningModule):
         return names
 
     def _seed(self, number: int) -> None:
-        """Seed dropout, the only random draw of a forward pass, by the batch, so that a resumed run repeats it."""
-        if self.recipe.model.dropout:
-            torch.manual_seed(hash((self.recipe.seed, number, self.global_rank)) % 2**63)
+        """Seed random draws, of dropout and of plug-ins, by the batch, so that a resumed run repeats them. Ranks that
+        read the parts of the same rows draw the same numbers."""
+        group = self.global_rank // self.recipe.training.sequence_parallel
+        seed = hash((self.recipe.seed, number, group)) % 2**63
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
 
 
 def _diverged(step: int, what: str) -> DivergedError:

@@ -7,8 +7,7 @@ What a resumed run restores, in this order, by whom it is read, and where it is 
     history of checkpoints               `make_newest`                the run folder: later checkpoints are moved aside
     moments of optimizer and tables,     `training_state.read_state`  `training_state.restore`, before the first step
       gradient scaler, skipped steps,
-      carried state, recent losses,
-      random states
+      carried state, recent losses
     metrics                              `MetricsLog.cut_back`        the run folder: those of later steps are dropped
     best validation                      `CheckpointStore.best`       `TrainingCallback.on_train_start`
 """
