@@ -65,28 +65,22 @@ class PreparedRun(NamedTuple):
 def prepare_new_run(recipe: Recipe) -> PreparedRun:
     """Return a run that begins with the weights of `training.init_from`, if any; its attention may differ."""
     source = recipe.training.init_from
-    outline = divides_weights(recipe)
     if source is None:
-        return prepare_run(recipe, outline=outline)
+        return prepare_run(recipe)
     prepared, tokens_before = read.reading(
-        source,
-        lambda start: (prepare_run(recipe, start, new_attention=True, outline=outline), read.trained_tokens(start)),
+        source, lambda start: (prepare_run(recipe, start, new_attention=True), read.trained_tokens(start))
     )
     return prepared._replace(start=source, tokens_before=tokens_before)
 
 
 def prepare_run(
-    recipe: Recipe,
-    start: Path | None = None,
-    new_attention: bool = False,
-    verify: bool = True,
-    outline: bool = False,
+    recipe: Recipe, start: Path | None = None, new_attention: bool = False, verify: bool = True
 ) -> PreparedRun:
     """Tokenize the text and build the model.
 
     The checkpoint `start`, if any, provides the tokenizer, weights and buffers; otherwise a teacher, if any, provides
     the tokenizer. With `new_attention` the checkpoint's attention may differ from the recipe's; everything else must
-    fit. With `outline` the model has no memory.
+    fit.
     """
     recipe, device = _resolve(recipe)
     training = recipe.training
@@ -102,7 +96,7 @@ def prepare_run(
     if start and verify:
         manifest.verify(start, [manifest.WEIGHTS])
     build_again = partial(_build, recipe, tokens.tokenizer.vocabulary, start, new_attention, teacher)
-    with without_memory() if outline else nullcontext():
+    with without_memory() if divides_weights(recipe) else nullcontext():
         model = build_again()
     return PreparedRun(recipe, tokens, model, device, build_again, teacher)
 

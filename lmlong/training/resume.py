@@ -27,7 +27,7 @@ from lmlong.recipe import Recipe, Training
 from lmlong.training.checkpoint_store import CheckpointStore
 from lmlong.training.distributed import is_main_process, print_once
 from lmlong.training.metrics_log import METRICS_FILE
-from lmlong.training.prepare import PreparedRun, divides_weights, prepare_run
+from lmlong.training.prepare import PreparedRun, prepare_run
 from lmlong.training.run_folder import ABANDONED, RECORDS
 from lmlong.training.training_state import read_state
 
@@ -94,7 +94,7 @@ def prepare_resumed_run(recipe: Recipe, checkpoint: Path) -> PreparedRun:
     """Return a run that resumes from a checkpoint chosen by `resume_point`."""
     old = read.read_recipe(checkpoint, verify=False)
     recipe = resumed_recipe(old, recipe)
-    prepared = prepare_run(recipe, checkpoint, verify=False, outline=divides_weights(recipe))
+    prepared = prepare_run(recipe, checkpoint, verify=False)
     state = read_state(checkpoint, prepared.model, prepared.recipe.training, prepared.source_hashes)
     about = manifest.read(checkpoint)
     before = 0 if about.trained_tokens is None else about.trained_tokens - state["step"] * old.tokens_per_step
