@@ -21,11 +21,11 @@ from lmlong.bench.speed import Candidate
 from lmlong.decode.choice import fast_engine, why_no_fast_engine
 from lmlong.inference.loading import CACHE_DTYPE
 from lmlong.inference.session import Session, greedy, prefill
+from lmlong.model.base import quantize
 from lmlong.model.kernel_check import checked_kernels
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.precision import autocast
 from lmlong.model.quantization import WeightFormat
-from lmlong.model.quantized_model import quantize
 from lmlong.model.segments import text_loss
 from lmlong.model.state import state_bytes
 from lmlong.recipe.kinds import candidates

@@ -26,10 +26,10 @@ from torch import Tensor
 
 from lmlong.attention.device_policy import DevicePolicy, policy_of, use_policy
 from lmlong.errors import DivergedError
+from lmlong.model.base import round_weights
 from lmlong.model.kernel_check import checked_kernels
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.learning.loss import loss_while_learning
-from lmlong.model.quantized_model import round_weights
 from lmlong.model.segments import text_loss
 from lmlong.model.sequence_group import SequenceGroup, longest_part
 from lmlong.model.state import detach_state, where_state
