@@ -18,7 +18,6 @@ from torch.nn.functional import cross_entropy, pad
 
 from lmlong.model.finite import is_finite, not_finite
 from lmlong.model.language_model import LanguageModel, ModelState
-from lmlong.model.learning.keys import keys_of
 from lmlong.model.learning.native import kernel as native
 from lmlong.model.learning.state import (
     BLOCK,
@@ -29,6 +28,7 @@ from lmlong.model.learning.state import (
     Learned,
     Rates,
     init_learned,
+    keys_of,
     reset,
     will_learn_token,
 )
