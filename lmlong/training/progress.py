@@ -1,4 +1,4 @@
-"""The training time of a run, its expected last step, and its progress on stderr."""
+"""The training time of a run, its expected last step, when it is validated and saved, and its progress on stderr."""
 
 import math
 import sys
@@ -20,6 +20,12 @@ MICROSECONDS = 1_000_000
 AVERAGED = 20
 """Number of steps over which shown numbers are averaged: single steps vary too much to read."""
 
+VALIDATIONS = 5
+"""Minimum number of validations of a run."""
+
+STEPS, MINUTES = 500, 10
+"""Maximum number of steps between validations, or of minutes if only time ends the run; and of minutes between
+checkpoints."""
 
 TICK = 1e-9
 """The least seconds of a step: a process that only waited has used no processor time."""
@@ -96,6 +102,41 @@ class TrainingClock:
             return self.steps
         counted = step - self._steps_since_agreed
         return max(min(self.steps, math.ceil((counted + 1) / share)), step + 1)
+
+
+class Intervals:
+    """The steps after which a run is validated and saved, by `validate_every` and `checkpoint_every`, or by its length.
+    All ranks compute the same, since their clocks agree."""
+
+    def __init__(self, options: recipe.Training, clock: TrainingClock, step: int = 0):
+        self.options, self.clock = options, clock
+        lengths = [clock.steps / STEPS, *([options.minutes / MINUTES] if options.minutes else [])]
+        self.parts = max(min(VALIDATIONS, clock.steps), math.ceil(min(lengths)))
+        self._done, self._saved_at = clock.parts_done(step, self.parts), clock.seconds
+
+    def validates(self, step: int) -> bool:
+        """Return whether the run is validated after this step; to be called after each one."""
+        if self.options.validate_every:
+            return step % self.options.validate_every == 0
+        before, self._done = self._done, self.clock.parts_done(step, self.parts)
+        return self._done > before
+
+    def saves(self, step: int) -> bool:
+        """Return whether a checkpoint is written after this step, even without a validation."""
+        if self.options.checkpoint_every:
+            return step % self.options.checkpoint_every == 0
+        return self.clock.seconds - self._saved_at >= 60 * MINUTES
+
+    def saved(self) -> None:
+        """Note that a checkpoint is written now."""
+        self._saved_at = self.clock.seconds
+
+    def __str__(self) -> str:
+        validates, saves = self.options.validate_every, self.options.checkpoint_every
+        return (
+            f"validation {f'every {validates:,} steps' if validates else f'{self.parts:,} times'}, "
+            f"a checkpoint then and every {f'{saves:,} steps' if saves else f'{MINUTES} minutes'}"
+        )
 
 
 class Progress:
