@@ -30,7 +30,7 @@ from lmlong.model.base import round_weights
 from lmlong.model.kernel_check import checked_kernels
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.learning.loss import loss_while_learning
-from lmlong.model.segments import text_loss
+from lmlong.model.segments import loss_of_part, text_loss
 from lmlong.model.sequence_group import SequenceGroup, longest_part
 from lmlong.model.state import detach_state, where_state
 from lmlong.training.distillation import taught_loss
@@ -40,7 +40,6 @@ from lmlong.training.optimizer import learning_rate_factor, make_optimizer, mask
 from lmlong.training.prepare import PreparedRun, divides_weights, model_to_check
 from lmlong.training.progress import TrainingClock
 from lmlong.training.row_adagrad import RowAdagrad, make_row_optimizer
-from lmlong.training.sequence_processes import loss_of_part
 
 RECENT = 20
 """Number of recent losses kept to detect a spike."""

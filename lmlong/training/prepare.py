@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import nn
 
+from lmlong.attention.plugins import in_words
 from lmlong.checkpoint import manifest, read
 from lmlong.data.data_module import DATA_MODULES, DataModule
 from lmlong.data.hub import with_commits
@@ -24,7 +25,6 @@ from lmlong.model.sinks import make_sinks
 from lmlong.recipe import Recipe
 from lmlong.training.distillation import Teacher, load_teacher, train_mixers_alone, train_ngram_alone
 from lmlong.training.optimizer import count_steps
-from lmlong.training.sequence_processes import check_divides
 
 
 class PreparedRun(NamedTuple):
@@ -160,7 +160,7 @@ def _resolve(recipe: Recipe) -> tuple[Recipe, torch.device]:
     if recipe.training.quantize:
         _check_roundable(_outline(recipe))
     if recipe.training.sequence_parallel > 1:
-        check_divides(_outline(recipe))
+        _check_divides(_outline(recipe))
     optimizer = "muon" if recipe.training.optimizer == "auto" else recipe.training.optimizer
     resolved = {"precision": resolve(recipe.training.precision, device), "optimizer": optimizer}
     training = recipe.training.model_copy(update=resolved)
@@ -199,6 +199,16 @@ def _check_roundable(model: LanguageModel) -> None:
             raise UsageError(
                 f"training.quantize: {name} is a linear layer of a plug-in, whose weight cannot be rounded. "
                 "Let the plug-in use lmlong.model.layers.Linear, or leave out quantize."
+            )
+
+
+def _check_divides(model: LanguageModel) -> None:
+    """Refuse a model with an attention that cannot read a part of a row."""
+    for part in model.attention_parts:
+        if not part.divides:
+            raise UsageError(
+                f"training.sequence_parallel: {in_words(part)} has no `effect`, by which the parts of a row would be "
+                "put together. Define effect and after_effect, or leave sequence_parallel out."
             )
 
 
