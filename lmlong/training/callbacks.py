@@ -1,4 +1,4 @@
-"""Lightning callbacks: logging, validation and checkpoints of a run, and resampling of random features."""
+"""The Lightning callback at the end of each step: logging, validation and checkpoints of a run."""
 
 import math
 import statistics
@@ -11,7 +11,6 @@ from typing import Any
 
 from lightning.pytorch import Callback, Trainer
 
-from lmlong.attention.favor import Favor
 from lmlong.checkpoint.read import load_weights
 from lmlong.checkpoint.write import Contents
 from lmlong.model.language_model import LanguageModel
@@ -271,25 +270,3 @@ def evaluating(module: TrainingModule) -> Iterator[None]:
     with module.trainer.precision_plugin.forward_context():
         yield
     module.train()
-
-
-class ResampleFeatures(Callback):
-    """Resampling of random features between steps. Each draw is a function of the seed and the step, so a resumed run
-    repeats it.
-
-    A state is always used with the draw that it was computed with: recipes refuse resampling together with carried or
-    passed states, so each training sequence begins from an empty state.
-    """
-
-    def __init__(self, seed: int, every: int):
-        self.seed, self.every = seed, every
-        self.number = 0  # the current draw; the model was built with draw 0
-
-    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        number = pl_module.step // self.every
-        if number == self.number:
-            return
-        self.number = number
-        maps = [module for module in pl_module.model.modules() if isinstance(module, Favor)]
-        for layer, features in enumerate(maps):
-            features.resample(hash((self.seed, number, layer)) % 2**63)

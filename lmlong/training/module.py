@@ -25,6 +25,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from lmlong.attention.device_policy import DevicePolicy, policy_of, use_policy
+from lmlong.attention.favor import Favor
 from lmlong.errors import DivergedError
 from lmlong.model.base import round_weights
 from lmlong.model.kernel_check import checked_kernels
@@ -77,6 +78,7 @@ class TrainingModule(LightningModule):
         # whether validation measures what is trained: predictions without --learn, with rounded weights where they are
         self.is_judged = not (training.quantize or training.learn or training.teacher_of == "layers")
         self.learning_rate = math.nan  # of the current optimizer step
+        self.features_drawn = 0  # how often random features were redrawn since the model was built
         self.row_optimizer: RowAdagrad | None = None  # of the model's tables
         self.figures: list[BatchFigures] = []  # of the current optimizer step
         self.gradient_norm = torch.tensor(math.nan)
@@ -124,8 +126,8 @@ class TrainingModule(LightningModule):
         return make_optimizer(self.model, self.recipe.training, self.policy, ranks)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Set the learning rate and the rounding of weights by the step, and by the time trained if `training.minutes`
-        ends the run."""
+        """Set the learning rate, the rounding of weights and random features by the step, and by the time trained if
+        `training.minutes` ends the run."""
         options = self.recipe.training
         factor = learning_rate_factor(self.step, self.clock.expected_steps(self.step), options)
         self.learning_rate = options.learning_rate * factor
@@ -134,6 +136,8 @@ class TrainingModule(LightningModule):
             rounds = self.in_last(QUANTIZED_SHARE)
             round_weights(self.model, options.quantize if rounds else None)
             self.is_judged = rounds and not options.learn
+        if every := self.recipe.model.attention.favor.resample_every:
+            self._resample_features(self.step // every)
 
     def training_step(self, batch: TrainingBatch, batch_idx: int) -> Tensor:
         number = self.first_batch + batch_idx
@@ -248,6 +252,19 @@ class TrainingModule(LightningModule):
     def in_last(self, share: float) -> bool:
         """Return whether this step is in the last share of the expected steps."""
         return self.step >= (1 - share) * self.clock.expected_steps(self.step)
+
+    def _resample_features(self, number: int) -> None:
+        """Redraw random features, unless they are those of this draw already. A draw is a function of the seed and its
+        number, so a resumed run repeats it.
+
+        A state is always used with the draw that it was computed with: recipes refuse resampling together with carried
+        or passed states, so each training sequence begins from an empty state.
+        """
+        if number != self.features_drawn:
+            self.features_drawn = number
+            maps = [module for module in self.model.modules() if isinstance(module, Favor)]
+            for layer, features in enumerate(maps):
+                features.resample(hash((self.recipe.seed, number, layer)) % 2**63)
 
     def _check_kernels(self, model: LanguageModel, trains: bool) -> dict[str, str]:
         """Set and return the kernels that rank 0 has checked for all ranks."""
