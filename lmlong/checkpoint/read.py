@@ -27,8 +27,9 @@ from lmlong.data.tokenizers.base import Tokenizer
 from lmlong.errors import CheckpointError, RecipeError, UsageError
 from lmlong.io.files import parse_json
 from lmlong.io.folder_manifest import MAX_SIZE
+from lmlong.model.base import TextModel
 from lmlong.model.block import SHARED_PARTS
-from lmlong.model.build import without_memory
+from lmlong.model.build import build, without_memory
 from lmlong.model.short_conv import ShortConvolution
 from lmlong.recipe import Recipe
 from lmlong.recipe import file as recipe_file
@@ -192,7 +193,16 @@ def load_weights(model: nn.Module, checkpoint: Path, new_attention: bool = False
     return kept - identities.keys()
 
 
-def check_size(checkpoint: Path, recipe: Recipe, build: Callable[[Recipe], nn.Module]) -> None:
+def read_model(checkpoint: Path) -> tuple[Recipe, Tokenizer, TextModel]:
+    """Return the recipe, the tokenizer and the trained model, all verified."""
+    recipe, tokenizer = read_recipe(checkpoint), read_tokenizer(checkpoint)
+    check_size(checkpoint, recipe, tokenizer)
+    model = build(recipe, tokenizer.vocabulary)
+    load_weights(model, checkpoint, verify=False)  # `check_size` has verified them
+    return recipe, tokenizer, model
+
+
+def check_size(checkpoint: Path, recipe: Recipe, tokenizer: Tokenizer) -> None:
     """Refuse a checkpoint whose recipe and weights do not match, before the model takes any memory."""
     manifest.verify(checkpoint, [WEIGHTS])
     with _opening(checkpoint / WEIGHTS), safe_open(checkpoint / WEIGHTS, "pt") as file:
@@ -206,7 +216,7 @@ def check_size(checkpoint: Path, recipe: Recipe, build: Callable[[Recipe], nn.Mo
     if recipe.model.layers > len(shapes):
         raise CheckpointError(f"{checkpoint / RECIPE}: has more layers than the weights. Use another checkpoint.")
     with without_memory():
-        _compare(checkpoint, shapes, _shapes(build(recipe).state_dict()))
+        _compare(checkpoint, shapes, _shapes(build(recipe, tokenizer.vocabulary).state_dict()))
 
 
 def _shapes(weights: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:

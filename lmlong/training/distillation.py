@@ -17,7 +17,6 @@ from lmlong.data.tokenizers.base import Tokenizer
 from lmlong.errors import UsageError
 from lmlong.model.base import TextModel
 from lmlong.model.block import with_states
-from lmlong.model.build import build
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.loss import (
     IGNORED,
@@ -116,14 +115,11 @@ def load_teacher(options: recipe.Training) -> Teacher | None:
 
 
 def _load(checkpoint: Path, name: str | None, soft: Softening | None) -> Teacher:
-    trained, tokenizer = read.read_recipe(checkpoint), read.read_tokenizer(checkpoint)
-    read.check_size(checkpoint, trained, lambda trained: build(trained, tokenizer.vocabulary))
-    model = build(trained, tokenizer.vocabulary)
+    _, tokenizer, model = read.read_model(checkpoint)
     if not isinstance(model, LanguageModel):
         raise UsageError(
             f"training.teacher: {name} is an encoder, which does not predict next tokens. Name another run."
         )
-    read.load_weights(model, checkpoint, verify=False)  # `check_size` has verified the digest
     weights_hash = manifest.read(checkpoint).files[manifest.WEIGHTS]["sha256"]
     return Teacher(model.eval().requires_grad_(False), soft, tokenizer, weights_hash)
 
