@@ -97,10 +97,9 @@ def read_tokenizer(checkpoint: Path, verify: bool = True) -> Tokenizer:
         raise CheckpointError(f"{error} Use another checkpoint.") from error
 
 
-def read_weights(checkpoint: Path, verify: bool = True) -> dict[str, Tensor]:
+def read_weights(checkpoint: Path) -> dict[str, Tensor]:
     """Return the weights, verified, on the CPU."""
-    if verify:
-        manifest.verify(checkpoint, [WEIGHTS])
+    manifest.verify(checkpoint, [WEIGHTS])
     with _opening(checkpoint / WEIGHTS):
         weights = load_file(checkpoint / WEIGHTS)
     return {name: _finite(checkpoint, name, tensor) for name, tensor in weights.items()}
@@ -131,13 +130,11 @@ def _opening(weights: Path) -> Iterator[None]:
         raise CheckpointError(f"{weights}: removed while it was read. Use another checkpoint.") from error
 
 
-def read_training(checkpoint: Path, verify: bool = True, mapped: Container[str] = ()) -> dict[str, Any]:
-    """Return the training state, verified: the values by their names, and the tensors by theirs.
+def read_training(checkpoint: Path, mapped: Container[str] = ()) -> dict[str, Any]:
+    """Return the training state of a verified checkpoint: the values by their names, and the tensors by theirs.
 
     The tensors named in `mapped` stay in the file, and take memory only from when they are read until `unload`.
     """
-    if verify:
-        manifest.verify(checkpoint, [TRAINING_TENSORS, TRAINING_VALUES])
     values, tensors = checkpoint / TRAINING_VALUES, checkpoint / TRAINING_TENSORS
     try:
         if values.stat().st_size > MAX_SIZE:

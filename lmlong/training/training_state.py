@@ -147,7 +147,7 @@ def read_state(
     }
     # each rank of DeepSpeed takes its part
     mapped = moments if options.strategy == "deepspeed" else {}
-    saved = read_training(checkpoint, verify=False, mapped=mapped)
+    saved = read_training(checkpoint, mapped)
     # earlier versions saved random states, which each batch now sets
     state = {name: value for name, value in saved.items() if not name.startswith("random.")}
     tables = tables_of(model)
