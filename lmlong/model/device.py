@@ -50,16 +50,10 @@ def peak_memory(device: torch.device) -> int | None:
         import resource
     except ImportError:
         return None
-    if (kibibytes := _linux_peak()) is not None:
-        return kibibytes * 1024
+    if kibibytes := _proc_field("/proc/self/status", r"^VmHWM:\s*(\d+) kB$"):
+        return int(kibibytes) * 1024  # `getrusage` would include the peak of the parent process
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def _linux_peak() -> int | None:
-    """Return the peak in kibibytes. `getrusage` would include the peak of the parent process."""
-    peak = _proc_field("/proc/self/status", r"^VmHWM:\s*(\d+) kB$")
-    return int(peak) if peak else None
 
 
 def describe_machine(device: torch.device) -> str:

@@ -238,16 +238,11 @@ class TrainingModule(LightningModule):
         tokens that this process reads. A loss of two numbers is the one to minimize and the one to report."""
         if self.teacher is not None:
             return partial(taught_loss, teacher=self.teacher, segment=self.recipe.training.segment)
-        if self._learns():
+        if (share := self.recipe.training.learn) and self.in_last(share):
             return loss_while_learning
         if self.group is not None:
             return partial(loss_of_part, group=self.group)
         return partial(text_loss, segment=self.recipe.training.segment)
-
-    def _learns(self) -> bool:
-        """Return whether the output layer learns while it reads at this step."""
-        share = self.recipe.training.learn
-        return share > 0 and self.in_last(share)
 
     def in_last(self, share: float) -> bool:
         """Return whether this step is in the last share of the expected steps."""
