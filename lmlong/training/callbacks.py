@@ -133,7 +133,7 @@ class TrainingCallback(Callback):
             prepared.tokens.tokenizer.file,
             module.step,
             self.metric.of(validated) if validated and module.is_judged else None,
-            self.tokens_at(module.step),
+            prepared.tokens_before + module.step * prepared.recipe.tokens_per_step,
         )
         if strategy.is_global_zero:
             self.checkpoints.save(contents)
@@ -252,10 +252,6 @@ class TrainingCallback(Callback):
             text = write_sample(module.model, self.prepared.tokens.tokenizer, tokens, module.recipe.seed)
         self.metrics_log.write(step=module.step, sample=text)
         self.progress.say(f"{self.progress.name(module.step)}: a sample\n{indent(text, '    ')}")
-
-    def tokens_at(self, step: int) -> int:
-        """Return the tokens trained on after a step, including those of the run that this one began from."""
-        return self.prepared.tokens_before + step * self.prepared.recipe.tokens_per_step
 
     def close(self) -> None:
         """Remove the progress from the terminal."""

@@ -88,11 +88,6 @@ class Teacher(NamedTuple):
     tokenizer: Tokenizer
     weights_hash: str
 
-    def output(self, tokens: Tensor, document_starts: Tensor) -> TeacherOutput:
-        """Return the predictions for a batch."""
-        assert self.soft is not None
-        return TeacherOutput(self.hidden_states(tokens, document_starts), self.model.lm_head.weight, self.soft)
-
     @torch.no_grad()
     def hidden_states(self, tokens: Tensor, document_starts: Tensor | None = None) -> Tensor:
         """Return the last hidden states (B, T, width), read piece by piece from an empty state."""
@@ -168,7 +163,7 @@ def taught_loss(
     if teacher.soft is None:
         error = layer_errors(model, teacher.model, tokens, document_starts).mean()
         return torch.stack([error * targets.numel(), error.detach() * (targets != IGNORED).sum()]), None
-    output = teacher.output(tokens, document_starts)
+    output = TeacherOutput(teacher.hidden_states(tokens, document_starts), teacher.model.lm_head.weight, teacher.soft)
 
     def loss_of(hidden: Tensor, span: slice) -> Tensor:
         of_chunk = output._replace(hidden=output.hidden[:, span].flatten(0, -2)).student_loss
