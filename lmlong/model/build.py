@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from lmlong.attention.base import state_tensors
 from lmlong.errors import UsageError
-from lmlong.model.base import TextModel, count_parameters
+from lmlong.model.base import TextModel, count_in_tables, count_parameters
 from lmlong.model.encoder import Encoder
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.sequence_group import longest_part
@@ -73,7 +73,7 @@ def least_bytes(recipe: Recipe, vocabulary: int) -> tuple[int, int]:
     layers = model.layers - len(model.downsampled_layers)
     inputs = training.batch_size * (8 * length + 2 * held * model.width * layers)
     moments = 2 if training.optimizer == "adamw" else 1  # minimum for each weight
-    tables = model.table_numbers  # without gradients
+    tables = count_in_tables(built)  # without gradients
     weights = 4 * (2 + moments) * (count_parameters(built) - tables) // shared + 4 * tables
     return weights, inputs + training.batch_size * state
 
