@@ -115,7 +115,7 @@ def _build(
         assert isinstance(model, LanguageModel)
         train_ngram_alone(model)
     if isinstance(model, LanguageModel):
-        set_kernel(model, training.kernel)
+        model.use_kernel(training.kernel)
     if training.compile:
         model.compile_blocks()
     return model
@@ -141,7 +141,7 @@ def model_to_check(prepared: PreparedRun) -> LanguageModel:
     with torch.random.fork_rng(devices=[]):
         small = build(recipe.model_copy(update={"model": one_of_each}), vocabulary=1)
     assert isinstance(small, LanguageModel)
-    set_kernel(small, recipe.training.kernel)
+    small.use_kernel(recipe.training.kernel)
     return small
 
 
@@ -218,12 +218,6 @@ def _outline(recipe: Recipe) -> LanguageModel:
         model = build(recipe, vocabulary=1)
     assert isinstance(model, LanguageModel)
     return model
-
-
-def set_kernel(model: LanguageModel, kernel: KernelName) -> None:
-    """Select the kernel by which a model reads many tokens at once; a new model has `auto`."""
-    if kernel != "auto":
-        model.use_kernel(kernel)
 
 
 def resolve(precision: Literal["auto", "32", "bf16", "16"], device: torch.device) -> Precision:
