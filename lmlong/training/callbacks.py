@@ -9,12 +9,16 @@ from pathlib import Path
 from textwrap import indent
 from typing import Any
 
+import torch
 from lightning.pytorch import Callback, Trainer
 
 from lmlong.checkpoint.read import load_weights
 from lmlong.checkpoint.write import Contents
+from lmlong.data.tokenizers.base import Tokenizer
 from lmlong.model.language_model import LanguageModel
+from lmlong.model.loop_guard import LoopGuard, lower_loops
 from lmlong.model.metrics import METRICS, LossTotals, batch_tensors, loss_totals
+from lmlong.model.sampling_options import DEFAULTS
 from lmlong.recipe import file as recipe_file
 from lmlong.report.progress import waiting
 from lmlong.training.checkpoint_store import Best, CheckpointStore
@@ -25,7 +29,6 @@ from lmlong.training.module import TrainingModule
 from lmlong.training.prepare import PreparedRun
 from lmlong.training.progress import Intervals, Progress
 from lmlong.training.run_folder import check_exists
-from lmlong.training.sample import write_sample
 from lmlong.training.signals import StopOnSignal
 from lmlong.training.training_state import restore, training_state
 
@@ -89,7 +92,8 @@ class TrainingCallback(Callback):
         with clock.pause():
             validated = None
             if last or validates:
-                validated = self._validate(pl_module)
+                validated = self._score(pl_module, options.validation_tokens)
+                self._log_validation(pl_module, "validation", validated)
                 last = last or self._stops_early(pl_module, validated)
                 if options.sample_tokens:
                     self._sample(pl_module, options.sample_tokens)
@@ -217,12 +221,6 @@ class TrainingCallback(Callback):
             load_weights(module.model, self.checkpoints.path(best.step))
         return best.step
 
-    def _validate(self, module: TrainingModule) -> LossTotals:
-        """Return the loss on the even sample, and log it."""
-        totals = self._score(module, module.recipe.training.validation_tokens)
-        self._log_validation(module, "validation", totals)
-        return totals
-
     def _score(self, module: TrainingModule, limit: int | None) -> LossTotals:
         """Return the loss on the validation text, or on an even sample of it, in sequences of the training length."""
         trainer, carry_state = module.trainer, module.recipe.training.carry_state
@@ -266,3 +264,23 @@ def evaluating(module: TrainingModule) -> Iterator[None]:
     with module.trainer.precision_plugin.forward_context():
         yield
     module.train()
+
+
+@torch.no_grad()
+def write_sample(model: LanguageModel, tokenizer: Tokenizer, tokens: int, seed: int) -> str:
+    """Return `tokens` tokens of text, one document after another, with the default sampling options.
+
+    It uses a separate random generator, so training continues as if there had been no sample.
+    """
+    draw = torch.Generator().manual_seed(seed)
+    token, state, written, guard = tokenizer.bos, None, [], LoopGuard(DEFAULTS)
+    for _ in range(tokens):
+        read = torch.tensor([[token]], device=model.embedding.weight.device)
+        hidden, state = model(read, state, read == tokenizer.bos)
+        logits = lower_loops(model.logits(hidden[:, -1]).float().cpu(), [guard])
+        token = int(torch.multinomial((logits[0] / DEFAULTS.temperature).softmax(-1), 1, generator=draw))
+        written.append(token)
+        guard.append(token)
+        if token == tokenizer.eos:
+            token, guard = tokenizer.bos, LoopGuard(DEFAULTS)
+    return tokenizer.decode(written)
