@@ -183,9 +183,12 @@ def _rows_apart(tables: NgramEmbedding | None) -> Iterator[RowGradients | None]:
     if tables is None or tables.gradients is None:
         yield None
         return
-    apart = RowGradients(tables.gradients.rows, tables.gradients.reads_values)
-    with tables.collecting(apart):
-        yield apart
+    before = tables.gradients
+    tables.gradients = RowGradients(before.rows, before.reads_values)
+    try:
+        yield tables.gradients
+    finally:
+        tables.gradients = before
 
 
 class _Gradients(NamedTuple):
