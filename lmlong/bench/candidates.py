@@ -22,9 +22,9 @@ from lmlong.decode.choice import fast_engine, why_no_fast_engine
 from lmlong.inference.loading import CACHE_DTYPE
 from lmlong.inference.session import Session, greedy, prefill
 from lmlong.model.base import quantize
+from lmlong.model.device import autocast
 from lmlong.model.kernel_check import checked_kernels
 from lmlong.model.language_model import LanguageModel
-from lmlong.model.precision import autocast
 from lmlong.model.quantization import WeightFormat
 from lmlong.model.segments import text_loss
 from lmlong.model.state import state_bytes

@@ -25,10 +25,9 @@ from lmlong.inference.hidden_states import HiddenStates
 from lmlong.inference.session import Session, begin_learning, prefill
 from lmlong.inference.unread import Encoding, UnreadText
 from lmlong.model.base import TextModel, count_parameters, quantize
-from lmlong.model.device import WITHOUT_FLOAT64, pick_device
+from lmlong.model.device import WITHOUT_FLOAT64, Precision, autocast, evaluation_precision, pick_device
 from lmlong.model.kernel_check import checked_kernels
 from lmlong.model.language_model import LanguageModel
-from lmlong.model.precision import Precision, autocast, evaluation_precision
 from lmlong.model.quantization import Weights
 from lmlong.model.sampling_options import DEFAULTS, MAX_TOKENS, Sampling
 from lmlong.model.state import at_least_float32

@@ -17,10 +17,9 @@ from lmlong.data.token_dataset import TokenDataset, prepare
 from lmlong.errors import UsageError
 from lmlong.model.base import TextModel
 from lmlong.model.build import build, check_memory, without_memory
-from lmlong.model.device import pick_device
+from lmlong.model.device import Precision, computes_in_bf16, pick_device
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.layers import Linear
-from lmlong.model.precision import Precision, computes_in_bf16
 from lmlong.model.sinks import make_sinks
 from lmlong.recipe import Recipe
 from lmlong.training.distillation import Teacher, load_teacher, train_mixers_alone, train_ngram_alone
