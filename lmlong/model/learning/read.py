@@ -59,11 +59,6 @@ class Part(NamedTuple):
     targets: Tensor  # (N,) the token after each, or NOT_LEARNED
     delta: Delta  # of this row
 
-    @property
-    def blocks(self) -> int:
-        """The number of blocks to learn from."""
-        return (len(self.hidden) - 1) // BLOCK
-
 
 def first_state(model: LanguageModel, rows: int, learn: bool = False) -> ModelState:
     """Return the state before the first token. With `learn`, the output layer learns from the text that is read."""
@@ -244,9 +239,9 @@ def _parts(text: Text, learned: Learned, after: Learned) -> Iterator[Part]:
                 torch.cat([targets, tokens[1:], unknown]),
                 len(hidden),
             )
-            part = Part(row, new, old, hidden, targets, delta)
-            yield part
-            hidden, targets, skip = hidden[part.blocks * BLOCK :], targets[part.blocks * BLOCK :], False
+            yield Part(row, new, old, hidden, targets, delta)
+            learned_from = (len(hidden) - 1) // BLOCK * BLOCK
+            hidden, targets, skip = hidden[learned_from:], targets[learned_from:], False
         for x, rest, nothing in ((after.hidden[row], hidden, 0), (after.targets[row], targets, NOT_LEARNED)):
             x[: len(rest)], x[len(rest) :] = rest, nothing
     after.skip[:] = False
