@@ -23,11 +23,10 @@ from lmlong.recipe import file as recipe_file
 from lmlong.report.progress import waiting
 from lmlong.training.checkpoint_store import Best, CheckpointStore
 from lmlong.training.distributed import all_reduce_sum, is_main_process
-from lmlong.training.figures import FetchedFigures, StepFigures, fetch
 from lmlong.training.metrics_log import METRICS_FILE, MetricsLog
 from lmlong.training.module import TrainingModule
 from lmlong.training.prepare import PreparedRun
-from lmlong.training.progress import Intervals, Progress
+from lmlong.training.progress import FetchedFigures, Intervals, Progress, StepFigures, fetch
 from lmlong.training.run_folder import check_exists
 from lmlong.training.signals import StopOnSignal
 from lmlong.training.training_state import restore, training_state

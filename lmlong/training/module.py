@@ -35,11 +35,10 @@ from lmlong.model.segments import loss_of_part, text_loss
 from lmlong.model.sequence_group import SequenceGroup, longest_part
 from lmlong.model.state import detach_state, where_state
 from lmlong.training.distillation import taught_loss
-from lmlong.training.figures import BatchFigures, FetchedFigures, StepFigures
 from lmlong.training.loader import Loader, TrainingBatch
 from lmlong.training.optimizer import learning_rate_factor, make_optimizer, masks_updates, set_learning_rate
 from lmlong.training.prepare import PreparedRun, divides_weights, model_to_check
-from lmlong.training.progress import TrainingClock
+from lmlong.training.progress import BatchFigures, FetchedFigures, StepFigures, TrainingClock
 from lmlong.training.row_adagrad import RowAdagrad, make_row_optimizer
 
 RECENT = 20
