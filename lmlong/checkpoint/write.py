@@ -149,17 +149,14 @@ def save_one_at_a_time(
     """Write the file that safetensors writes, but compute deferred tensors one at a time."""
     ordered = _in_file_order(tensors)
     forms = {name: (tensor.shape, tensor.dtype) for name, tensor in ordered.items()}
-    save_in_turn(forms, map(_computed, ordered.values()), path, (",", ":"), about)
+    computed = (tensor.compute() if isinstance(tensor, Deferred) else tensor for tensor in ordered.values())
+    save_in_turn(forms, computed, path, (",", ":"), about)
 
 
 def _in_file_order(tensors: Mapping[str, Tensor | Deferred]) -> dict[str, Tensor | Deferred]:
     """Return tensors in the order in which safetensors writes them: by dtype, then by name."""
     dtypes = list(NAMES)
     return dict(sorted(tensors.items(), key=lambda item: (dtypes.index(item[1].dtype), item[0])))
-
-
-def _computed(tensor: Tensor | Deferred) -> Tensor:
-    return tensor.compute() if isinstance(tensor, Deferred) else tensor
 
 
 def save_training(state: Mapping[str, Any], folder: Path) -> None:

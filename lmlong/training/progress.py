@@ -222,7 +222,8 @@ class Progress:
         seconds = sum(part for _, part in self._recent)
         speed = sum(part.tokens for part, _ in self._recent) * self.tokens_per_target / seconds
         lost = sum((part for part, _ in self._recent if math.isfinite(part.nats)), LossTotals())
-        text = f"loss {lost.nats_per_token:.3f}, {self._metric_of(lost)}{speed:,.0f} tokens/s, lr {learning_rate:.1e},"
+        metric = f"{self.metric.of(lost):.3f} {self.metric.unit}, " if self.metric else ""
+        text = f"loss {lost.nats_per_token:.3f}, {metric}{speed:,.0f} tokens/s, lr {learning_rate:.1e},"
         steps = self.clock.expected_steps(step)
         tenth = 10 * step // steps
         if not self.bar.disable:
@@ -236,9 +237,6 @@ class Progress:
             left = 0 if last else (steps - step) * seconds / len(self._recent)
             self.say(f"{self.name(step)}: {text} {tqdm.format_interval(left)}{self.clock.note} left")
         return totals.tokens * self.tokens_per_target / taken
-
-    def _metric_of(self, totals: LossTotals) -> str:
-        return f"{self.metric.of(totals):.3f} {self.metric.unit}, " if self.metric else ""
 
     def name(self, step: int) -> str:
         """Return the label of a step: out of all steps, or with the share of the time used if time ends the run."""
