@@ -205,17 +205,13 @@ def outcome(run: Run) -> Iterator[tuple[str, Any]]:
     for which in (LATEST, BEST):
         yield which, read.find(run.folder, which).name
     yield "checkpoints", run.saved()
-    unseeded = []
     for folder in (run.checkpoints / f"step-{step:08d}" for step in run.saved()):
         manifest.verify(folder)
         yield f"{folder.name}, validation", manifest.read(folder).validation
         yield f"{folder.name}, weights", sha256(folder / manifest.WEIGHTS)
         state = read.read_training(folder)
         del state["seconds"]  # trained so far, by the clock
-        unseeded.append([state.pop(f"random.{kind}") for kind in ("python", "numpy")])
         yield from flat(folder.name, state)
-    # a run seeds only torch, the source of all its draws: the states of Python and numpy are arbitrary, but constant
-    yield "random states of Python and numpy are constant", all(states == unseeded[0] for states in unseeded)
 
 
 def flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:

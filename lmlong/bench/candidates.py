@@ -21,16 +21,16 @@ from lmlong.bench.speed import Candidate
 from lmlong.decode.choice import fast_engine, why_no_fast_engine
 from lmlong.inference.loading import CACHE_DTYPE
 from lmlong.inference.session import Session, greedy, prefill
+from lmlong.model.base import quantize
+from lmlong.model.device import autocast
 from lmlong.model.kernel_check import checked_kernels
 from lmlong.model.language_model import LanguageModel
-from lmlong.model.precision import autocast
 from lmlong.model.quantization import WeightFormat
-from lmlong.model.quantized_model import quantize
 from lmlong.model.segments import text_loss
 from lmlong.model.state import state_bytes
 from lmlong.recipe.kinds import candidates
 from lmlong.training.optimizer import LoopOptimizer
-from lmlong.training.prepare import check_kernel, set_kernel
+from lmlong.training.prepare import check_kernel
 
 FORMATS = {"32": torch.float32, "bf16": torch.bfloat16, "64": torch.float64}
 
@@ -83,7 +83,7 @@ def build_model(name: str, options: recipe.Recipe, device: torch.device) -> Lang
         options.training.activation_checkpointing,
     )
     check_kernel(options.training.kernel, model, device)
-    set_kernel(model, options.training.kernel)
+    model.use_kernel(options.training.kernel)
     return model.to(device)
 
 

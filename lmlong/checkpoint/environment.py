@@ -5,29 +5,23 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from lmlong.data.token_file import Count
 from lmlong.recipe import Recipe
 from lmlong.recipe.find import ENVIRONMENT
 from lmlong.recipe.paths import without_folders
-
-
-class Amount(BaseModel):
-    documents: int = 0
-    bytes: int = 0
-    tokens: int = 0
 
 
 class SourceText(BaseModel):
     """What was read from one source: to train on, and to validate by."""
 
     name: str = ""
-    train: Amount = Amount()
-    validation: Amount = Amount()
+    train: Count = Count()
+    validation: Count = Count()
 
 
 class TokenizedText(BaseModel):
     """The text of a run."""
 
-    vocabulary: int = 0
     sources: list[SourceText] = []
 
 

@@ -27,8 +27,9 @@ from lmlong.data.tokenizers.base import Tokenizer
 from lmlong.errors import CheckpointError, RecipeError, UsageError
 from lmlong.io.files import parse_json
 from lmlong.io.folder_manifest import MAX_SIZE
+from lmlong.model.base import TextModel
 from lmlong.model.block import SHARED_PARTS
-from lmlong.model.build import without_memory
+from lmlong.model.build import build, without_memory
 from lmlong.model.short_conv import ShortConvolution
 from lmlong.recipe import Recipe
 from lmlong.recipe import file as recipe_file
@@ -96,10 +97,9 @@ def read_tokenizer(checkpoint: Path, verify: bool = True) -> Tokenizer:
         raise CheckpointError(f"{error} Use another checkpoint.") from error
 
 
-def read_weights(checkpoint: Path, verify: bool = True) -> dict[str, Tensor]:
+def read_weights(checkpoint: Path) -> dict[str, Tensor]:
     """Return the weights, verified, on the CPU."""
-    if verify:
-        manifest.verify(checkpoint, [WEIGHTS])
+    manifest.verify(checkpoint, [WEIGHTS])
     with _opening(checkpoint / WEIGHTS):
         weights = load_file(checkpoint / WEIGHTS)
     return {name: _finite(checkpoint, name, tensor) for name, tensor in weights.items()}
@@ -130,13 +130,11 @@ def _opening(weights: Path) -> Iterator[None]:
         raise CheckpointError(f"{weights}: removed while it was read. Use another checkpoint.") from error
 
 
-def read_training(checkpoint: Path, verify: bool = True, mapped: Container[str] = ()) -> dict[str, Any]:
-    """Return the training state, verified: the values by their names, and the tensors by theirs.
+def read_training(checkpoint: Path, mapped: Container[str] = ()) -> dict[str, Any]:
+    """Return the training state of a verified checkpoint: the values by their names, and the tensors by theirs.
 
     The tensors named in `mapped` stay in the file, and take memory only from when they are read until `unload`.
     """
-    if verify:
-        manifest.verify(checkpoint, [TRAINING_TENSORS, TRAINING_VALUES])
     values, tensors = checkpoint / TRAINING_VALUES, checkpoint / TRAINING_TENSORS
     try:
         if values.stat().st_size > MAX_SIZE:
@@ -192,7 +190,16 @@ def load_weights(model: nn.Module, checkpoint: Path, new_attention: bool = False
     return kept - identities.keys()
 
 
-def check_size(checkpoint: Path, recipe: Recipe, build: Callable[[Recipe], nn.Module]) -> None:
+def read_model(checkpoint: Path) -> tuple[Recipe, Tokenizer, TextModel]:
+    """Return the recipe, the tokenizer and the trained model, all verified."""
+    recipe, tokenizer = read_recipe(checkpoint), read_tokenizer(checkpoint)
+    check_size(checkpoint, recipe, tokenizer)
+    model = build(recipe, tokenizer.vocabulary)
+    load_weights(model, checkpoint, verify=False)  # `check_size` has verified them
+    return recipe, tokenizer, model
+
+
+def check_size(checkpoint: Path, recipe: Recipe, tokenizer: Tokenizer) -> None:
     """Refuse a checkpoint whose recipe and weights do not match, before the model takes any memory."""
     manifest.verify(checkpoint, [WEIGHTS])
     with _opening(checkpoint / WEIGHTS), safe_open(checkpoint / WEIGHTS, "pt") as file:
@@ -206,7 +213,7 @@ def check_size(checkpoint: Path, recipe: Recipe, build: Callable[[Recipe], nn.Mo
     if recipe.model.layers > len(shapes):
         raise CheckpointError(f"{checkpoint / RECIPE}: has more layers than the weights. Use another checkpoint.")
     with without_memory():
-        _compare(checkpoint, shapes, _shapes(build(recipe).state_dict()))
+        _compare(checkpoint, shapes, _shapes(build(recipe, tokenizer.vocabulary).state_dict()))
 
 
 def _shapes(weights: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:

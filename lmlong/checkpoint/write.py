@@ -4,7 +4,6 @@ renamed."""
 import errno
 import json
 import os
-import re
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,8 +13,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
 from lmlong.checkpoint.location import BEST, LATEST, LEFT_FOLDER
@@ -32,6 +29,7 @@ NAMES = {
     torch.int32: "I32",
     torch.bfloat16: "BF16",
     torch.float16: "F16",
+    torch.int16: "I16",
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
@@ -123,10 +121,12 @@ def write_imported(folder: Path, forms: Forms, weights: Iterable[Tensor], recipe
     seal(folder, FORMAT, {"step": 0, "validation": None, "trained_tokens": 0})
 
 
-def save_in_turn(forms: Forms, tensors: Iterable[Tensor], path: Path, separators: Any = None) -> None:
+def save_in_turn(
+    forms: Forms, tensors: Iterable[Tensor], path: Path, separators: Any = None, about: dict[str, str] | None = None
+) -> None:
     """Write a safetensors file from tensors that arrive one at a time, in the order of `forms`. `separators` are those
-    of the JSON header."""
-    header: dict[str, Any] = {}
+    of the JSON header, `about` its further texts."""
+    header: dict[str, Any] = {} if about is None else {"__metadata__": about}
     begin = 0
     for name, (shape, dtype) in forms.items():
         end = begin + shape.numel() * dtype.itemsize
@@ -143,21 +143,20 @@ def save_in_turn(forms: Forms, tensors: Iterable[Tensor], path: Path, separators
             del tensor  # before the next one is computed
 
 
-def save_one_at_a_time(tensors: Mapping[str, Tensor | Deferred], path: Path) -> None:
+def save_one_at_a_time(
+    tensors: Mapping[str, Tensor | Deferred], path: Path, about: dict[str, str] | None = None
+) -> None:
     """Write the file that safetensors writes, but compute deferred tensors one at a time."""
     ordered = _in_file_order(tensors)
     forms = {name: (tensor.shape, tensor.dtype) for name, tensor in ordered.items()}
-    save_in_turn(forms, map(_computed, ordered.values()), path, separators=(",", ":"))
+    computed = (tensor.compute() if isinstance(tensor, Deferred) else tensor for tensor in ordered.values())
+    save_in_turn(forms, computed, path, (",", ":"), about)
 
 
 def _in_file_order(tensors: Mapping[str, Tensor | Deferred]) -> dict[str, Tensor | Deferred]:
     """Return tensors in the order in which safetensors writes them: by dtype, then by name."""
     dtypes = list(NAMES)
     return dict(sorted(tensors.items(), key=lambda item: (dtypes.index(item[1].dtype), item[0])))
-
-
-def _computed(tensor: Tensor | Deferred) -> Tensor:
-    return tensor.compute() if isinstance(tensor, Deferred) else tensor
 
 
 def save_training(state: Mapping[str, Any], folder: Path) -> None:
@@ -195,16 +194,6 @@ def _fill(staged: Path, contents: Contents) -> None:
     (staged / TOKENIZER).write_bytes(contents.tokenizer)
     about = {name: getattr(contents, name) for name in ("step", "validation", "trained_tokens")}
     seal(staged, FORMAT, about)
-
-
-def save_tensors(tensors: dict[str, Tensor], path: Path, about: dict[str, str] | None = None) -> None:
-    """Write tensors as safetensors; raise an OSError if the system refuses it."""
-    try:
-        save_file(tensors, path, about)
-    except SafetensorError as error:
-        if number := re.search(r"os error (\d+)", str(error)):
-            raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
-        raise
 
 
 def _check_space(staged: Path, contents: Contents, cause: Exception | None = None) -> None:

@@ -38,8 +38,7 @@ def _installation() -> dict[str, Any]:
     import torch
 
     from lmlong.decode.libraries import describe_libraries
-    from lmlong.model.device import pick_device
-    from lmlong.model.precision import computes_in_bf16
+    from lmlong.model.device import computes_in_bf16, pick_device
     from lmlong.native.build import find_compiler
 
     device = pick_device("auto")

@@ -22,7 +22,7 @@ from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.session import Session
 from lmlong.io.incoming_bytes import CHUNK, QUIET, FilePosition, Waiting, follow_file, read_available
 from lmlong.io.system_errors import explain_errors
-from lmlong.model.precision import Precision
+from lmlong.model.device import Precision
 from lmlong.report.progress import Progress
 from lmlong.surprisal.figure import SurpriseAlong
 from lmlong.surprisal.records import RecordScore

@@ -21,8 +21,8 @@ from lmlong.decode import engine
 from lmlong.decode.choice import fast_engine, why_no_fast_engine
 from lmlong.evaluation.state_health import DENOMINATORS, Denominators, denominators
 from lmlong.inference.loading import TrainedLanguageModel
+from lmlong.model.device import DTYPES, autocast
 from lmlong.model.language_model import LanguageModel
-from lmlong.model.precision import DTYPES, autocast
 from lmlong.model.state_size import size
 from lmlong.report.json_values import json_keys
 from lmlong.report.report import Report, Table

@@ -16,10 +16,10 @@ from lmlong.evaluation.document_sums import Sums
 from lmlong.evaluation.perplexity import validation_text
 from lmlong.inference.loading import TrainedModel
 from lmlong.model.base import count_parameters
+from lmlong.model.device import Precision, autocast, evaluation_precision
 from lmlong.model.finite import is_finite, not_finite
 from lmlong.model.loss import IGNORED
 from lmlong.model.metrics import text_nll
-from lmlong.model.precision import Precision, autocast, evaluation_precision
 from lmlong.report.json_values import json_keys, json_values
 from lmlong.report.progress import each
 from lmlong.report.report import Report, Table

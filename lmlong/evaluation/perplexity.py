@@ -21,8 +21,7 @@ from lmlong.evaluation.state_health import health
 from lmlong.inference.loading import TrainedLanguageModel, TrainedModel, load
 from lmlong.io.cache import key_of
 from lmlong.model.base import count_parameters
-from lmlong.model.device import peak_memory
-from lmlong.model.precision import Precision, autocast
+from lmlong.model.device import Precision, autocast, peak_memory
 from lmlong.model.state_size import state_size
 from lmlong.recipe import Files, Text, Validation
 from lmlong.recipe.lengths import name_length

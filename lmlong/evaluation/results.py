@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from lmlong.evaluation.document_sums import UNKNOWN, Estimate, Sums
 from lmlong.evaluation.state_health import Health
-from lmlong.model.precision import Precision
+from lmlong.model.device import Precision
 from lmlong.model.quantization import Weights
 from lmlong.model.state_size import StateSize
 from lmlong.recipe.lengths import name_length

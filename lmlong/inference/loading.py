@@ -13,14 +13,7 @@ from torch import Tensor
 
 from lmlong.checkpoint import manifest
 from lmlong.checkpoint.manifest import WEIGHTS
-from lmlong.checkpoint.read import (
-    check_size,
-    load_weights,
-    read_recipe,
-    read_tokenizer,
-    reading,
-    trained_tokens,
-)
+from lmlong.checkpoint.read import read_model, reading, trained_tokens
 from lmlong.data.tokenizers.base import Tokenizer
 from lmlong.decode.choice import describe_engine, fast_engine, why_no_fast_engine
 from lmlong.errors import UsageError
@@ -31,14 +24,11 @@ from lmlong.inference.generation import Generation, check_end
 from lmlong.inference.hidden_states import HiddenStates
 from lmlong.inference.session import Session, begin_learning, prefill
 from lmlong.inference.unread import Encoding, UnreadText
-from lmlong.model.base import TextModel, count_parameters
-from lmlong.model.build import build
-from lmlong.model.device import WITHOUT_FLOAT64, pick_device
+from lmlong.model.base import TextModel, count_parameters, quantize
+from lmlong.model.device import WITHOUT_FLOAT64, Precision, autocast, evaluation_precision, pick_device
 from lmlong.model.kernel_check import checked_kernels
 from lmlong.model.language_model import LanguageModel
-from lmlong.model.precision import Precision, autocast, evaluation_precision
 from lmlong.model.quantization import Weights
-from lmlong.model.quantized_model import quantize
 from lmlong.model.sampling_options import DEFAULTS, MAX_TOKENS, Sampling
 from lmlong.model.state import at_least_float32
 from lmlong.recipe import Recipe
@@ -285,10 +275,7 @@ def open_run(run: str | Path, device: str = "auto") -> TrainedModel:
 
 
 def _read(checkpoint: Path) -> TrainedModel:
-    recipe, tokenizer = read_recipe(checkpoint), read_tokenizer(checkpoint)
-    check_size(checkpoint, recipe, lambda recipe: build(recipe, tokenizer.vocabulary))
-    model = build(recipe, tokenizer.vocabulary)
-    load_weights(model, checkpoint, verify=False)  # check_size has verified them
+    recipe, tokenizer, model = read_model(checkpoint)
     saved = manifest.read(checkpoint)
     about = checkpoint, saved.step, trained_tokens(checkpoint), saved.files[WEIGHTS]["sha256"]
     if isinstance(model, LanguageModel):

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lmlong.attention.favor import Favor
 from lmlong.attention.state_check import StateError, check_alike, check_range
-from lmlong.checkpoint.write import save_tensors
+from lmlong.checkpoint.write import save_one_at_a_time
 from lmlong.data.tokenizers.base import LOSSLESS, PART, Tokenizer
 from lmlong.errors import CheckpointError, UsageError, other_format
 from lmlong.inference import sparse
@@ -124,7 +124,8 @@ def save(
     with explain_errors(path):
         try:
             unfinished.touch(PRIVATE)
-            save_tensors(kept, unfinished, {"lmlong": json.dumps({**about, "sha256": _digest(about, kept)})})
+            text = json.dumps({**about, "sha256": _digest(about, kept)})
+            save_one_at_a_time(kept, unfinished, {"lmlong": text})
             unfinished.chmod(PRIVATE)
             if durable:
                 fsync(unfinished)

@@ -16,7 +16,6 @@ from lmlong.data.tokenizers.base import Tokenizer
 from lmlong.errors import UsageError
 from lmlong.io.files import staged
 from lmlong.io.system_errors import explain_errors
-from lmlong.model.build import build
 from lmlong.recipe import Recipe
 
 
@@ -51,7 +50,7 @@ def _read(checkpoint: Path) -> RunSource:
     if recipe.objective != "causal":
         raise UsageError("an encoder cannot be exported: it does not predict the next token. Use a causal model.")
     tokenizer, weights = read.read_tokenizer(checkpoint), read.read_weights(checkpoint)
-    read.check_size(checkpoint, recipe, lambda recipe: build(recipe, tokenizer.vocabulary))
+    read.check_size(checkpoint, recipe, tokenizer)
     validation, tokens = manifest.read(checkpoint).validation, read.trained_tokens(checkpoint)
     text = text_sources(read_environment(checkpoint), recipe)
     return RunSource(recipe, tokenizer, weights, validation, tokens, text)

@@ -17,10 +17,10 @@ from lmlong import recipe
 from lmlong.attention.device_policy import FollowsPolicy
 from lmlong.model.block import ResidualBlock
 from lmlong.model.compiling import compiled
-from lmlong.model.layers import BFloat16Linear, GroupedLinear, RMSNorm, quantized_linear, rounded_weight
+from lmlong.model.layers import BFloat16Linear, GroupedLinear, Linear, RMSNorm, quantized_linear, rounded_weight
 from lmlong.model.loss import chunked_cross_entropy, in_float32, logits_in_float32, token_nll
 from lmlong.model.ngram_embedding import tables_of
-from lmlong.model.quantization import GroupFormat, WeightFormat, Weights
+from lmlong.model.quantization import GroupFormat, WeightFormat, Weights, output_format
 from lmlong.model.short_conv import ShortConvolution
 
 EMBEDDING_STD = 0.02
@@ -177,6 +177,26 @@ class TextModel(FollowsPolicy, ABC):
                 nn.init.normal_(module.weight, std=0.0 if name.endswith("out_proj") else module.in_features**-0.5)
             elif isinstance(module, ShortConvolution):
                 module.init_weights()
+
+
+def round_weights(model: TextModel, rounding: GroupFormat | None) -> None:
+    """Let a model compute with the values that its matrices have once `quantize` has stored them in a format, or with
+    the weights as they are. Gradients pass to the weights unchanged."""
+    for module in model.modules():
+        if isinstance(module, Linear):
+            module.rounding = rounding
+    model.lm_head.rounding = rounding and output_format(rounding)
+
+
+def quantize(model: TextModel, weight_format: WeightFormat) -> None:
+    """Quantize all weight matrices of a model, so that each token reads less memory. With `int8` and `int4`, products
+    round their inputs to int8; with `int4`, the output matrix is in int8."""
+    model.weight_format = weight_format
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, nn.Linear):
+                setattr(module, name, quantized_linear(child.weight, weight_format))
+    model.lm_head = QuantizedLMHead(model.lm_head, output_format(weight_format))
 
 
 def count_parameters(model: nn.Module) -> int:

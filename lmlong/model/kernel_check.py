@@ -13,8 +13,8 @@ from lmlong.attention.base import CausalAttention
 from lmlong.attention.inputs import draw_inputs
 from lmlong.attention.laws import error
 from lmlong.errors import LmlongError
+from lmlong.model.device import DTYPES, autocast
 from lmlong.model.language_model import LanguageModel
-from lmlong.model.precision import DTYPES, autocast
 from lmlong.model.state import rebuild_state
 from lmlong.native.state import state_tensors
 

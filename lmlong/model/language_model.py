@@ -242,9 +242,10 @@ class LanguageModel(TextModel):
 
     def use_kernel(self, name: str) -> None:
         """Set the kernel with which attentions compute many tokens: `torch`, `native`, `triton` or `fla`. Torch
-        computes whatever the kernel cannot, and attentions without a kernel of that name."""
-        self.kernel_is_set = True
-        self.use_kernels(dict.fromkeys(self.kinds, name))
+        computes whatever the kernel cannot, and attentions without a kernel of that name. `auto` sets none."""
+        if name != "auto":
+            self.kernel_is_set = True
+            self.use_kernels(dict.fromkeys(self.kinds, name))
 
     def use_kernels(self, names: Mapping[str, str]) -> None:
         """Set the kernels with which attentions compute many tokens, by their kinds in the recipe."""

@@ -1,20 +1,24 @@
 """The layers of every model: RMS norm, the gated MLP, and linear layers with quantized weights.
 
-B batch, T time.
+K inputs, N outputs.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.functional import rms_norm, silu
 
 from lmlong import recipe
-from lmlong.model.products import linear
 from lmlong.model.quantization import GroupFormat, WeightFormat, quantized
-from lmlong.model.weight_panels import multiply, pack, unpack
+from lmlong.model.weight_panels import pack, rounded_activations, unpack
 from lmlong.native.grouped import kernel
+
+ROWS = 128
+"""Above this, the number of rows of a padded product is a multiple of it; below, a power of two."""
 
 
 class RMSNorm(nn.Module):
@@ -27,6 +31,37 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return rms_norm(x, x.shape[-1:], eps=self.epsilon) * self.weight
+
+
+def linear(x: Tensor, weight: Tensor) -> Tensor:
+    """Return the products (..., N) of vectors (..., K) with a matrix (N, K), in few shapes where the CPU keeps compiled
+    code for each.
+
+    In half precision, torch computes them by oneDNN, which compiles code for each shape and keeps it: half a megabyte
+    for each number of rows and each weight, up to gigabytes for texts of all lengths. So without gradients, the rows
+    are padded to one of few numbers. Training reads batches of one shape, and computes them as they are.
+    """
+    if x.device.type != "cpu" or torch.is_grad_enabled() or (dtype := _dtype_of_product(x)).itemsize > 2:
+        return functional.linear(x, weight)
+    vectors = x.reshape(-1, x.shape[-1])
+    rows = len(vectors)
+    if rows == (padded_rows := _padded(rows)):
+        return functional.linear(x, weight)
+    padded = x.new_zeros(padded_rows, x.shape[-1], dtype=dtype)
+    padded[:rows] = vectors
+    return functional.linear(padded, weight)[:rows].view(*x.shape[:-1], -1)
+
+
+def _dtype_of_product(x: Tensor) -> torch.dtype:
+    if x.dtype != torch.float64 and torch.is_autocast_enabled(x.device.type):
+        return torch.get_autocast_dtype(x.device.type)
+    return x.dtype
+
+
+def _padded(rows: int) -> int:
+    if rows > ROWS:
+        return math.ceil(rows / ROWS) * ROWS
+    return 1 << (rows - 1).bit_length() if rows else 0
 
 
 class Linear(nn.Linear):
@@ -97,7 +132,7 @@ class GroupedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         by_torch = x.dtype == torch.float64 or (x.requires_grad and torch.is_grad_enabled())
         if by_torch or x.device.type != "cpu" or kernel.library() is None:
-            return multiply(x, self.dequantized(x.dtype))
+            return linear(rounded_activations(x), self.dequantized(x.dtype))
         return kernel.multiply(x.float(), self.panels, self.outputs, self.format == "int4").to(x.dtype)
 
     def dequantized(self, dtype: torch.dtype) -> Tensor:

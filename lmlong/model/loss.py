@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from lmlong.attention.device_policy import CPU_POLICY, DevicePolicy
 from lmlong.model.compiling import compiled
-from lmlong.model.products import linear
+from lmlong.model.layers import linear
 
 IGNORED = -100
 """A target that is not scored: padding, and the target of the last token of a document."""

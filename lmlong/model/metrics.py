@@ -52,11 +52,6 @@ METRICS = {"causal": Metric("bits_per_byte", "bits/byte"), "masked": Metric("per
 """The metric of each objective. Masked tokens are only a part of a text, so their loss has no bits per byte."""
 
 
-def count_bytes(targets: Tensor, token_bytes: Tensor) -> int:
-    """Return the number of UTF-8 bytes of the scored targets, given the bytes of each token of the vocabulary."""
-    return int(token_bytes[targets[targets != IGNORED]].sum())
-
-
 def batch_tensors(
     batch: tuple[np.ndarray, np.ndarray, np.ndarray], device: torch.device | str = "cpu"
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -82,12 +77,13 @@ def text_nll(
 def loss_totals(
     model: TextModel, batches: Iterable[tuple[Tensor, Tensor, Tensor]], token_bytes: Tensor, carry_state: bool = False
 ) -> LossTotals:
-    """Return the totals over batches of (tokens, targets, mask), each (rows, time). A batch starts from an empty state,
-    or with `carry_state` from the state after the previous batch."""
+    """Return the totals over batches of (tokens, targets, mask), each (rows, time), given the bytes of each token. A
+    batch starts from an empty state, or with `carry_state` from the state after the previous batch."""
     totals, state = LossTotals(), None
     for tokens, targets, mask in batches:
         nll, after = text_nll(model, tokens, targets, mask, state)
         state = after if carry_state else None
         nats = float(nll.to(float64_device(nll.device)).sum(dtype=torch.float64))
-        totals += LossTotals(nats, int((targets != IGNORED).sum()), count_bytes(targets, token_bytes))
+        scored = targets[targets != IGNORED]
+        totals += LossTotals(nats, len(scored), int(token_bytes[scored].sum()))
     return totals

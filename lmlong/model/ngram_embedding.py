@@ -6,8 +6,6 @@ which tokens follow which.
 B batch, T time, O orders (values of n), R rows of an order, W width of a row, N looked-up rows.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -110,15 +108,6 @@ class NgramEmbedding(nn.Module):
         if gradients is None or not (torch.is_grad_enabled() and self.projection.weight.requires_grad):
             return embedding(rows, self.table)
         return _Vectors.apply(self.projection.weight, rows, self.table, gradients)  # type: ignore[no-any-return]
-
-    @contextmanager
-    def collecting(self, gradients: RowGradients) -> Iterator[None]:
-        """Return a context in which the gradients of rows are added to others."""
-        before, self.gradients = self.gradients, gradients
-        try:
-            yield
-        finally:
-            self.gradients = before
 
 
 def tables_of(model: nn.Module) -> NgramEmbedding | None:

@@ -1,4 +1,5 @@
-"""The loss of a sequence of any length, and its exact gradient, in the memory of one segment.
+"""The loss of a text, or of the part that one of several processes reads, and its exact gradient for a text of any
+length, in the memory of one segment.
 
 A first pass keeps only the states between segments. A second pass goes from the last segment to the first: it
 recomputes each segment from the state before it, adds the segment's loss and gradients, and passes the gradient of that
@@ -16,10 +17,13 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from lmlong.attention.base import state_tensors
+from lmlong.attention.tail import after_tail, tail_of
 from lmlong.errors import UsageError
 from lmlong.model.base import TextModel
-from lmlong.model.language_model import LanguageModel
+from lmlong.model.language_model import LanguageModel, ModelState
 from lmlong.model.ngram_embedding import NgramEmbedding, RowGradients, tables_of
+from lmlong.model.rope import document_positions
+from lmlong.model.sequence_group import SequenceGroup, SequencePart
 from lmlong.model.state import rebuild_state
 from lmlong.recipe.kinds import why_state_grows
 
@@ -42,12 +46,33 @@ def text_loss(
     that the exact gradient of a text of any length takes the memory of a segment. The mask of a language model's batch
     is its document starts, that of an encoder's is its padding.
     """
-    if segment is None or not torch.is_grad_enabled():
-        hidden, after = model(tokens, state, mask)
-        return model.loss(hidden, targets), after
     return loss_in_segments(
         model, tokens, mask, state, lambda hidden, span: model.loss(hidden, targets[:, span]), segment
     )
+
+
+def loss_of_part(
+    model: LanguageModel,
+    tokens: Tensor,
+    targets: Tensor,
+    document_starts: Tensor | None,
+    state: ModelState | None,
+    group: SequenceGroup,
+) -> tuple[Tensor, ModelState]:
+    """Return the summed -log p of the targets (B, T) in this process's part of the rows, starting from `state`, and the
+    state after this part. All processes of the group call this with the same rows."""
+    state = model.init_state(len(tokens)) if state is None else state
+    part = SequencePart(group, tokens.shape[1])
+    own, before = part.own, slice(part.own.start)
+    starts = None if document_starts is None else document_starts[:, own]
+    position, last = state.position, state.last_tokens
+    if before.stop:
+        starts_before = None if document_starts is None else document_starts[:, before]
+        position = document_positions(starts_before, position, before.stop)[:, -1] + 1
+        last = None if last is None else after_tail(last, tail_of(tokens[:, before], last.shape[1]))
+    entered = state._replace(position=position, last_tokens=last)
+    hidden, after = model(tokens[:, own], entered, starts, part)
+    return model.loss(hidden, targets[:, own]), after
 
 
 def loss_in_segments(
@@ -158,9 +183,12 @@ def _rows_apart(tables: NgramEmbedding | None) -> Iterator[RowGradients | None]:
     if tables is None or tables.gradients is None:
         yield None
         return
-    apart = RowGradients(tables.gradients.rows, tables.gradients.reads_values)
-    with tables.collecting(apart):
-        yield apart
+    before = tables.gradients
+    tables.gradients = RowGradients(before.rows, before.reads_values)
+    try:
+        yield tables.gradients
+    finally:
+        tables.gradients = before
 
 
 class _Gradients(NamedTuple):

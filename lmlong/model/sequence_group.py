@@ -121,7 +121,8 @@ class SequencePart(NamedTuple):
         self, state: State, effect: Any, after: Callable[[State, Any], State], x: Tensor
     ) -> tuple[State, Tensor]:
         """Return the state before this part, given that before the rows and the effect of this part; and x."""
-        x, *before = _Before.apply(self.group, after, state, _without_data(effect), x, *state_tensors(effect))
+        structure = map_state(lambda part: part.new_empty(0), effect)  # without the data
+        x, *before = _Before.apply(self.group, after, state, structure, x, *state_tensors(effect))
         return rebuild_state(state, iter(before)), x
 
 
@@ -178,11 +179,6 @@ def _applied(after: Callable[[Any, Any], Any], state: Any, effects: Sequence[Any
     for effect in effects:
         state = after(state, effect)
     return state
-
-
-def _without_data(effect: Any) -> Any:
-    """Return the structure of an effect, with empty tensors."""
-    return map_state(lambda x: x.new_empty(0), effect)
 
 
 def _as_bytes(tensors: Sequence[Tensor]) -> Tensor:

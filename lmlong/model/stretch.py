@@ -21,14 +21,10 @@ class BlockPhase(NamedTuple):
     fresh: bool  # whether the first block of a document may be among them
 
 
-def most_blocks(factor: int, time: int) -> int:
-    """Return the maximum number of full blocks that end in `time` tokens."""
-    return (factor - 1 + time) // factor
-
-
 def any_phase(factor: int, time: int) -> BlockPhase:
     """Return a phase that describes `time` tokens whatever their alignment is, so that no value has to be read."""
-    return BlockPhase(most_blocks(factor, time), 0, False, True)
+    most = (factor - 1 + time) // factor  # full blocks that may end in them
+    return BlockPhase(most, 0, False, True)
 
 
 def block_phase(factor: int, position: Tensor, document_starts: Tensor | None, time: int) -> BlockPhase:

@@ -1,4 +1,4 @@
-"""Quantized matrices in the order in which native code reads them (native/grouped.h), and products with them by torch.
+"""Quantized matrices in the order in which native code reads them (native/grouped.h), and inputs rounded as it does.
 
 N outputs, K inputs, P panels, G groups.
 """
@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from lmlong.model.products import linear
 from lmlong.model.quantization import GROUP, LARGEST_CODE, GroupedWeight, GroupFormat
 from lmlong.native.grouped.kernel import PANEL
 
@@ -57,8 +56,3 @@ def rounded_activations(x: Tensor) -> Tensor:
     codes = torch.where(per_step.isinf(), 0, groups * per_step).round()
     rounded = (codes * torch.where(largest.isfinite(), scale, torch.nan)).flatten(-2)[..., : x.shape[-1]]
     return x + (rounded - x).detach() if x.requires_grad else rounded
-
-
-def multiply(x: Tensor, weight: Tensor) -> Tensor:
-    """Return the products (..., N) of rounded vectors (..., K) with a dequantized matrix (N, K)."""
-    return linear(rounded_activations(x), weight)

@@ -1,6 +1,6 @@
 """Upper limits of numbers in a recipe, larger than any machine can handle, so that a typo is reported.
 
-lmlong/model/memory.py refuses sizes that are valid by themselves but too large together.
+lmlong/model/build.py refuses sizes that are valid by themselves but too large together.
 """
 
 LARGEST_SHOWN = 1 << 16

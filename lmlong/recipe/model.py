@@ -8,7 +8,7 @@ from pydantic_core import PydanticCustomError
 
 from lmlong.recipe import bounds
 from lmlong.recipe.attention import MAX_NGRAM, Attention, KindName
-from lmlong.recipe.kinds import ATTENTION_KINDS, FEATURE_MAP_KINDS, rotating, why_state_grows
+from lmlong.recipe.kinds import ATTENTION_KINDS, FEATURE_MAP_KINDS, rotating
 from lmlong.recipe.section import Options, completed, mistake
 
 
@@ -173,12 +173,6 @@ class Model(Options):
         return HeadDims(keys, self.value_dim or keys)
 
     @property
-    def table_numbers(self) -> int:
-        """Numbers in the tables of n-grams."""
-        tables = self.ngram_embedding
-        return len(tables.orders) * tables.rows * tables.width if tables else 0
-
-    @property
     def inner_width(self) -> int:
         """Inner width of the SwiGLU."""
         return self.mlp_width or max(-(-int(self.width * self.mlp_ratio) // 32), 1) * 32
@@ -196,11 +190,6 @@ class Model(Options):
         count = self.layers - 2 if self.downsample.layers is None else self.downsample.layers
         first = (self.layers - count) // 2
         return range(first, first + count)
-
-    @property
-    def state_growth(self) -> Literal["constant", "per token"]:
-        """Whether the state of any layer grows with the tokens read."""
-        return "per token" if why_state_grows(self.kinds) else "constant"
 
     def of_kind(self, kind: str) -> "Model":
         """Return the options of the layers of a kind: those of `mixers` in place of the model's."""

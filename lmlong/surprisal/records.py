@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.session import Session
 from lmlong.io.files import parse_json
-from lmlong.model.precision import Precision
+from lmlong.model.device import Precision
 from lmlong.surprisal.token_bits import TextReader, begin
 from lmlong.surprisal.units import KEPT, Surprise, Totals, compared
 

@@ -12,7 +12,7 @@ from lmlong.errors import UsageError
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.session import Session
 from lmlong.io.incoming_bytes import CHUNK
-from lmlong.model.precision import Precision
+from lmlong.model.device import Precision
 from lmlong.surprisal.token_bits import TextReader
 from lmlong.surprisal.units import KEPT, Surprise, Totals, Unit, Units
 

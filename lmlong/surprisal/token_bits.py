@@ -11,7 +11,7 @@ from lmlong.inference import session as sessions
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.session import Session, even_pieces
 from lmlong.inference.unread import Encoding, UnreadText
-from lmlong.model.precision import Precision, autocast
+from lmlong.model.device import Precision, autocast
 from lmlong.model.state import at_least_float32
 
 PIECE, REST = 1024, 256

@@ -1,4 +1,4 @@
-"""Lightning callbacks: logging, validation and checkpoints of a run, and resampling of random features."""
+"""The Lightning callback at the end of each step: logging, validation and checkpoints of a run."""
 
 import math
 import statistics
@@ -9,25 +9,25 @@ from pathlib import Path
 from textwrap import indent
 from typing import Any
 
+import torch
 from lightning.pytorch import Callback, Trainer
 
-from lmlong.attention.favor import Favor
 from lmlong.checkpoint.read import load_weights
 from lmlong.checkpoint.write import Contents
+from lmlong.data.tokenizers.base import Tokenizer
 from lmlong.model.language_model import LanguageModel
+from lmlong.model.loop_guard import LoopGuard, lower_loops
 from lmlong.model.metrics import METRICS, LossTotals, batch_tensors, loss_totals
+from lmlong.model.sampling_options import DEFAULTS
 from lmlong.recipe import file as recipe_file
 from lmlong.report.progress import waiting
 from lmlong.training.checkpoint_store import Best, CheckpointStore
 from lmlong.training.distributed import all_reduce_sum, is_main_process
-from lmlong.training.figures import FetchedFigures, StepFigures, fetch
-from lmlong.training.intervals import Intervals
 from lmlong.training.metrics_log import METRICS_FILE, MetricsLog
 from lmlong.training.module import TrainingModule
 from lmlong.training.prepare import PreparedRun
-from lmlong.training.progress import Progress
+from lmlong.training.progress import FetchedFigures, Intervals, Progress, StepFigures, fetch
 from lmlong.training.run_folder import check_exists
-from lmlong.training.sample import write_sample
 from lmlong.training.signals import StopOnSignal
 from lmlong.training.training_state import restore, training_state
 
@@ -91,7 +91,8 @@ class TrainingCallback(Callback):
         with clock.pause():
             validated = None
             if last or validates:
-                validated = self._validate(pl_module)
+                validated = self._score(pl_module, options.validation_tokens)
+                self._log_validation(pl_module, "validation", validated)
                 last = last or self._stops_early(pl_module, validated)
                 if options.sample_tokens:
                     self._sample(pl_module, options.sample_tokens)
@@ -135,7 +136,7 @@ class TrainingCallback(Callback):
             prepared.tokens.tokenizer.file,
             module.step,
             self.metric.of(validated) if validated and module.is_judged else None,
-            self.tokens_at(module.step),
+            prepared.tokens_before + module.step * prepared.recipe.tokens_per_step,
         )
         if strategy.is_global_zero:
             self.checkpoints.save(contents)
@@ -219,12 +220,6 @@ class TrainingCallback(Callback):
             load_weights(module.model, self.checkpoints.path(best.step))
         return best.step
 
-    def _validate(self, module: TrainingModule) -> LossTotals:
-        """Return the loss on the even sample, and log it."""
-        totals = self._score(module, module.recipe.training.validation_tokens)
-        self._log_validation(module, "validation", totals)
-        return totals
-
     def _score(self, module: TrainingModule, limit: int | None) -> LossTotals:
         """Return the loss on the validation text, or on an even sample of it, in sequences of the training length."""
         trainer, carry_state = module.trainer, module.recipe.training.carry_state
@@ -255,10 +250,6 @@ class TrainingCallback(Callback):
         self.metrics_log.write(step=module.step, sample=text)
         self.progress.say(f"{self.progress.name(module.step)}: a sample\n{indent(text, '    ')}")
 
-    def tokens_at(self, step: int) -> int:
-        """Return the tokens trained on after a step, including those of the run that this one began from."""
-        return self.prepared.tokens_before + step * self.prepared.recipe.tokens_per_step
-
     def close(self) -> None:
         """Remove the progress from the terminal."""
         if self.progress is not None:
@@ -274,23 +265,21 @@ def evaluating(module: TrainingModule) -> Iterator[None]:
     module.train()
 
 
-class ResampleFeatures(Callback):
-    """Resampling of random features between steps. Each draw is a function of the seed and the step, so a resumed run
-    repeats it.
+@torch.no_grad()
+def write_sample(model: LanguageModel, tokenizer: Tokenizer, tokens: int, seed: int) -> str:
+    """Return `tokens` tokens of text, one document after another, with the default sampling options.
 
-    A state is always used with the draw that it was computed with: recipes refuse resampling together with carried or
-    passed states, so each training sequence begins from an empty state.
+    It uses a separate random generator, so training continues as if there had been no sample.
     """
-
-    def __init__(self, seed: int, every: int):
-        self.seed, self.every = seed, every
-        self.number = 0  # the current draw; the model was built with draw 0
-
-    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        number = pl_module.step // self.every
-        if number == self.number:
-            return
-        self.number = number
-        maps = [module for module in pl_module.model.modules() if isinstance(module, Favor)]
-        for layer, features in enumerate(maps):
-            features.resample(hash((self.seed, number, layer)) % 2**63)
+    draw = torch.Generator().manual_seed(seed)
+    token, state, written, guard = tokenizer.bos, None, [], LoopGuard(DEFAULTS)
+    for _ in range(tokens):
+        read = torch.tensor([[token]], device=model.embedding.weight.device)
+        hidden, state = model(read, state, read == tokenizer.bos)
+        logits = lower_loops(model.logits(hidden[:, -1]).float().cpu(), [guard])
+        token = int(torch.multinomial((logits[0] / DEFAULTS.temperature).softmax(-1), 1, generator=draw))
+        written.append(token)
+        guard.append(token)
+        if token == tokenizer.eos:
+            token, guard = tokenizer.bos, LoopGuard(DEFAULTS)
+    return tokenizer.decode(written)

@@ -17,7 +17,6 @@ from lmlong.data.tokenizers.base import Tokenizer
 from lmlong.errors import UsageError
 from lmlong.model.base import TextModel
 from lmlong.model.block import with_states
-from lmlong.model.build import build
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.loss import (
     IGNORED,
@@ -89,11 +88,6 @@ class Teacher(NamedTuple):
     tokenizer: Tokenizer
     weights_hash: str
 
-    def output(self, tokens: Tensor, document_starts: Tensor) -> TeacherOutput:
-        """Return the predictions for a batch."""
-        assert self.soft is not None
-        return TeacherOutput(self.hidden_states(tokens, document_starts), self.model.lm_head.weight, self.soft)
-
     @torch.no_grad()
     def hidden_states(self, tokens: Tensor, document_starts: Tensor | None = None) -> Tensor:
         """Return the last hidden states (B, T, width), read piece by piece from an empty state."""
@@ -116,14 +110,11 @@ def load_teacher(options: recipe.Training) -> Teacher | None:
 
 
 def _load(checkpoint: Path, name: str | None, soft: Softening | None) -> Teacher:
-    trained, tokenizer = read.read_recipe(checkpoint), read.read_tokenizer(checkpoint)
-    read.check_size(checkpoint, trained, lambda trained: build(trained, tokenizer.vocabulary))
-    model = build(trained, tokenizer.vocabulary)
+    _, tokenizer, model = read.read_model(checkpoint)
     if not isinstance(model, LanguageModel):
         raise UsageError(
             f"training.teacher: {name} is an encoder, which does not predict next tokens. Name another run."
         )
-    read.load_weights(model, checkpoint, verify=False)  # `check_size` has verified the digest
     weights_hash = manifest.read(checkpoint).files[manifest.WEIGHTS]["sha256"]
     return Teacher(model.eval().requires_grad_(False), soft, tokenizer, weights_hash)
 
@@ -172,7 +163,7 @@ def taught_loss(
     if teacher.soft is None:
         error = layer_errors(model, teacher.model, tokens, document_starts).mean()
         return torch.stack([error * targets.numel(), error.detach() * (targets != IGNORED).sum()]), None
-    output = teacher.output(tokens, document_starts)
+    output = TeacherOutput(teacher.hidden_states(tokens, document_starts), teacher.model.lm_head.weight, teacher.soft)
 
     def loss_of(hidden: Tensor, span: slice) -> Tensor:
         of_chunk = output._replace(hidden=output.hidden[:, span].flatten(0, -2)).student_loss

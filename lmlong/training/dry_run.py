@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from lmlong.attention.plugins import LOADED
-from lmlong.errors import CheckpointError, LmlongError, UsageError
+from lmlong.errors import CheckpointError, LmlongError, RecipeError, UsageError
 from lmlong.recipe import Recipe
-from lmlong.recipe.file import recipe_class
+from lmlong.recipe import file as recipe_file
 
 OUT_OF_TIME, OUT_OF_MEMORY = 96, 97
 """Exit codes of the child. That of a process which the system kills for lack of memory is negative."""
@@ -125,15 +125,10 @@ def memory_options(recipe: Recipe, length: int) -> list[str]:
 
 def _changes(recipe: Recipe, options: dict[str, Any]) -> bool:
     """Return whether options change a recipe, and are valid in it."""
-    before, after = recipe.model_dump(), recipe.model_dump()
-    for key, value in options.items():
-        *sections, name = key.split(".")
-        (after[sections[0]] if sections else after)[name] = value
     try:
-        recipe_class().model_validate(after)
-    except ValueError:
+        return recipe_file.load(recipe.model_dump(), options, as_trained=True) != recipe
+    except RecipeError:
         return False
-    return after != before
 
 
 def _duration(seconds: float) -> str:

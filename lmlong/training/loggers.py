@@ -13,7 +13,6 @@ from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, Wand
 from lmlong.checkpoint.manifest import RECIPE
 from lmlong.data.baselines import Baselines
 from lmlong.errors import UsageError, install_command
-from lmlong.recipe import Recipe
 from lmlong.recipe.file import flat
 from lmlong.training.callbacks import TrainingCallback
 from lmlong.training.distributed import is_main_process
@@ -80,13 +79,16 @@ def make_loggers(callback: TrainingCallback) -> list[Logger]:
 def log_end(loggers: Sequence[Logger], step: int, callback: TrainingCallback, baselines: Baselines | None) -> None:
     """Log the final figures of a run, unless it was stopped."""
     final, metric = callback.final, callback.metric
-    if final:
-        levels = baselines.bits_per_byte if baselines else {}
-        figures = {metric.name: metric.of(final), "tokens": final.tokens, "bytes": final.bytes, **levels}
-        for logger in loggers:
-            _log_figures(
-                logger, {f"final/{name}": number for name, number in figures.items()}, step, callback.prepared.recipe
-            )
+    if final is None:
+        return
+    levels = baselines.bits_per_byte if baselines else {}
+    figures = {metric.name: metric.of(final), "tokens": final.tokens, "bytes": final.bytes, **levels}
+    named = {f"final/{name}": number for name, number in figures.items()}
+    for logger in loggers:
+        if isinstance(logger, TensorBoardLogger):  # shown beside the options in the table of runs
+            logger.log_hyperparams(flat(callback.prepared.recipe.model_dump()), named, step)
+        else:
+            logger.log_metrics(named, step)
 
 
 def finish_loggers(loggers: Sequence[Logger]) -> None:
@@ -106,12 +108,3 @@ def _log_recipe(logger: Logger, text: str, step: int) -> None:
         folder = Path(logger.experiment.dir)
         (folder / RECIPE).write_text(text, encoding="utf-8")
         logger.experiment.save(folder / RECIPE, base_path=folder, policy="now", glob=False)
-
-
-def _log_figures(logger: Logger, figures: dict[str, float], step: int, recipe: Recipe) -> None:
-    if isinstance(logger, TensorBoardLogger):
-        logger.log_hyperparams(
-            flat(recipe.model_dump()), figures, step
-        )  # shown beside the options in the table of runs
-    else:
-        logger.log_metrics(figures, step)

@@ -20,8 +20,8 @@ from lmlong.data.batches import evenly
 from lmlong.errors import LmlongError
 from lmlong.io.system_errors import lack_of_memory
 from lmlong.model.base import count_in_tables, count_parameters
+from lmlong.model.build import total_memory
 from lmlong.model.device import describe_machine, peak_memory, synchronize
-from lmlong.model.memory import total_memory
 from lmlong.model.sequence_group import longest_part
 from lmlong.recipe import Recipe
 from lmlong.recipe import file as recipe_file

@@ -12,33 +12,34 @@ several processes, whether one has had a signal, before each batch.
 """
 
 import math
+import random
 import sys
 from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from lmlong.attention.device_policy import DevicePolicy, policy_of, use_policy
+from lmlong.attention.favor import Favor
 from lmlong.errors import DivergedError
+from lmlong.model.base import round_weights
 from lmlong.model.kernel_check import checked_kernels
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.learning.loss import loss_while_learning
-from lmlong.model.quantized_model import round_weights
-from lmlong.model.segments import text_loss
+from lmlong.model.segments import loss_of_part, text_loss
 from lmlong.model.sequence_group import SequenceGroup, longest_part
 from lmlong.model.state import detach_state, where_state
 from lmlong.training.distillation import taught_loss
-from lmlong.training.figures import BatchFigures, FetchedFigures, StepFigures
 from lmlong.training.loader import Loader, TrainingBatch
 from lmlong.training.optimizer import learning_rate_factor, make_optimizer, masks_updates, set_learning_rate
 from lmlong.training.prepare import PreparedRun, divides_weights, model_to_check
-from lmlong.training.progress import TrainingClock
+from lmlong.training.progress import BatchFigures, FetchedFigures, StepFigures, TrainingClock
 from lmlong.training.row_adagrad import RowAdagrad, make_row_optimizer
-from lmlong.training.sequence_processes import loss_of_part
 
 RECENT = 20
 """Number of recent losses kept to detect a spike."""
@@ -76,6 +77,7 @@ class TrainingModule(LightningModule):
         # whether validation measures what is trained: predictions without --learn, with rounded weights where they are
         self.is_judged = not (training.quantize or training.learn or training.teacher_of == "layers")
         self.learning_rate = math.nan  # of the current optimizer step
+        self.features_drawn = 0  # how often random features were redrawn since the model was built
         self.row_optimizer: RowAdagrad | None = None  # of the model's tables
         self.figures: list[BatchFigures] = []  # of the current optimizer step
         self.gradient_norm = torch.tensor(math.nan)
@@ -123,8 +125,8 @@ class TrainingModule(LightningModule):
         return make_optimizer(self.model, self.recipe.training, self.policy, ranks)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Set the learning rate and the rounding of weights by the step, and by the time trained if `training.minutes`
-        ends the run."""
+        """Set the learning rate, the rounding of weights and random features by the step, and by the time trained if
+        `training.minutes` ends the run."""
         options = self.recipe.training
         factor = learning_rate_factor(self.step, self.clock.expected_steps(self.step), options)
         self.learning_rate = options.learning_rate * factor
@@ -133,6 +135,8 @@ class TrainingModule(LightningModule):
             rounds = self.in_last(QUANTIZED_SHARE)
             round_weights(self.model, options.quantize if rounds else None)
             self.is_judged = rounds and not options.learn
+        if every := self.recipe.model.attention.favor.resample_every:
+            self._resample_features(self.step // every)
 
     def training_step(self, batch: TrainingBatch, batch_idx: int) -> Tensor:
         number = self.first_batch + batch_idx
@@ -233,20 +237,28 @@ class TrainingModule(LightningModule):
         tokens that this process reads. A loss of two numbers is the one to minimize and the one to report."""
         if self.teacher is not None:
             return partial(taught_loss, teacher=self.teacher, segment=self.recipe.training.segment)
-        if self._learns():
+        if (share := self.recipe.training.learn) and self.in_last(share):
             return loss_while_learning
         if self.group is not None:
             return partial(loss_of_part, group=self.group)
         return partial(text_loss, segment=self.recipe.training.segment)
 
-    def _learns(self) -> bool:
-        """Return whether the output layer learns while it reads at this step."""
-        share = self.recipe.training.learn
-        return share > 0 and self.in_last(share)
-
     def in_last(self, share: float) -> bool:
         """Return whether this step is in the last share of the expected steps."""
         return self.step >= (1 - share) * self.clock.expected_steps(self.step)
+
+    def _resample_features(self, number: int) -> None:
+        """Redraw random features, unless they are those of this draw already. A draw is a function of the seed and its
+        number, so a resumed run repeats it.
+
+        A state is always used with the draw that it was computed with: recipes refuse resampling together with carried
+        or passed states, so each training sequence begins from an empty state.
+        """
+        if number != self.features_drawn:
+            self.features_drawn = number
+            maps = [module for module in self.model.modules() if isinstance(module, Favor)]
+            for layer, features in enumerate(maps):
+                features.resample(hash((self.recipe.seed, number, layer)) % 2**63)
 
     def _check_kernels(self, model: LanguageModel, trains: bool) -> dict[str, str]:
         """Set and return the kernels that rank 0 has checked for all ranks."""
@@ -261,9 +273,13 @@ class TrainingModule(LightningModule):
         return names
 
     def _seed(self, number: int) -> None:
-        """Seed dropout, the only random draw of a forward pass, by the batch, so that a resumed run repeats it."""
-        if self.recipe.model.dropout:
-            torch.manual_seed(hash((self.recipe.seed, number, self.global_rank)) % 2**63)
+        """Seed random draws, of dropout and of plug-ins, by the batch, so that a resumed run repeats them. Ranks that
+        read the parts of the same rows draw the same numbers."""
+        group = self.global_rank // self.recipe.training.sequence_parallel
+        seed = hash((self.recipe.seed, number, group)) % 2**63
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
 
 
 def _diverged(step: int, what: str) -> DivergedError:

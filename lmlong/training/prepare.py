@@ -9,23 +9,21 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import nn
 
+from lmlong.attention.plugins import in_words
 from lmlong.checkpoint import manifest, read
 from lmlong.data.data_module import DATA_MODULES, DataModule
 from lmlong.data.hub import with_commits
 from lmlong.data.token_dataset import TokenDataset, prepare
 from lmlong.errors import UsageError
 from lmlong.model.base import TextModel
-from lmlong.model.build import build, without_memory
-from lmlong.model.device import pick_device
+from lmlong.model.build import build, check_memory, without_memory
+from lmlong.model.device import Precision, computes_in_bf16, pick_device
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.layers import Linear
-from lmlong.model.memory import check_memory
-from lmlong.model.precision import Precision, computes_in_bf16
 from lmlong.model.sinks import make_sinks
 from lmlong.recipe import Recipe
 from lmlong.training.distillation import Teacher, load_teacher, train_mixers_alone, train_ngram_alone
 from lmlong.training.optimizer import count_steps
-from lmlong.training.sequence_processes import check_divides
 
 
 class PreparedRun(NamedTuple):
@@ -65,28 +63,22 @@ class PreparedRun(NamedTuple):
 def prepare_new_run(recipe: Recipe) -> PreparedRun:
     """Return a run that begins with the weights of `training.init_from`, if any; its attention may differ."""
     source = recipe.training.init_from
-    outline = divides_weights(recipe)
     if source is None:
-        return prepare_run(recipe, outline=outline)
+        return prepare_run(recipe)
     prepared, tokens_before = read.reading(
-        source,
-        lambda start: (prepare_run(recipe, start, new_attention=True, outline=outline), read.trained_tokens(start)),
+        source, lambda start: (prepare_run(recipe, start, new_attention=True), read.trained_tokens(start))
     )
     return prepared._replace(start=source, tokens_before=tokens_before)
 
 
 def prepare_run(
-    recipe: Recipe,
-    start: Path | None = None,
-    new_attention: bool = False,
-    verify: bool = True,
-    outline: bool = False,
+    recipe: Recipe, start: Path | None = None, new_attention: bool = False, verify: bool = True
 ) -> PreparedRun:
     """Tokenize the text and build the model.
 
     The checkpoint `start`, if any, provides the tokenizer, weights and buffers; otherwise a teacher, if any, provides
     the tokenizer. With `new_attention` the checkpoint's attention may differ from the recipe's; everything else must
-    fit. With `outline` the model has no memory.
+    fit.
     """
     recipe, device = _resolve(recipe)
     training = recipe.training
@@ -102,7 +94,7 @@ def prepare_run(
     if start and verify:
         manifest.verify(start, [manifest.WEIGHTS])
     build_again = partial(_build, recipe, tokens.tokenizer.vocabulary, start, new_attention, teacher)
-    with without_memory() if outline else nullcontext():
+    with without_memory() if divides_weights(recipe) else nullcontext():
         model = build_again()
     return PreparedRun(recipe, tokens, model, device, build_again, teacher)
 
@@ -122,7 +114,7 @@ def _build(
         assert isinstance(model, LanguageModel)
         train_ngram_alone(model)
     if isinstance(model, LanguageModel):
-        set_kernel(model, training.kernel)
+        model.use_kernel(training.kernel)
     if training.compile:
         model.compile_blocks()
     return model
@@ -148,7 +140,7 @@ def model_to_check(prepared: PreparedRun) -> LanguageModel:
     with torch.random.fork_rng(devices=[]):
         small = build(recipe.model_copy(update={"model": one_of_each}), vocabulary=1)
     assert isinstance(small, LanguageModel)
-    set_kernel(small, recipe.training.kernel)
+    small.use_kernel(recipe.training.kernel)
     return small
 
 
@@ -167,7 +159,7 @@ def _resolve(recipe: Recipe) -> tuple[Recipe, torch.device]:
     if recipe.training.quantize:
         _check_roundable(_outline(recipe))
     if recipe.training.sequence_parallel > 1:
-        check_divides(_outline(recipe))
+        _check_divides(_outline(recipe))
     optimizer = "muon" if recipe.training.optimizer == "auto" else recipe.training.optimizer
     resolved = {"precision": resolve(recipe.training.precision, device), "optimizer": optimizer}
     training = recipe.training.model_copy(update=resolved)
@@ -209,18 +201,22 @@ def _check_roundable(model: LanguageModel) -> None:
             )
 
 
+def _check_divides(model: LanguageModel) -> None:
+    """Refuse a model with an attention that cannot read a part of a row."""
+    for part in model.attention_parts:
+        if not part.divides:
+            raise UsageError(
+                f"training.sequence_parallel: {in_words(part)} has no `effect`, by which the parts of a row would be "
+                "put together. Define effect and after_effect, or leave sequence_parallel out."
+            )
+
+
 def _outline(recipe: Recipe) -> LanguageModel:
     """Return the language model of a recipe without its weights, which shows what it can do before any work."""
     with without_memory():
         model = build(recipe, vocabulary=1)
     assert isinstance(model, LanguageModel)
     return model
-
-
-def set_kernel(model: LanguageModel, kernel: KernelName) -> None:
-    """Select the kernel by which a model reads many tokens at once; a new model has `auto`."""
-    if kernel != "auto":
-        model.use_kernel(kernel)
 
 
 def resolve(precision: Literal["auto", "32", "bf16", "16"], device: torch.device) -> Precision:

@@ -1,14 +1,20 @@
-"""The training time of a run, its expected last step, and its progress on stderr."""
+"""The steps of a run: their figures, their time, when the run is validated, saved and over, and its progress on stderr.
+
+Figures stay on the device until those of several steps are fetched at once, since a GPU would stand idle after each
+fetch.
+"""
 
 import math
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import NamedTuple
 
 import torch
 from lightning.pytorch import Trainer
+from torch import Tensor
 from tqdm import tqdm
 
 from lmlong import recipe
@@ -20,6 +26,12 @@ MICROSECONDS = 1_000_000
 AVERAGED = 20
 """Number of steps over which shown numbers are averaged: single steps vary too much to read."""
 
+VALIDATIONS = 5
+"""Minimum number of validations of a run."""
+
+STEPS, MINUTES = 500, 10
+"""Maximum number of steps between validations, or of minutes if only time ends the run; and of minutes between
+checkpoints."""
 
 TICK = 1e-9
 """The least seconds of a step: a process that only waited has used no processor time."""
@@ -29,6 +41,59 @@ CLOCKS: dict[str, Callable[[], float]] = {
     "process": lambda: time.process_time() / torch.get_num_threads(),
 }
 """The seconds that each `training.clock` shows."""
+
+
+class BatchFigures(NamedTuple):
+    """The loss of a batch."""
+
+    number: int  # of the batch
+    counts: LossTotals  # of its targets, without their loss
+    loss: Tensor  # to minimize
+    nll: Tensor  # to report
+
+
+class StepFigures(NamedTuple):
+    """The figures of an optimizer step."""
+
+    step: int
+    learning_rate: float
+    batches: list[BatchFigures]
+    gradient_norm: Tensor
+    skipped: Tensor  # consecutive steps skipped so far
+
+    def tensors(self) -> Iterator[Tensor]:
+        for batch in self.batches:
+            yield batch.loss
+            yield batch.nll
+        yield self.gradient_norm
+        yield self.skipped
+
+
+class FetchedFigures(NamedTuple):
+    """The figures of an optimizer step as numbers."""
+
+    step: int
+    learning_rate: float
+    losses: dict[int, float]  # to minimize, by the number of the batch
+    totals: LossTotals
+    gradient_norm: float
+    skipped: int
+
+
+def fetch(steps: Sequence[StepFigures]) -> list[FetchedFigures]:
+    """Return the figures of steps as numbers. This waits for the device, once."""
+    values = iter(torch.stack([tensor for figures in steps for tensor in figures.tensors()]).tolist())
+    return [_from_values(figures, values) for figures in steps]
+
+
+def _from_values(figures: StepFigures, values: Iterator[float]) -> FetchedFigures:
+    """Return the figures of a step, given the values of its tensors."""
+    losses, totals = {}, LossTotals()
+    for batch in figures.batches:
+        losses[batch.number] = next(values)
+        totals += batch.counts + LossTotals(next(values))
+    norm, skipped = next(values), next(values)
+    return FetchedFigures(figures.step, figures.learning_rate, losses, totals, norm, int(skipped))
 
 
 class TrainingClock:
@@ -98,6 +163,41 @@ class TrainingClock:
         return max(min(self.steps, math.ceil((counted + 1) / share)), step + 1)
 
 
+class Intervals:
+    """The steps after which a run is validated and saved, by `validate_every` and `checkpoint_every`, or by its length.
+    All ranks compute the same, since their clocks agree."""
+
+    def __init__(self, options: recipe.Training, clock: TrainingClock, step: int = 0):
+        self.options, self.clock = options, clock
+        lengths = [clock.steps / STEPS, *([options.minutes / MINUTES] if options.minutes else [])]
+        self.parts = max(min(VALIDATIONS, clock.steps), math.ceil(min(lengths)))
+        self._done, self._saved_at = clock.parts_done(step, self.parts), clock.seconds
+
+    def validates(self, step: int) -> bool:
+        """Return whether the run is validated after this step; to be called after each one."""
+        if self.options.validate_every:
+            return step % self.options.validate_every == 0
+        before, self._done = self._done, self.clock.parts_done(step, self.parts)
+        return self._done > before
+
+    def saves(self, step: int) -> bool:
+        """Return whether a checkpoint is written after this step, even without a validation."""
+        if self.options.checkpoint_every:
+            return step % self.options.checkpoint_every == 0
+        return self.clock.seconds - self._saved_at >= 60 * MINUTES
+
+    def saved(self) -> None:
+        """Note that a checkpoint is written now."""
+        self._saved_at = self.clock.seconds
+
+    def __str__(self) -> str:
+        validates, saves = self.options.validate_every, self.options.checkpoint_every
+        return (
+            f"validation {f'every {validates:,} steps' if validates else f'{self.parts:,} times'}, "
+            f"a checkpoint then and every {f'{saves:,} steps' if saves else f'{MINUTES} minutes'}"
+        )
+
+
 class Progress:
     """Progress on stderr: step, loss, the objective's metric if the loss is of the text, tokens/s, learning rate and
     time left."""
@@ -122,7 +222,8 @@ class Progress:
         seconds = sum(part for _, part in self._recent)
         speed = sum(part.tokens for part, _ in self._recent) * self.tokens_per_target / seconds
         lost = sum((part for part, _ in self._recent if math.isfinite(part.nats)), LossTotals())
-        text = f"loss {lost.nats_per_token:.3f}, {self._metric_of(lost)}{speed:,.0f} tokens/s, lr {learning_rate:.1e},"
+        metric = f"{self.metric.of(lost):.3f} {self.metric.unit}, " if self.metric else ""
+        text = f"loss {lost.nats_per_token:.3f}, {metric}{speed:,.0f} tokens/s, lr {learning_rate:.1e},"
         steps = self.clock.expected_steps(step)
         tenth = 10 * step // steps
         if not self.bar.disable:
@@ -136,9 +237,6 @@ class Progress:
             left = 0 if last else (steps - step) * seconds / len(self._recent)
             self.say(f"{self.name(step)}: {text} {tqdm.format_interval(left)}{self.clock.note} left")
         return totals.tokens * self.tokens_per_target / taken
-
-    def _metric_of(self, totals: LossTotals) -> str:
-        return f"{self.metric.of(totals):.3f} {self.metric.unit}, " if self.metric else ""
 
     def name(self, step: int) -> str:
         """Return the label of a step: out of all steps, or with the share of the time used if time ends the run."""

@@ -7,8 +7,7 @@ What a resumed run restores, in this order, by whom it is read, and where it is 
     history of checkpoints               `make_newest`                the run folder: later checkpoints are moved aside
     moments of optimizer and tables,     `training_state.read_state`  `training_state.restore`, before the first step
       gradient scaler, skipped steps,
-      carried state, recent losses,
-      random states
+      carried state, recent losses
     metrics                              `MetricsLog.cut_back`        the run folder: those of later steps are dropped
     best validation                      `CheckpointStore.best`       `TrainingCallback.on_train_start`
 """
@@ -28,7 +27,7 @@ from lmlong.recipe import Recipe, Training
 from lmlong.training.checkpoint_store import CheckpointStore
 from lmlong.training.distributed import is_main_process, print_once
 from lmlong.training.metrics_log import METRICS_FILE
-from lmlong.training.prepare import PreparedRun, divides_weights, prepare_run
+from lmlong.training.prepare import PreparedRun, prepare_run
 from lmlong.training.run_folder import ABANDONED, RECORDS
 from lmlong.training.training_state import read_state
 
@@ -95,7 +94,7 @@ def prepare_resumed_run(recipe: Recipe, checkpoint: Path) -> PreparedRun:
     """Return a run that resumes from a checkpoint chosen by `resume_point`."""
     old = read.read_recipe(checkpoint, verify=False)
     recipe = resumed_recipe(old, recipe)
-    prepared = prepare_run(recipe, checkpoint, verify=False, outline=divides_weights(recipe))
+    prepared = prepare_run(recipe, checkpoint, verify=False)
     state = read_state(checkpoint, prepared.model, prepared.recipe.training, prepared.source_hashes)
     about = manifest.read(checkpoint)
     before = 0 if about.trained_tokens is None else about.trained_tokens - state["step"] * old.tokens_per_step

@@ -21,7 +21,7 @@ from lmlong.model.metrics import LossTotals
 from lmlong.recipe import Recipe
 from lmlong.recipe import file as recipe_file
 from lmlong.report.progress import waiting
-from lmlong.training.callbacks import ResampleFeatures, TrainingCallback
+from lmlong.training.callbacks import TrainingCallback
 from lmlong.training.deepspeed_config import check_deepspeed
 from lmlong.training.distributed import (
     LAUNCHER,
@@ -172,8 +172,6 @@ def make_trainer(module: TrainingModule, callbacks: list[Callback]) -> Trainer:
     logging.getLogger(LAUNCHER).setLevel(logging.INFO)
     warnings.filterwarnings("ignore", module="lightning.*")
     prepared, recipe, training = module.prepared, module.recipe, module.recipe.training
-    if every := recipe.model.attention.favor.resample_every:
-        callbacks.append(ResampleFeatures(recipe.seed, every))
     # signals are handled here
     plugins: list[Any] = [SLURMEnvironment(auto_requeue=False)] if launcher() == "srun" else []
     strategy: Strategy | str = "auto"

@@ -21,10 +21,10 @@ from lmlong.model.base import count_parameters, describe_parameters
 from lmlong.recipe.find import ENVIRONMENT
 from lmlong.training.callbacks import TrainingCallback
 from lmlong.training.distributed import is_main_process
-from lmlong.training.intervals import Intervals
 from lmlong.training.loggers import make_loggers
 from lmlong.training.module import TrainingModule
 from lmlong.training.optimizer import ENDLESS
+from lmlong.training.progress import Intervals
 from lmlong.training.resume import make_newest
 from lmlong.training.run_folder import clear
 

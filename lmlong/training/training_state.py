@@ -1,20 +1,18 @@
 """The training state of a run: the contents of a checkpoint beside the weights.
 
 It is a dict of tensors and plain values, by names such as `optimizer.0.exp_avg`, `carried.3` and `step`. It holds only
-what cannot be derived: the step, the optimizer's moments, random states, and values carried from step to step. Learning
-rate, weight decay and the position in the text follow from the recipe and the step, so a changed option takes effect on
-resume.
+what cannot be derived: the step, the optimizer's moments, and values carried from step to step. Learning rate, weight
+decay, the position in the text and random draws follow from the recipe and the step, so a changed option takes effect
+on resume.
 """
 
 import math
-import random
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Mapping
 from functools import partial
 from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.amp import GradScaler
@@ -28,20 +26,14 @@ from lmlong.errors import CheckpointError, UsageError
 from lmlong.model.base import TextModel
 from lmlong.model.ngram_embedding import tables_of
 from lmlong.model.state import rebuild_state
-from lmlong.training.distributed import all_gather, all_reduce_max, print_once
+from lmlong.training.distributed import all_gather, all_reduce_max
 from lmlong.training.module import TrainingModule
 from lmlong.training.optimizer import moments_of, parameter_groups
-
-LARGEST_GPU_RANDOM_STATE = 1 << 12
-"""Bytes. A CUDA generator's state takes 16; torch checks the exact size if there is a GPU."""
 
 INTEGER_DTYPES = {torch.int64, torch.int32, torch.uint8, torch.bool}
 """Dtypes of positions, counts and masks, which a carried state may also have."""
 
 LARGEST_COUNT = 1 << 40
-
-GPUS = "random.cuda"
-"""The part with the random states of GPUs."""
 
 NEVER_NEGATIVE = ("row_squares", ".step", ".exp_avg_sq")
 """The ends of the names of tensors that have no negative numbers."""
@@ -58,11 +50,10 @@ def training_state(module: TrainingModule) -> dict[str, Any]:
         "row_squares": module.row_optimizer and module.row_optimizer.squares,
         "scaler": trainer.precision_plugin.state_dict() or None,  # of float16
         "skipped": int(module.skipped),
-        **_numbered("carried", carried),
+        **{f"carried.{number}": tensor for number, tensor in enumerate(carried)},
         "seconds": module.clock.seconds,
         "recent": list(module.recent),
         **module.prepared.source_hashes,
-        **random_states(),
     }
 
 
@@ -70,14 +61,9 @@ def _moment(number: int, name: str) -> str:
     return f"optimizer.{number}.{name}"
 
 
-def _numbered(part: str, tensors: Iterable[Tensor]) -> dict[str, Tensor]:
-    """Return tensors by names: PART.0, PART.1 and so on."""
-    return {f"{part}.{number}": tensor for number, tensor in enumerate(tensors)}
-
-
-def _names(state: Mapping[str, Any], part: str) -> list[str]:
-    """Return the names PART.0, PART.1 and so on, up to the last that is present."""
-    return list(takewhile(state.__contains__, (f"{part}.{number}" for number in count())))
+def _carried_names(state: Mapping[str, Any]) -> list[str]:
+    """Return the names carried.0, carried.1 and so on, up to the last that is present."""
+    return list(takewhile(state.__contains__, (f"carried.{number}" for number in count())))
 
 
 def restore(module: TrainingModule, state: dict[str, Any]) -> None:
@@ -100,10 +86,9 @@ def restore(module: TrainingModule, state: dict[str, Any]) -> None:
     if state["scaler"] is not None:
         trainer.precision_plugin.load_state_dict(state["scaler"])
     module.skipped.fill_(min(state["skipped"], module.skips_allowed))
-    carried = [of_own_batch(module, state[name]) for name in _names(state, "carried")]
+    carried = [of_own_batch(module, state[name]) for name in _carried_names(state)]
     module.carried = _carried_state(module, carried)
     module.recent.extend(state["recent"])
-    restore_random_states(state)
 
 
 def of_batches(module: TrainingModule, tensor: Tensor) -> Tensor:
@@ -162,7 +147,9 @@ def read_state(
     }
     # each rank of DeepSpeed takes its part
     mapped = moments if options.strategy == "deepspeed" else {}
-    state = read_training(checkpoint, verify=False, mapped=mapped)
+    saved = read_training(checkpoint, mapped)
+    # earlier versions saved random states, which each batch now sets
+    state = {name: value for name, value in saved.items() if not name.startswith("random.")}
     tables = tables_of(model)
     rows = None if tables is None else torch.Size([len(tables.table)])
     if wrong := _first_mistake(state, moments, rows, mapped):
@@ -188,13 +175,10 @@ def _first_mistake(
     shapes = dict(moments) if state.keys() & moments.keys() else {}
     if rows is not None and state.get("row_squares") is not None:
         shapes["row_squares"] = rows
-    own_random = {name: own for name, own in random_states().items() if not name.startswith(GPUS)}
     checks: dict[str, Callable[[Any], bool]] = {
         **VALUES,
         **{name: partial(_is_finite, shape=shape, name=name) for name, shape in shapes.items()},
-        **dict.fromkeys(_names(state, "carried"), _is_finite),  # shapes: `_carried_state`
-        **{name: partial(_has_form_of, own) for name, own in own_random.items()},
-        **dict.fromkeys(_names(state, GPUS), _is_gpu_random_state),
+        **dict.fromkeys(_carried_names(state), _is_finite),  # shapes: `_carried_state`
     }
     if differing := state.keys() ^ checks.keys():
         return repr(min(differing)[:50])
@@ -226,21 +210,6 @@ def _is_scaler(value: Any) -> bool:
     )
 
 
-def _is_gpu_random_state(value: Any) -> bool:
-    """Return whether this has the form of a CUDA generator's state; works without a GPU."""
-    is_flat = _is_finite(value) and value.dtype == torch.uint8 and value.dim() == 1
-    return is_flat and 0 < len(value) <= LARGEST_GPU_RANDOM_STATE
-
-
-def _has_form_of(own: Any, value: Any) -> bool:
-    """Return whether a value has the structure and types of this process's own."""
-    if isinstance(own, list):
-        return isinstance(value, list) and len(value) == len(own) and all(map(_has_form_of, own, value))
-    if isinstance(own, Tensor):
-        return isinstance(value, Tensor) and value.dtype == own.dtype and value.shape == own.shape
-    return type(value) is type(own)
-
-
 VALUES: dict[str, Callable[[Any], bool]] = {
     "step": lambda value: type(value) is int and 0 < value < LARGEST_COUNT,
     "row_squares": lambda value: value is None,
@@ -254,35 +223,3 @@ VALUES: dict[str, Callable[[Any], bool]] = {
     "teacher": lambda value: isinstance(value, str),
 }
 """The plain values of a training state, with their validity checks. `row_squares` is a tensor once tables learned."""
-
-
-def random_states() -> dict[str, Any]:
-    """Return the random states of Python, numpy, torch and each GPU."""
-    kind, words, position, has_gauss, gauss = np.random.get_state()
-    return {
-        "random.python": list(random.getstate()[1]),
-        "random.numpy": [kind, np.asarray(words).tolist(), position, has_gauss, gauss],
-        "random.torch": torch.get_rng_state(),
-        **_numbered(GPUS, torch.cuda.get_rng_state_all()),
-    }
-
-
-def restore_random_states(states: Mapping[str, Any], gpus: int | None = None) -> None:
-    """Restore random states, for up to `gpus` GPUs, by default all visible ones."""
-    gpus = torch.cuda.device_count() if gpus is None else gpus
-    saved = [states[name] for name in _names(states, GPUS)]
-    try:
-        if not 0 <= states["random.numpy"][2] <= 624:  # otherwise numpy reads out of bounds
-            raise ValueError("numpy's position is out of range")
-        random.setstate((random.getstate()[0], tuple(states["random.python"]), None))
-        np.random.set_state(tuple(states["random.numpy"]))
-        torch.set_rng_state(states["random.torch"])
-        for number, state in enumerate(saved[:gpus]):
-            torch.cuda.set_rng_state(state, number)
-    except (ValueError, TypeError, OverflowError, RuntimeError) as error:
-        raise CheckpointError(f"the checkpoint's random states are not valid ({error}). Use another one.") from error
-    if len(saved) != gpus:
-        print_once(
-            f"random states: the checkpoint has those of {len(saved)} GPUs and {gpus} are visible, "
-            f"{min(len(saved), gpus)} restored"
-        )

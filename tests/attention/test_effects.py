@@ -18,7 +18,7 @@ from lmlong.attention.device_policy import CPU_POLICY, GPU_POLICY, DevicePolicy,
 from lmlong.attention.scan import SPAN
 from lmlong.attention.softmax.layer import SoftmaxAttention
 from lmlong.attention.window.layer import WindowAttention
-from lmlong.model.allocations import Allocations
+from lmlong.bench.timer import Allocations
 from lmlong.testing import random_text
 
 TIME = 200

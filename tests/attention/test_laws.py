@@ -99,8 +99,8 @@ def assert_exact(attention: CausalAttention, x: Text, dtype: torch.dtype, roundi
 def test_recipes_know_the_facts_of_an_attention(form: recipe.Attention) -> None:
     """Whether it has keys, and whether its state grows. The state holds no more memory than declared."""
     attention, model = build(form), recipe.Model(attention=form)
-    assert attention.state_growth == model.state_growth
-    assert [attention.has_keys] == [recipe.ATTENTION_KINDS[kind].has_keys for kind in model.attention.kind_names]
+    known = [recipe.ATTENTION_KINDS[kind] for kind in model.attention.kind_names]
+    assert [(attention.state_growth, attention.has_keys)] == [(info.state_growth, info.has_keys) for info in known]
     x = random_text(attention, 211, torch.float32)
     _, state = laws.of_attention(attention, x[0]).forward(
         x, attention.init_state(2, torch.device("cpu"), torch.float32)

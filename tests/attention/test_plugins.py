@@ -120,7 +120,7 @@ def test_recipes_ask_the_class(tmp_path: Path) -> None:
     (tmp_path / "grows.py").write_text(grows)
     kind = "plugins: [grows.py]\nmodel: {heads: 5, width: 15, attention: {kind: two_gates}}\n"
     chosen = load(kind, tmp_path)  # an odd head width: it does not rotate
-    assert chosen.model.state_growth == "per token" and not any(map(chosen.model.uses_rope, chosen.model.kinds))
+    assert not any(map(chosen.model.uses_rope, chosen.model.kinds))
     with pytest.raises(RecipeError, match=r"training\.segment=64: the state of two_gates attention grows"):
         load(kind, tmp_path, "training.segment=64")
     with pytest.raises(RecipeError, match="two_gates has no encoder form"):

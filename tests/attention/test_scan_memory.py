@@ -13,7 +13,7 @@ from lmlong.attention.device_policy import GPU_POLICY
 from lmlong.attention.recurrence import Recurrence
 from lmlong.attention.registry import CAUSAL
 from lmlong.attention.scan import Scan, ScanInputs, Span
-from lmlong.model.allocations import Allocations
+from lmlong.bench.timer import Allocations
 
 HEADS, HEAD_DIM, TOKENS = 12, 64, 65536
 """A layer of the recipe `medium` and the longest text that it reads as one span."""

@@ -14,8 +14,6 @@ from commands import Finished
 from commands import lmlong as call_lmlong
 from machine import largest_file, new_cache
 
-from lmlong.model import memory
-
 RECIPE = """
 text: {{sources: [{{kind: files, paths: [{book}]}}], tokenizer: {{kind: bytes}}, sequence_length: 16}}
 model: {{width: 16, layers: 1, heads: 2}}
@@ -160,7 +158,7 @@ def test_too_large_model_is_refused(lmlong: Command, overrides: list[str], words
 def test_estimate_knows_the_size_of_the_model(place: Path, kind: str, optimizer: str, numbers: int) -> None:
     from lmlong.attention.base import state_tensors
     from lmlong.model.base import count_parameters
-    from lmlong.model.build import build
+    from lmlong.model.build import build, least_bytes
     from lmlong.recipe import file
 
     options = ["model.layers=3", f"model.attention.kind={kind}", f"training.optimizer={optimizer}"]
@@ -168,7 +166,7 @@ def test_estimate_knows_the_size_of_the_model(place: Path, kind: str, optimizer:
     model = build(recipe, 258)
     state = sum(tensor.nbytes for tensor in state_tensors(model.init_state(2)))
     blocks = 2 * 16 * (8 + 3 * 2 * 16)  # tokens, and the input of each block in bfloat16
-    assert memory.least_bytes(recipe, 258) == (4 * numbers * count_parameters(model), blocks + state)
+    assert least_bytes(recipe, 258) == (4 * numbers * count_parameters(model), blocks + state)
 
 
 def test_lack_of_memory_exits_with_1(lmlong: Command, monkeypatch: pytest.MonkeyPatch) -> None:

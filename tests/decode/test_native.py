@@ -21,8 +21,8 @@ from lmlong.attention.window.layer import WindowState
 from lmlong.decode import native
 from lmlong.decode.choice import fast_engine, why_no_fast_engine
 from lmlong.decode.engine import step
+from lmlong.model.base import quantize
 from lmlong.model.language_model import LanguageModel
-from lmlong.model.quantized_model import quantize
 from lmlong.model.state import concat_states, rebuild_state, state_row
 from lmlong.native import build as build_of_library
 from lmlong.recipe import Attention, Downsample, Favor, Mixer, Model, NgramEmbedding, Rope

@@ -15,7 +15,7 @@ from lmlong.cli.evaluate import OPTIONS, eval_
 from lmlong.errors import UsageError
 from lmlong.evaluation.perplexity_report import perplexity_report
 from lmlong.inference.loading import TrainedLanguageModel, load
-from lmlong.model import precision
+from lmlong.model import device as device_module
 
 from .conftest import write_run
 from .reports import values
@@ -196,7 +196,7 @@ def test_a_mistake_in_python_is_named(run: Path) -> None:
 
 def trained_in_bf16(loaded: TrainedLanguageModel, monkeypatch: pytest.MonkeyPatch) -> TrainedLanguageModel:
     """Return the model as if it had been trained in bf16, on a machine that computes in it."""
-    monkeypatch.setattr(precision, "computes_in_bf16", lambda device: True)
+    monkeypatch.setattr(device_module, "computes_in_bf16", lambda device: True)
     training = loaded.recipe.training.model_copy(update={"precision": "bf16"})
     return dataclasses.replace(loaded, recipe=loaded.recipe.model_copy(update={"training": training}))
 

@@ -23,8 +23,8 @@ from lmlong.evaluation.law_check import LawReport, check, law_report
 from lmlong.evaluation.state_health import denominators
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.samples import sampled_text
+from lmlong.model.base import quantize
 from lmlong.model.language_model import LanguageModel
-from lmlong.model.quantized_model import quantize
 
 ELU = recipe.Attention(kind="linear", feature_map="elu", decay="none")
 

@@ -16,7 +16,7 @@ from lmlong.inference.sampling import Sampler, sample
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.sampling_options import LOOP_PENALTY, Sampling
 from lmlong.recipe import Attention, Model, Recipe, Text, Training
-from lmlong.training.sample import write_sample
+from lmlong.training.callbacks import write_sample
 
 CYCLE = "klmnopqr "
 LETTERS = "abcdefghijklmnopqrstuvwxyz .,"

@@ -17,8 +17,8 @@ import lmlong
 from lmlong.errors import UsageError
 from lmlong.interop.gguf_export import FILE, blocks, export_gguf
 from lmlong.interop.importing import import_model
+from lmlong.model.base import round_weights
 from lmlong.model.quantization import quantized
-from lmlong.model.quantized_model import round_weights
 
 LLAMA: dict[str, Any] = {**CONFIG, "intermediate_size": 64}
 """Sizes that are multiples of a block."""

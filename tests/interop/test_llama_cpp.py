@@ -14,8 +14,8 @@ from torch import Tensor
 
 import lmlong
 from lmlong.interop.gguf_export import FILE, export_gguf
+from lmlong.model.base import round_weights
 from lmlong.model.quantization import Weights
-from lmlong.model.quantized_model import round_weights
 
 xllamacpp = pytest.importorskip("xllamacpp", reason="pip install -e '.[interop]'", exc_type=ImportError)
 

@@ -26,11 +26,11 @@ from lmlong.decode.choice import fast_engine, why_no_fast_engine
 from lmlong.errors import RecipeError
 from lmlong.inference import state_file
 from lmlong.inference.session import prefill
+from lmlong.model.base import quantize, round_weights
 from lmlong.model.build import build
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.layers import GroupedLinear, rounded_weight
 from lmlong.model.quantization import WeightFormat
-from lmlong.model.quantized_model import quantize, round_weights
 from lmlong.recipe import Recipe
 from lmlong.recipe.file import recipe_class
 from lmlong.recipe.reference import reference

@@ -14,8 +14,8 @@ from lmlong import recipe
 from lmlong.decode.choice import fast_engine
 from lmlong.decode.engine import step
 from lmlong.errors import RecipeError
+from lmlong.model.base import quantize
 from lmlong.model.language_model import LanguageModel
-from lmlong.model.quantized_model import quantize
 from lmlong.recipe import file as recipe_file
 from lmlong.training.distillation import layer_errors
 

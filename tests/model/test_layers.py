@@ -6,13 +6,12 @@ from models import predict, stirred
 from torch import nn
 from torch.testing import assert_close
 
-from lmlong.model.base import count_parameters
+from lmlong.model.base import count_parameters, quantize
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.layers import BFloat16Linear, GroupedLinear, SwiGLU, quantized_linear
 from lmlong.model.learning.read import score
 from lmlong.model.metrics import text_nll
 from lmlong.model.quantization import WeightFormat
-from lmlong.model.quantized_model import quantize
 from lmlong.model.weight_panels import rounded_activations
 from lmlong.recipe import Model
 

@@ -10,11 +10,11 @@ from models import kinds
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lmlong import recipe
+from lmlong.model.base import quantize
+from lmlong.model.device import autocast
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.learning.read import score
-from lmlong.model.precision import autocast
 from lmlong.model.quantization import WeightFormat
-from lmlong.model.quantized_model import quantize
 
 CPU = torch.device("cpu")
 LENGTHS = range(1, 301, 13)

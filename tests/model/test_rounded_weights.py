@@ -9,10 +9,10 @@ from torch.testing import assert_close
 
 from lmlong import recipe
 from lmlong.decode.choice import why_no_fast_engine
+from lmlong.model.base import round_weights
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.layers import Linear
 from lmlong.model.quantization import GroupFormat, quantized
-from lmlong.model.quantized_model import round_weights
 from lmlong.model.segments import text_loss
 
 TOKENS = torch.randint(40, (2, 48), generator=torch.Generator().manual_seed(0))

@@ -21,10 +21,9 @@ from lmlong.attention.device_policy import CPU_POLICY, GPU_POLICY, DevicePolicy,
 from lmlong.attention.laws import error
 from lmlong.errors import UsageError
 from lmlong.model.language_model import LanguageModel
-from lmlong.model.segments import text_loss
+from lmlong.model.segments import loss_of_part, text_loss
 from lmlong.model.sequence_group import SequenceGroup
 from lmlong.model.state import concat_states, detach_state, state_tensors
-from lmlong.training.sequence_processes import loss_of_part
 
 Batch = tuple[Tensor, Tensor, Tensor | None]
 

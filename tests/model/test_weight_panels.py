@@ -10,8 +10,9 @@ from machine import needs_native, on_other_processors
 from torch import Tensor
 from torch.testing import assert_close
 
+from lmlong.model.layers import linear
 from lmlong.model.quantization import GROUP, GroupedWeight, GroupFormat, quantized
-from lmlong.model.weight_panels import multiply, pack, rounded_activations, unpack
+from lmlong.model.weight_panels import pack, rounded_activations, unpack
 from lmlong.native import build
 from lmlong.native.grouped import kernel
 
@@ -104,7 +105,7 @@ def test_torch_computes_the_same_up_to_rounding(group_format: GroupFormat) -> No
     for shape in SHAPES:
         weight, x = drawn(*shape, group_format)
         found = kernel.multiply(x, pack(weight), shape[0], group_format == "int4")
-        assert_close(found, multiply(x, weight.dequantized()), rtol=1e-5, atol=1e-4)
+        assert_close(found, linear(rounded_activations(x), weight.dequantized()), rtol=1e-5, atol=1e-4)
 
 
 def test_activations_are_off_by_half_a_step_at_most() -> None:
@@ -120,5 +121,5 @@ def test_values_that_are_not_finite_stay_not_finite(group_format: GroupFormat) -
     weight, x = drawn(17, 40, 5, group_format)
     x[0, 35], x[1, 2], x[2], x[3] = torch.nan, -torch.inf, 0, 1e-40
     native = kernel.multiply(x, pack(weight), 17, group_format == "int4")
-    for found in (native, multiply(x, weight.dequantized())):
+    for found in (native, linear(rounded_activations(x), weight.dequantized())):
         assert found[:2].isnan().all() and not found[2:4].any() and found[4].isfinite().all()

@@ -20,7 +20,7 @@ from lmlong.data.tokenizers import train_tokenizer
 from lmlong.errors import UsageError
 from lmlong.evaluation.likelihoods import document_likelihoods
 from lmlong.inference.loading import TrainedLanguageModel, load
-from lmlong.model import precision
+from lmlong.model import device as device_module
 from lmlong.surprisal.stream import KEPT, TextScore
 from lmlong.surprisal.units import Surprise
 
@@ -217,7 +217,7 @@ def assert_alike(found: list[Surprise], expected: list[Surprise]) -> None:
 def test_precision_is_that_of_training(
     subword_model: TrainedLanguageModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(precision, "computes_in_bf16", lambda device: True)
+    monkeypatch.setattr(device_module, "computes_in_bf16", lambda device: True)
     training = subword_model.recipe.training.model_copy(update={"precision": "bf16"})
     recipe = subword_model.recipe.model_copy(update={"training": training})
     trained = dataclasses.replace(subword_model, recipe=recipe)

@@ -90,8 +90,7 @@ def test_malformed_recipe_or_tokenizer_is_refused(checkpoint: Path, recipe_of: R
 
 
 FIRST, SQUARES = "optimizer.0.exp_avg", "optimizer.0.exp_avg_sq"
-PARTS = ("step", FIRST, "scaler", "skipped", "recent", "text", "random.python", "random.numpy", "random.torch")
-GPU = "random.cuda.0"
+PARTS = ("step", FIRST, "scaler", "skipped", "recent", "text")
 
 STATES: dict[str, Callable[[dict], Any]] = {
     "empty": lambda s: {},
@@ -121,15 +120,6 @@ STATES: dict[str, Callable[[dict], Any]] = {
     "losses not finite": lambda s: {**s, "recent": [NAN]},
     "carried NaN": lambda s: {**s, "carried.0": torch.tensor(NAN)},
     "carried with a gap": lambda s: {**s, "carried.1": torch.ones(1)},
-    "random of another kind": lambda s: {**s, "random.torch": torch.zeros(3)},
-    **{f"random states of GPUs {kind}": lambda s, state=state: {**s, GPU: state}
-       for kind, state in {
-           "no tensors": [0] * 16,
-           "of floats": torch.zeros(16),
-           "empty": torch.zeros(0, dtype=torch.uint8),
-           "too large": torch.zeros(1 << 20, dtype=torch.uint8),
-           "of two dimensions": torch.zeros(4, 4, dtype=torch.uint8),
-       }.items()},
 }  # fmt: skip
 
 
@@ -137,16 +127,6 @@ STATES: dict[str, Callable[[dict], Any]] = {
 def test_malformed_training_state_is_refused(checkpoint: Path, recipe_of: Recipes, name: str) -> None:
     write.save_training(STATES[name](read.read_training(checkpoint)), checkpoint)
     refused(checkpoint, recipe_of, loads=True)
-
-
-def test_random_state_out_of_range_is_refused(checkpoint: Path, recipe_of: Recipes) -> None:
-    """Of the right form, which only their generator can tell."""
-    state = read.read_training(checkpoint)
-    state["random.python"][-1] = -5
-    write.save_training(state, checkpoint)
-    sign(checkpoint)
-    with pytest.raises(CheckpointError, match="random states"):
-        train(recipe_of(), checkpoint.parents[2] / "new", resume=str(checkpoint))
 
 
 def test_carried_states_of_another_model_are_refused(recipe_of: Recipes, tmp_path: Path) -> None:

@@ -9,9 +9,8 @@ import pytest
 from lmlong.recipe import Training
 from lmlong.recipe import file as recipe_file
 from lmlong.recipe.find import shipped_recipes
-from lmlong.training.intervals import Intervals
 from lmlong.training.optimizer import ENDLESS, count_steps
-from lmlong.training.progress import TrainingClock
+from lmlong.training.progress import Intervals, TrainingClock
 from lmlong.training.run import train
 
 from .conftest import Recipes, equal

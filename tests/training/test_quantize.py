@@ -7,9 +7,9 @@ import torch
 
 import lmlong
 from lmlong.errors import LmlongError
+from lmlong.model.base import round_weights
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.layers import Linear
-from lmlong.model.quantized_model import round_weights
 from lmlong.training.module import TrainingModule
 from lmlong.training.run import train
 

@@ -152,7 +152,7 @@ class Outcome(NamedTuple):
     def of(run: Path) -> "Outcome":
         lines = [{name: value for name, value in line.items() if name != "tokens_per_second"} for line in metrics(run)]
         state = read.read_training(read.find(run))
-        tensors = {name: x for name, x in state.items() if isinstance(x, torch.Tensor) and "random" not in name}
+        tensors = {name: x for name, x in state.items() if isinstance(x, torch.Tensor)}
         return Outcome(lines, weights(run), tensors, state["recent"])
 
     def assert_same(self, other: "Outcome") -> None:

@@ -12,11 +12,11 @@ from lmlong.checkpoint import read
 from lmlong.checkpoint.location import BEST
 from lmlong.data.shuffle import draw
 from lmlong.errors import RecipeError, UsageError
+from lmlong.model.base import round_weights
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.learning.loss import loss_while_learning
 from lmlong.model.loss import IGNORED
 from lmlong.model.metrics import batch_tensors, loss_totals, text_nll
-from lmlong.model.quantized_model import round_weights
 from lmlong.model.segments import text_loss
 from lmlong.model.state import where_state
 from lmlong.training.loader import PASSED

@@ -23,7 +23,7 @@ READING = {"_local_scalar_dense", "equal", "is_nonzero", "masked_select", "nonze
 METHODS = {Tensor.tolist: "tolist", Tensor.numpy: "numpy", Tensor.cpu: "cpu"}
 """Methods that wait on a GPU, and are no operations of torch on a CPU."""
 
-BETWEEN_STEPS = {("callbacks.py", name) for name in ("_validate", "_final", "_save")}
+BETWEEN_STEPS = {("callbacks.py", name) for name in ("_score", "_final", "_save")}
 """Files and functions that may wait."""
 
 COUNTED = {

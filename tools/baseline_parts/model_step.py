@@ -26,7 +26,7 @@ def new_model(recipe: Recipe) -> Any:
     torch.manual_seed(recipe.seed)
     model = build(recipe, VOCABULARY)
     disturb(model)
-    if isinstance(model, LanguageModel) and recipe.training.kernel != "auto":
+    if isinstance(model, LanguageModel):
         model.use_kernel(recipe.training.kernel)
     return model
 

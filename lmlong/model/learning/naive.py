@@ -4,8 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, one_hot
 
-from lmlong.model.learning.keys import keys_of
-from lmlong.model.learning.state import BLOCK, SCALE_RATE, Delta, Rates
+from lmlong.model.learning.state import BLOCK, SCALE_RATE, Delta, Rates, keys_of
 
 
 def naive_read(

@@ -18,7 +18,6 @@ from torch.nn.functional import cross_entropy, pad
 
 from lmlong.model.finite import is_finite, not_finite
 from lmlong.model.language_model import LanguageModel, ModelState
-from lmlong.model.learning.keys import keys_of
 from lmlong.model.learning.native import kernel as native
 from lmlong.model.learning.state import (
     BLOCK,
@@ -29,6 +28,7 @@ from lmlong.model.learning.state import (
     Learned,
     Rates,
     init_learned,
+    keys_of,
     reset,
     will_learn_token,
 )
@@ -58,11 +58,6 @@ class Part(NamedTuple):
     hidden: Tensor  # (N, width)
     targets: Tensor  # (N,) the token after each, or NOT_LEARNED
     delta: Delta  # of this row
-
-    @property
-    def blocks(self) -> int:
-        """The number of blocks to learn from."""
-        return (len(self.hidden) - 1) // BLOCK
 
 
 def first_state(model: LanguageModel, rows: int, learn: bool = False) -> ModelState:
@@ -244,9 +239,9 @@ def _parts(text: Text, learned: Learned, after: Learned) -> Iterator[Part]:
                 torch.cat([targets, tokens[1:], unknown]),
                 len(hidden),
             )
-            part = Part(row, new, old, hidden, targets, delta)
-            yield part
-            hidden, targets, skip = hidden[part.blocks * BLOCK :], targets[part.blocks * BLOCK :], False
+            yield Part(row, new, old, hidden, targets, delta)
+            learned_from = (len(hidden) - 1) // BLOCK * BLOCK
+            hidden, targets, skip = hidden[learned_from:], targets[learned_from:], False
         for x, rest, nothing in ((after.hidden[row], hidden, 0), (after.targets[row], targets, NOT_LEARNED)):
             x[: len(rest)], x[len(rest) :] = rest, nothing
     after.skip[:] = False

@@ -1,21 +1,28 @@
 """What a model has learned from the text it reads: a change of its output layer, of constant size.
 
+It is learned by keys: the last hidden states, or fewer numbers if the vocabulary is large. A random projection keeps
+the products of hidden states nearly, and learning uses nothing else of them.
+
 B batch, V vocabulary, R rank: the size of a hidden state's key.
 """
 
+from functools import cache
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lmlong.attention.state_check import StateError, check_range
-from lmlong.model.learning.keys import rank
 
 BLOCK = 16
 """Positions of a document after which the output layer is updated. They all are predicted by the same weights."""
 
 NOT_LEARNED = -1
 """Stands for a token that is unknown yet, or not learned from."""
+
+MOST_NUMBERS = 1 << 22
+"""Maximum number of numbers in D, which then takes at most 16 MiB."""
 
 FIRST_SCALE, SCALE_RATE = 0.25, 0.15
 """The scale at the start of a document, and its largest step."""
@@ -92,3 +99,29 @@ def reset(delta: Delta) -> None:
 def will_learn_token(learned: Learned, learn: bool) -> Learned:
     """Return the state that learns from the next token, or does not."""
     return learned._replace(skip=torch.full_like(learned.skip, not learn))
+
+
+def rank(vocabulary: int, width: int) -> int:
+    """Return the size of a key."""
+    most = max(1, MOST_NUMBERS // vocabulary)
+    return width if width <= most else 1 << (most.bit_length() - 1)
+
+
+def keys_of(hidden: Tensor, D: Tensor) -> Tensor:
+    """Return the keys (..., rank) of hidden states (..., width) for D (..., V, rank)."""
+    width = hidden.shape[-1]
+    if D.shape[-1] == width:
+        return hidden
+    with torch.autocast(hidden.device.type, enabled=False):
+        return hidden @ _projection(width, D.shape[-1], hidden.device, hidden.dtype)
+
+
+@cache
+def _projection(width: int, rank: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Return a random matrix (width, rank) with orthogonal columns that keeps the expected norm.
+
+    It is the same on every machine, since saved states depend on it: numpy never changes the numbers of RandomState,
+    and a QR decomposition is unique up to signs.
+    """
+    q, r = np.linalg.qr(np.random.RandomState(0).standard_normal((width, rank)))
+    return torch.from_numpy(q * np.sign(np.diag(r)) * (width / rank) ** 0.5).to(device, dtype)

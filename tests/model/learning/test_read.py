@@ -13,8 +13,8 @@ from lmlong import recipe
 from lmlong.decode.choice import fast_engine
 from lmlong.decode.engine import step
 from lmlong.model.language_model import LanguageModel, ModelState
-from lmlong.model.learning import keys
 from lmlong.model.learning import read as reading
+from lmlong.model.learning import state as learning_state
 from lmlong.model.learning.naive import naive_read
 from lmlong.model.learning.read import first_state, will_learn
 from lmlong.model.learning.state import BLOCK, NOT_LEARNED, Delta, Rates, init_learned
@@ -106,7 +106,7 @@ def test_a_large_vocabulary_has_fewer_keys(
     model: LanguageModel, tokens: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Read in pieces, then by decode steps."""
-    monkeypatch.setattr(keys, "MOST_NUMBERS", VOCABULARY * 20)
+    monkeypatch.setattr(learning_state, "MOST_NUMBERS", VOCABULARY * 20)
     nll, state = read(model, tokens[:, :40], first_state(model, 2, True), [7])
     for token in tokens.mT[40:]:
         _, state = step(model, token, state)

@@ -10,8 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lmlong.model.learning.keys import keys_of
-from lmlong.model.learning.state import BLOCK, NOT_LEARNED, SCALE_RATE, Delta, Rates
+from lmlong.model.learning.state import BLOCK, NOT_LEARNED, SCALE_RATE, Delta, Rates, keys_of
 from lmlong.model.loss import IGNORED
 from lmlong.native.build import NativeLibrary, load
 from lmlong.native.source import NativeCode, Shared

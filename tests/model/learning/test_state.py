@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lmlong.model.learning.keys import MOST_NUMBERS, keys_of, rank
+from lmlong.model.learning.state import MOST_NUMBERS, keys_of, rank
 
 
 @pytest.mark.parametrize(
