@@ -234,7 +234,7 @@ def text_file(path: Path) -> Document:
         try:
             return Document.of_file(path, encoding=_encoding(path, ReadOptions()))
         except EncodingError as error:
-            raise EncodingError(error.what, "Convert the file to UTF-8.") from None
+            raise error.with_remedy("Convert the file to UTF-8.") from None
     if not file_format.is_whole:
         raise UsageError(f"{path}: holds several texts. Unpack it, and name one of them.")
     (document,) = file_format.documents(path, ReadOptions())
