@@ -14,7 +14,7 @@ from lmlong.data.encoding import UTF8, EncodingError, find_encoding, marked
 from lmlong.data.formats.archives import PLAIN_SUFFIXES, files_inside
 from lmlong.data.formats.compression import COMPRESSED, is_compressed, read_bytes, suffix_of
 from lmlong.data.formats.converted import converted, converter
-from lmlong.data.formats.datasets import check_first_line, check_schema, records
+from lmlong.data.formats.datasets import first_line_has_column, records, schema_has_column
 from lmlong.data.formats.fasta import sequences
 from lmlong.errors import UsageError, install_command
 
@@ -38,7 +38,7 @@ class Format(NamedTuple):
     trial: int | None = None
     """The number of documents that `mistake` reads; None for all."""
     quick_check: Callable[[Path, ReadOptions], bool] = lambda path, options: True
-    """Returns whether a file appears to be readable; raises a UsageError that explains a certain mistake."""
+    """Returns whether a first look at a file finds no mistake; `mistake` decides."""
     depends_on: Callable[[Path, ReadOptions], str] = lambda path, options: ""
     """Returns what the text of a file depends on besides its bytes, its suffixes and the column."""
     skip: Callable[[Path, str], str | None] = lambda path, column: None
@@ -148,7 +148,7 @@ MARKUP = PLAIN._replace(
     skip=lambda path, column: "markup: convert it to plain text, or name it to read it with its tags"
 )
 UNKNOWN = PLAIN._replace(skip=lambda path, column: "unknown format: name it to read it as plain text")
-LINES = _records("json")._replace(quick_check=check_first_line)
+LINES = _records("json")._replace(quick_check=first_line_has_column)
 FASTA = Format(sequences, is_text=True, depends_on=lambda path, options: f" soft masks {options.soft_masks}")
 ARCHIVE = Format(files_inside, depends_on=lambda path, options: f" archive {options.encoding}", compressions=())
 # a document that cannot be converted is skipped
@@ -162,7 +162,7 @@ OTHER_E_BOOK = Format(refused="an unsupported e-book format: convert it to EPUB 
 FORMATS: dict[str, Format] = {
     **dict.fromkeys(PLAIN_SUFFIXES, PLAIN),
     **dict.fromkeys((".jsonl", ".ndjson"), LINES),
-    ".parquet": _records("parquet", is_text=False)._replace(quick_check=check_schema),
+    ".parquet": _records("parquet", is_text=False)._replace(quick_check=schema_has_column),
     ".arrow": _records("arrow", is_text=False)._replace(skip=_is_cache),
     **dict.fromkeys((".fa", ".fasta", ".fna", ".faa"), FASTA),
     ".json": _only_if_named(_records("json")),
