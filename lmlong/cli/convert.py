@@ -13,7 +13,7 @@ from lmlong.cli.output import show_facts
 @options.run
 @options.overrides
 @click.option("--to", "recipe", required=True, metavar="RECIPE", help="Recipe of the converted model.")
-@options.out("runs/NAME", "Run folder.")
+@options.run_out
 @click.option(
     "--from-teacher",
     type=options.TokenCount(1),

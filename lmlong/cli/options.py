@@ -112,22 +112,18 @@ class SeekableFile(InFile):
         return path
 
 
-class Run(click.ParamType):
-    """An existing run folder, name of a run, or checkpoint, checked before torch is imported."""
+def _existing_run(run: str) -> str:
+    """Return an existing run folder, name of a run, or checkpoint, checked before torch is imported."""
+    from lmlong.checkpoint.location import choice
 
-    name = "run"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        from lmlong.checkpoint.location import choice
-
-        if line := choice(value):
-            click.echo(line, err=True)
-        return str(value)
+    if line := choice(run):
+        click.echo(line, err=True)
+    return run
 
 
 def _run(*names: str, **settings: Any) -> Decorator:
     """Return the argument for one or several runs."""
-    return click.argument(*names, type=Run(), shell_complete=completion.runs, **settings)
+    return click.argument(*names, type=_existing_run, shell_complete=completion.runs, **settings)
 
 
 run = _run("run", metavar="RUN")
@@ -234,17 +230,6 @@ class TokenCount(click.ParamType):
         return length
 
 
-class Lengths(click.ParamType):
-    """A list of lengths in tokens like 512,4k, which becomes a sorted list of numbers."""
-
-    name = "lengths"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
-        from lmlong.recipe.lengths import parse_lengths
-
-        return parse_lengths(value) if isinstance(value, str) else value
-
-
 class ByteSize(click.ParamType):
     """A number of bytes such as 4096, 16m or 1.5GB: k, m, g, KiB, MiB and GiB are binary, KB, MB and GB decimal."""
 
@@ -277,9 +262,15 @@ json_file = click.option(
 )
 
 
+def _sorted_lengths(text: str) -> list[int]:
+    from lmlong.recipe.lengths import parse_lengths
+
+    return parse_lengths(text)
+
+
 def lengths(help: str) -> Decorator:
-    """Return the option --lengths."""
-    return click.option("--lengths", type=Lengths(), metavar="N,...", help=help)
+    """Return the option --lengths, a list like 512,4k, which becomes a sorted list of numbers of tokens."""
+    return click.option("--lengths", type=_sorted_lengths, metavar="N,...", help=help)
 
 
 def parse_names(option: str, text: str, known: Collection[Name]) -> tuple[Name, ...]:
@@ -325,10 +316,9 @@ def plot(what: str) -> Decorator:
     return click.option("--plot", type=PlotFile(writable=True), help=f"Plot {what} to a .png, .pdf or .svg file.")
 
 
-def out(default: str, what: str) -> Decorator:
-    """Return the option --out, a folder."""
-    folder = click.Path(file_okay=False, path_type=Path)
-    return click.option("--out", type=folder, help=f"{what}  [default: {default}]")
+run_out = click.option(
+    "--out", type=click.Path(file_okay=False, path_type=Path), help="Run folder.  [default: runs/NAME]"
+)
 
 
 learn = click.option(

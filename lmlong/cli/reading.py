@@ -1,14 +1,14 @@
 """The texts that commands read: a file or standard input in pieces, with progress, or many prompts."""
 
-import codecs
 import sys
-from codecs import BOM_UTF8
 from collections.abc import Iterator
 from contextlib import nullcontext
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from lmlong.data.encoding import UTF8, marked
+from lmlong.data.encoding import UTF8, EncodingError, decode, marked
 from lmlong.data.formats.table import is_utf8, text_file
 from lmlong.errors import UsageError
 from lmlong.io.files import parse_json
@@ -50,24 +50,12 @@ class Prompt(NamedTuple):
 def pieces_of(file: BinaryIO, name: str) -> Iterator[str]:
     """Iterate over a text in pieces of whole characters, read on demand; UTF-8, or the encoding of a byte order
     mark."""
-    data, read = file.read(CHUNK), 0
-    encoding = marked(data) or UTF8
-    if encoding == "utf-8-sig":
-        encoding, read, data = UTF8, len(BOM_UTF8), data[len(BOM_UTF8) :] or file.read(CHUNK)
-    decoder = codecs.getincrementaldecoder(encoding)()
-    while True:
-        pending = len(decoder.getstate()[0])
-        try:
-            piece = decoder.decode(data, final=not data)
-        except UnicodeDecodeError as error:
-            offset, shown = read - pending + error.start, "UTF-8" if encoding == UTF8 else encoding
-            raise UsageError(f"{name}: not {shown} at byte {offset}. Convert the prompt to UTF-8.") from None
-        read += len(data)
-        if piece:
-            yield piece
-        if not data:
-            return
-        data = file.read(CHUNK)
+    first = file.read(CHUNK)
+    chunks = chain([first], iter(partial(file.read, CHUNK), b""))
+    try:
+        yield from (piece.text for piece in decode(chunks, name, "strict", marked(first) or UTF8))
+    except EncodingError as error:
+        raise UsageError(f"{name}: not {error.encoding} at byte {error.byte}. Convert the prompt to UTF-8.") from None
 
 
 def many(path: Path) -> list[Prompt]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 @click.command()
 @options.recipe(metavar="RECIPE")
 @options.overrides
-@options.out("runs/NAME", "Run folder.")
+@options.run_out
 @click.option("--resume", metavar="auto|PATH", help="Resume from the newest checkpoint of the run, or from this one.")
 @click.option("--overwrite", is_flag=True, help="Replace a run folder that exists.")
 @click.option("--dry-run", is_flag=True, help="Take a few steps, and report the time and memory of the run.")

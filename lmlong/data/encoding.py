@@ -29,11 +29,14 @@ PLACEHOLDER becomes U+FFFD, and CONTINUED, for a further byte of the same invali
 
 
 class EncodingError(UsageError):
-    """A text that cannot be decoded, with the mistake and the remedy for a recipe's text."""
+    """A text that cannot be decoded: its first invalid byte, and the remedy."""
 
-    def __init__(self, what: str, remedy: str):
-        super().__init__(f"{what} {remedy}")
-        self.what = what
+    def __init__(self, name: str, byte: int, encoding: str, why: str, remedy: str):
+        super().__init__(f"{name}: byte {byte} is not {encoding} ({why}). {remedy}")
+        self.name, self.byte, self.encoding, self.why = name, byte, encoding, why
+
+    def with_remedy(self, remedy: str) -> "EncodingError":
+        return EncodingError(self.name, self.byte, self.encoding, self.why, remedy)
 
     reason = "of another encoding, or damaged: name its encoding by text.encoding"
     """Why the file is left out of a folder or an archive."""
@@ -70,13 +73,12 @@ def find_encoding(chunks: Chunks, name: str, requested: str) -> str:
             pass
         return encoding
     except EncodingError as error:
-        cause = error.__context__
-        if requested != "auto" or encoding != UTF8 or not isinstance(cause, UnicodeDecodeError):
+        if requested != "auto" or encoding != UTF8:
             raise
         is_western, remedy = _assess(chunks())
-        if is_western and cause.reason != "unexpected end of data":
+        if is_western and error.why != "unexpected end of data":
             return WESTERN
-        raise EncodingError(error.what, remedy) from None
+        raise error.with_remedy(remedy) from None
 
 
 def _assess(chunks: Iterable[bytes]) -> tuple[bool, str]:
@@ -126,11 +128,11 @@ def decode(chunks: Iterator[bytes], name: str, errors: str, encoding: str = UTF8
             text = decoder.decode(chunk, not chunk)
         except UnicodeDecodeError as error:
             position = max(0, offset - len(error.object) + len(chunk)) + error.start
-            raise EncodingError(
-                f"{name}: byte {position} is not {'UTF-8' if is_utf8 else encoding} ({error.reason}).",
-                "Repair the file, set another text.encoding, or set text.errors=replace to replace invalid bytes by "
-                "U+FFFD.",
-            ) from None
+            remedy = (
+                "Repair the file, set another text.encoding, or set text.errors=replace to replace invalid bytes by"
+            )
+            shown = "UTF-8" if is_utf8 else encoding
+            raise EncodingError(name, position, shown, error.reason, f"{remedy} U+FFFD.") from None
         offset += len(chunk)
         if text:
             replacements, continued = text.count(PLACEHOLDER), text.count(CONTINUED)

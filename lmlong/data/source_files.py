@@ -91,7 +91,7 @@ def _on_hub(url: str, column: str, named: set[Path]) -> Iterator[Path | Skipped]
         elif name == "README.md":
             reason = "describes the data set: name it to read it"
         else:
-            reason = format_of(path).skip_reason(path, column)
+            reason = format_of(path).skip_reason(column)
         if reason:
             yield Skipped(str(path), reason, size)
         else:
@@ -111,7 +111,7 @@ def _no_match(pattern: str, skipped: list[Skipped], key: str) -> str:
     if path.is_file():
         return f"{pattern}: {skipped[0].reason}. Correct {key}."
     left_out = f" (skipped: {', '.join(f'{entry.name}, {entry.reason}' for entry in skipped[:3])})" if skipped else ""
-    suffixes = ", ".join(suffix for suffix in FORMATS if not format_of(Path(f"x{suffix}")).skip_reason(Path(), ""))
+    suffixes = ", ".join(suffix for suffix in FORMATS if not format_of(Path(f"x{suffix}")).skip_reason(""))
     return (
         f"{pattern}: contains no supported file{left_out}. Supported in a folder: {suffixes}; text and records may be "
         f"compressed ({', '.join(COMPRESSED)}). Name other files one by one. Correct {key}."
@@ -139,7 +139,7 @@ def _skip_reason(path: Path, column: str) -> str | None:
         return "hidden"
     if not path.is_file():
         return "not a file" if path.exists() else "a broken link"
-    return format_of(path).skip_reason(path, column)
+    return format_of(path).skip_reason(column)
 
 
 def _entry(path: Path, skip_reason: str | None) -> Path | Skipped:

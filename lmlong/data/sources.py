@@ -189,5 +189,9 @@ def check_quickly(text: recipe.Text) -> None:
             for path in find_files(local, source.column).files:
                 if time.monotonic() > end:
                     return
-                if not format_of(path).quick_check(path, options):
-                    check_sources(open_sources(text))  # lists all unreadable files
+                file_format = format_of(path)
+                if file_format.quick_check(path, options) or not (error := file_format.mistake(path, options)):
+                    continue
+                if not file_format.is_whole:  # a column, for which the text need not be opened
+                    raise error
+                check_sources(open_sources(text))  # lists all unreadable files

@@ -40,10 +40,13 @@ def test_a_wrong_encoding_or_column_is_reported(tmp_path: Path, name: str, conte
         (tmp_path / name).write_bytes(content)
     with pytest.raises(UsageError) as caught:
         look(tmp_path / name)
-    assert str(caught.value).startswith(f"{tmp_path / name}: ") and message in str(caught.value)
+    assert str(caught.value).startswith(f"{tmp_path / name}:") and message in str(caught.value)
 
 
-@pytest.mark.parametrize("content", [b"", b"not json", b"[1]", b"[" * 100_000, b'{"text": "a"}'])
+WITHOUT_TEXT_AT_FIRST = b'{"title": "a"}\n{"title": "b", "text": "a"}\n'
+
+
+@pytest.mark.parametrize("content", [b"", b"not json", b"[1]", b"[" * 100_000, b'{"text": "a"}', WITHOUT_TEXT_AT_FIRST])
 def test_what_a_first_look_cannot_tell_is_left_to_the_reader(tmp_path: Path, content: bytes) -> None:
     for name in ("rows.jsonl", "rows.parquet"):
         (tmp_path / name).write_bytes(content)

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from glob import escape
 from pathlib import Path
 from types import ModuleType
@@ -38,8 +38,8 @@ def records(builder: str, path: Path, options: ReadOptions) -> Iterator[Document
     return documents_of_records(str(path), load, options.column, options.errors)
 
 
-def check_first_line(path: Path, options: ReadOptions) -> bool:
-    """Raise a UsageError if the first record of a .jsonl lacks the column."""
+def first_line_has_column(path: Path, options: ReadOptions) -> bool:
+    """Return whether the first record of a .jsonl has the column; True if its first line is not a record."""
     line = b""
     for chunk in read_bytes(path):
         line += chunk
@@ -49,16 +49,16 @@ def check_first_line(path: Path, options: ReadOptions) -> bool:
         record = json.loads(line.split(b"\n", 1)[0])
     except (ValueError, RecursionError):  # `datasets` reports it
         return True
-    return not isinstance(record, dict) or _check_column(str(path), options.column, record)
+    return not isinstance(record, dict) or options.column in record
 
 
-def check_schema(path: Path, options: ReadOptions) -> bool:
-    """Raise a UsageError if a .parquet lacks the column."""
+def schema_has_column(path: Path, options: ReadOptions) -> bool:
+    """Return whether a .parquet has the column; True if it cannot be read."""
     from pyarrow import ArrowException
     from pyarrow.parquet import read_schema
 
     try:
-        return _check_column(str(path), options.column, read_schema(path).names)
+        return options.column in read_schema(path).names
     except (ArrowException, OSError):  # `datasets` reports it
         return True
 
@@ -89,7 +89,9 @@ def documents_of_records(
     """Iterate over records as documents."""
     for number, record in enumerate(_reported(name, load)):
         title = f"{name}:{number}"
-        _check_column(title, column, record)
+        if column not in record:
+            hint = nearest(column, record)
+            raise UsageError(f"{title}: no column '{column}', only {', '.join(record)}. Set column.{hint}")
         text = record[column]
         if text is None:
             yield Skipped(title, "no text")
@@ -98,13 +100,6 @@ def documents_of_records(
             yield Document.of_text(title, text, errors, fields)
         else:
             raise UsageError(f"{title}: column '{column}' holds {type(text).__name__}, not text. Name another column.")
-
-
-def _check_column(name: str, column: str, columns: Collection[str]) -> bool:
-    if column in columns:
-        return True
-    hint = nearest(column, columns)
-    raise UsageError(f"{name}: no column '{column}', only {', '.join(columns)}. Set column.{hint}")
 
 
 def _library() -> ModuleType:

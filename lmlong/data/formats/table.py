@@ -14,7 +14,7 @@ from lmlong.data.encoding import UTF8, EncodingError, find_encoding, marked
 from lmlong.data.formats.archives import PLAIN_SUFFIXES, files_inside
 from lmlong.data.formats.compression import COMPRESSED, is_compressed, read_bytes, suffix_of
 from lmlong.data.formats.converted import converted, converter
-from lmlong.data.formats.datasets import check_first_line, check_schema, records
+from lmlong.data.formats.datasets import first_line_has_column, records, schema_has_column
 from lmlong.data.formats.fasta import sequences
 from lmlong.errors import UsageError, install_command
 
@@ -38,11 +38,11 @@ class Format(NamedTuple):
     trial: int | None = None
     """The number of documents that `mistake` reads; None for all."""
     quick_check: Callable[[Path, ReadOptions], bool] = lambda path, options: True
-    """Returns whether a file appears to be readable; raises a UsageError that explains a certain mistake."""
+    """Returns whether a first look at a file finds no mistake; `mistake` decides."""
     depends_on: Callable[[Path, ReadOptions], str] = lambda path, options: ""
     """Returns what the text of a file depends on besides its bytes, its suffixes and the column."""
-    skip: Callable[[Path, str], str | None] = lambda path, column: None
-    """Returns why a folder skips a file that is not named, or None if it is read."""
+    only_if_named: str = ""
+    """Why a folder skips a file that is not named; {column} stands for the column of the text."""
     refused: str | None = None
     """Why no file is read, even if it is named."""
     package: str | None = None
@@ -57,9 +57,9 @@ class Format(NamedTuple):
             return f"{self.package} is not installed: run {install_command('documents')}"
         return self.refused
 
-    def skip_reason(self, path: Path, column: str) -> str | None:
+    def skip_reason(self, column: str) -> str | None:
         """Return why a folder skips a file that is not named, or None if it is read."""
-        return self.refusal or self.skip(path, column)
+        return self.refusal or self.only_if_named.format(column=column) or None
 
     def mistake(self, path: Path, options: ReadOptions) -> UsageError | None:
         """Return why a file cannot be read, or None."""
@@ -126,16 +126,6 @@ def _records(builder: str, is_text: bool = True) -> Format:
     )
 
 
-def _only_if_named(file_format: Format) -> Format:
-    """Return a format of files that may hold records; a folder skips them."""
-    reason = "may hold no records: name it to read its column"
-    return file_format._replace(skip=lambda path, column: f"{reason} '{column}'")
-
-
-def _is_cache(path: Path, column: str) -> str | None:
-    return "a cache of `datasets`" if path.name.startswith("cache-") else None
-
-
 PLAIN = Format(
     _plain,
     is_text=True,
@@ -144,11 +134,12 @@ PLAIN = Format(
     quick_check=_is_decodable,
     depends_on=_plain_depends_on,
 )
-MARKUP = PLAIN._replace(
-    skip=lambda path, column: "markup: convert it to plain text, or name it to read it with its tags"
-)
-UNKNOWN = PLAIN._replace(skip=lambda path, column: "unknown format: name it to read it as plain text")
-LINES = _records("json")._replace(quick_check=check_first_line)
+MARKUP = PLAIN._replace(only_if_named="markup: convert it to plain text, or name it to read it with its tags")
+UNKNOWN = PLAIN._replace(only_if_named="unknown format: name it to read it as plain text")
+MAYBE_RECORDS = "may hold no records: name it to read its column '{column}'"
+LINES = _records("json")._replace(quick_check=first_line_has_column)
+ARROW = _records("arrow", is_text=False)
+ARROW_CACHE = ARROW._replace(only_if_named="a cache of `datasets`")
 FASTA = Format(sequences, is_text=True, depends_on=lambda path, options: f" soft masks {options.soft_masks}")
 ARCHIVE = Format(files_inside, depends_on=lambda path, options: f" archive {options.encoding}", compressions=())
 # a document that cannot be converted is skipped
@@ -162,11 +153,11 @@ OTHER_E_BOOK = Format(refused="an unsupported e-book format: convert it to EPUB 
 FORMATS: dict[str, Format] = {
     **dict.fromkeys(PLAIN_SUFFIXES, PLAIN),
     **dict.fromkeys((".jsonl", ".ndjson"), LINES),
-    ".parquet": _records("parquet", is_text=False)._replace(quick_check=check_schema),
-    ".arrow": _records("arrow", is_text=False)._replace(skip=_is_cache),
+    ".parquet": _records("parquet", is_text=False)._replace(quick_check=schema_has_column),
+    ".arrow": ARROW,
     **dict.fromkeys((".fa", ".fasta", ".fna", ".faa"), FASTA),
-    ".json": _only_if_named(_records("json")),
-    **dict.fromkeys((".csv", ".tsv"), _only_if_named(_records("csv"))),
+    ".json": _records("json")._replace(only_if_named=MAYBE_RECORDS),
+    **dict.fromkeys((".csv", ".tsv"), _records("csv")._replace(only_if_named=MAYBE_RECORDS)),
     **dict.fromkeys((".epub", ".docx"), DOCUMENT),
     ".pdf": PDF,
     **dict.fromkeys((".html", ".htm", ".xhtml"), DOCUMENT),
@@ -217,6 +208,8 @@ def suffix_of_bytes(data: bytes) -> str | None:
 def format_of(path: PurePath) -> Format:
     """Return the format of a file by its name."""
     file_format = FORMATS.get(suffix_of(path), UNKNOWN)
+    if file_format is ARROW and path.name.startswith("cache-"):
+        return ARROW_CACHE
     if is_compressed(path) and path.suffix.lower() not in file_format.compressions:
         return COMPRESSED_DOCUMENT if file_format.is_whole else UNKNOWN
     return file_format
@@ -234,7 +227,7 @@ def text_file(path: Path) -> Document:
         try:
             return Document.of_file(path, encoding=_encoding(path, ReadOptions()))
         except EncodingError as error:
-            raise EncodingError(error.what, "Convert the file to UTF-8.") from None
+            raise error.with_remedy("Convert the file to UTF-8.") from None
     if not file_format.is_whole:
         raise UsageError(f"{path}: holds several texts. Unpack it, and name one of them.")
     (document,) = file_format.documents(path, ReadOptions())
