@@ -46,6 +46,9 @@ def text_loss(
     that the exact gradient of a text of any length takes the memory of a segment. The mask of a language model's batch
     is its document starts, that of an encoder's is its padding.
     """
+    if segment is None or not torch.is_grad_enabled():
+        hidden, after = model(tokens, state, mask)
+        return model.loss(hidden, targets), after
     return loss_in_segments(
         model, tokens, mask, state, lambda hidden, span: model.loss(hidden, targets[:, span]), segment
     )
