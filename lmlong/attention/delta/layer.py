@@ -17,10 +17,10 @@ from lmlong import recipe
 from lmlong.attention.base import CausalAttention
 from lmlong.attention.delta.chunk import ChunkKernel
 from lmlong.attention.delta.features import INNER, TINY, UnitFeatures
-from lmlong.attention.delta.fla import FlaDelta
 from lmlong.attention.delta.naive import DeltaState, recurrent
 from lmlong.attention.delta.native import NativeDelta
 from lmlong.attention.feature_maps import FeatureMap
+from lmlong.attention.fla import FlaDelta
 from lmlong.attention.inputs import NOTHING, Gate, Inputs
 from lmlong.attention.native_weights import pack_features, pack_forgetting, pack_gate
 from lmlong.attention.parallel_window.layer import with_window

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from lmlong import recipe
 from lmlong.attention.base import CausalAttention
 from lmlong.attention.feature_map_registry import FEATURE_MAPS
+from lmlong.attention.fla import FlaLinear
 from lmlong.attention.inputs import NOTHING, Inputs
 from lmlong.attention.linear.chunk import ChunkKernel
 from lmlong.attention.linear.effect import LinearEffect, linear_effect
-from lmlong.attention.linear.fla import FlaLinear
 from lmlong.attention.linear.naive import MIN_DENOMINATOR, LinearState, quadratic, recurrent_step
 from lmlong.attention.linear.native import NativeLinear
 from lmlong.attention.linear.triton import TritonLinear
