@@ -11,8 +11,12 @@ import torch
 
 from lmlong import recipe
 from lmlong.attention.base import CausalAttention
-from lmlong.attention.encoder.base import EncoderAttention
-from lmlong.attention.encoder.kinds import BidirectionalLinearAttention, EfficientAttention, FullAttention
+from lmlong.attention.encoder.base import (
+    BidirectionalLinearAttention,
+    EfficientAttention,
+    EncoderAttention,
+    FullAttention,
+)
 from lmlong.attention.encoder.linformer import linformer_layers
 from lmlong.attention.feature_map_registry import FEATURE_MAPS
 from lmlong.native.decode.kind import DecodeKind
