@@ -5,8 +5,8 @@
 
 #pragma once
 
-#include "scratch.h"
 #include "shared.h"
+#include "simd.h"
 
 namespace {
 
