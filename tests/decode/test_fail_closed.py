@@ -104,7 +104,7 @@ def test_an_attention_of_another_kind_is_left_to_torch(monkeypatch: pytest.Monke
 
 FAULTS: dict[str, tuple[str, str, str, str]] = {
     "an epsilon": ("mixed", "features.h", "sum / size + epsilon", "sum / size + (FAULT ? 1e-5f : epsilon)"),
-    "a missing gate": ("mixed", "gates.h", "if (!forgetting.gate.weight)", "if (FAULT || !forgetting.gate.weight)"),
+    "a missing gate": ("mixed", "mixer.h", "if (!forgetting.gate.weight)", "if (FAULT || !forgetting.gate.weight)"),
     "a decay of the new key": (
         *("mixed", "linear/decode.h", "z[f] * decay + key;"),
         "z[f] * decay + (FAULT ? key * decay : key);",
