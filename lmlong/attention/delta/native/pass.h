@@ -5,8 +5,7 @@
 
 #include <cmath>
 
-#include "chunk_features.h"
-#include "decay.h"
+#include "chunk.h"
 
 namespace {
 

@@ -8,8 +8,7 @@
 
 #pragma once
 
-#include "chunk_features.h"
-#include "decay.h"
+#include "chunk.h"
 
 namespace {
 
