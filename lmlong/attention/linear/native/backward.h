@@ -3,7 +3,8 @@
 
 #pragma once
 
-#include "forward.h"
+#include "chunk_decay.h"
+#include "features.h"
 
 namespace {
 
