@@ -50,10 +50,11 @@ class ScanJob(ctypes.Structure):
     )
 
 
-def scan_code(folder: Path, constants: Mapping[str, float]) -> NativeCode:
-    """Return the code of a scan in a folder, with constants of its own."""
+def scan_code(folder: Path, constants: Mapping[str, float], has_z: bool) -> NativeCode:
+    """Return the code of a scan in a folder, with constants of its own. `has_z`: the last column of a state is z."""
     constants = {"MIN_LOG2_DECAY": MIN_LOG2_DECAY, "ELU_FLOOR": ELU_FLOOR, "RELU_FLOOR": Relu.FLOOR, **constants}
-    return NativeCode(folder, Shared(constants, [NativeMap], [StridedTensor, ScanJob], {"PADDED_TO": PADDED_TO}))
+    integers = {"PADDED_TO": PADDED_TO, "HAS_Z": int(has_z)}
+    return NativeCode(folder, Shared(constants, [NativeMap], [StridedTensor, ScanJob], integers))
 
 
 def load_scan(code: NativeCode, what: str) -> NativeLibrary | None:

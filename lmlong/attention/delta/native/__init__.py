@@ -19,7 +19,7 @@ INNER = {Silu: NativeMap.SILU, Elu: NativeMap.ELU, Relu: NativeMap.RELU}
 
 
 def code() -> NativeCode:
-    return scan_code(CODE, {"UNIT_TINY": TINY})
+    return scan_code(CODE, {"UNIT_TINY": TINY}, has_z=False)
 
 
 @cache

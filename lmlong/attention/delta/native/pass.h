@@ -9,8 +9,6 @@
 
 namespace {
 
-Int state_size(const BatchHead& batch_head) { return state_size(batch_head, 0); }
-
 void scale(float* x, Int size, float factor) {
     if (factor != 1.0f)
         for (Int i = 0; i < size; i++) x[i] *= factor;

@@ -23,7 +23,7 @@ FUSED: dict[type, NativeMap] = {Elu: NativeMap.ELU, Relu: NativeMap.RELU}
 
 
 def code() -> NativeCode:
-    return scan_code(CODE, {"MIN_DENOMINATOR": MIN_DENOMINATOR, "FAVOR_EPS": RMS_EPS})
+    return scan_code(CODE, {"MIN_DENOMINATOR": MIN_DENOMINATOR, "FAVOR_EPS": RMS_EPS}, has_z=True)
 
 
 @cache

@@ -30,7 +30,7 @@ struct Forward {
 
     void run() {
         DenormalsAreZero mode;
-        load_state(batch_head, 1, job.state_before, state);
+        load_state(batch_head, job.state_before, state);
         for (Int begin = 0; begin < job.time; begin += TILE) {
             decay.load(begin);
             queries.load(begin), keys.load(begin);
@@ -39,7 +39,7 @@ struct Forward {
             outputs();
             store(begin);
         }
-        store_state(batch_head, 1, state, job.state_after);
+        store_state(batch_head, state, job.state_after);
     }
 
     // Compute the weights within the chunk, [s][t], and the denominators
