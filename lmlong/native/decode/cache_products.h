@@ -36,12 +36,7 @@ struct CachedFloat32 {
 struct CachedBFloat16 {
     using Element = uint16_t;
     static constexpr Int PER_LANE = 2;
-    static float to_float(uint16_t element) {
-        const uint32_t bits = uint32_t(element) << 16;
-        float x;
-        __builtin_memcpy(&x, &bits, sizeof x);
-        return x;
-    }
+    static float to_float(uint16_t element) { return from_bfloat16(element); }
     static uint16_t from_float(float x) {  // to the nearest, ties to even, as torch
         uint32_t bits;
         __builtin_memcpy(&bits, &x, sizeof bits);

@@ -25,12 +25,7 @@ struct Float32 {
 struct BFloat16 {
     using Element = uint16_t;
     static constexpr Int PER_LANE = 2, ROWS_TOGETHER = 4;
-    static float to_float(uint16_t element) {
-        const uint32_t bits = uint32_t(element) << 16;
-        float x;
-        __builtin_memcpy(&x, &bits, sizeof x);
-        return x;
-    }
+    static float to_float(uint16_t element) { return from_bfloat16(element); }
     static void add_products(FloatVec& sum, const uint16_t* data, const float* x) {
         const IntVec pairs = *reinterpret_cast<const UnalignedIntVec*>(data);
         sum += (FloatVec)(pairs << 16) * lanes(x);
@@ -129,12 +124,6 @@ void matvecs(const typename Dtype::Element* rows, Int inputs, Vectors x, float* 
     }
 }
 
-// y (R) = rows (R, inputs) x
-template <typename Dtype, Int R>
-void matvec(const typename Dtype::Element* rows, Int inputs, const float* x, float* y) {
-    matvecs<Dtype, R, 1>(rows, inputs, {x, 0}, y, 0);
-}
-
 template <typename Dtype>
 void matmul_as(const Matrix& matrix, Range outputs, Vectors x, Int batch, float* y, Int y_stride, float* reordered) {
     const auto* data = static_cast<const typename Dtype::Element*>(matrix.data);
@@ -144,17 +133,17 @@ void matmul_as(const Matrix& matrix, Range outputs, Vectors x, Int batch, float*
         x = {reordered, inputs};
     }
     constexpr Int PAIR = 2;  // vectors that share each load of the matrix
+    auto from = [&](Int b) { return Vectors{x.data + b * x.stride, x.stride}; };
     Int r = outputs.begin;
     for (; r + ROWS <= outputs.end; r += ROWS) {
         Int b = 0;
         for (; b + PAIR <= batch; b += PAIR)
-            matvecs<Dtype, ROWS, PAIR>(
-                data + r * inputs, inputs, {x.data + b * x.stride, x.stride}, y + b * y_stride + r, y_stride);
-        if (b < batch) matvec<Dtype, ROWS>(data + r * inputs, inputs, x.data + b * x.stride, y + b * y_stride + r);
+            matvecs<Dtype, ROWS, PAIR>(data + r * inputs, inputs, from(b), y + b * y_stride + r, y_stride);
+        if (b < batch) matvecs<Dtype, ROWS, 1>(data + r * inputs, inputs, from(b), y + b * y_stride + r, y_stride);
     }
     for (; r < outputs.end; r++)
         for (Int b = 0; b < batch; b++)
-            matvec<Dtype, 1>(data + r * inputs, inputs, x.data + b * x.stride, y + b * y_stride + r);
+            matvecs<Dtype, 1, 1>(data + r * inputs, inputs, from(b), y + b * y_stride + r, y_stride);
 }
 
 template <typename Format>
