@@ -33,7 +33,7 @@ struct Step {
             batch->cos_sin = scratch.take(job.rows * model.cos_sins);
             batch->tokens = reinterpret_cast<Token*>(scratch.take(job.rows * sizeof(Token) / sizeof(float)));
         }
-        qkv_gate = scratch.take(job.rows * most_projected());
+        qkv_gate = scratch.take(job.rows * most([](const Layer& layer) { return layer.in_proj.outputs; }));
         mixed = scratch.take(job.rows * std::max({most_mixed(), width, model.tables.projection.inputs}));
         mlp_hidden = scratch.take(job.rows * 2 * mlp_width);
         pool_blocks = scratch.take(job.rows * model.hourglass.factor * width);
@@ -41,16 +41,15 @@ struct Step {
         normed = scratch.take(job.rows * width), reordered = scratch.take(job.rows * padded(max_inputs()));
     }
 
-    Int most_projected() const {
+    template <typename Size>
+    Int most(Size size) const {  // of all layers
         Int most = 0;
-        for (Int i = 0; i < model.layers; i++) most = std::max(most, model.layer[i].in_proj.outputs);
+        for (Int i = 0; i < model.layers; i++) most = std::max(most, size(model.layer[i]));
         return most;
     }
 
     Int most_mixed() const {
-        Int most = 0;
-        for (Int i = 0; i < model.layers; i++) most = std::max(most, model.layer[i].out_proj.inputs);
-        return most;
+        return most([](const Layer& layer) { return layer.out_proj.inputs; });
     }
 
     Int max_inputs() const {
@@ -62,15 +61,11 @@ struct Step {
     }
 
     Int head_scratch_size() const {
-        Int most = 0;
-        for (Int layer = 0; layer < model.layers; layer++) {
+        return most([&](const Layer& layer) {
             Scratch taken{nullptr};
-            with_kind(model.layer[layer].kind, [&](auto kind) {
-                Mixer<typename decltype(kind)::Attention>(job, model.layer[layer], taken);
-            });
-            most = std::max(most, taken.used);
-        }
-        return most;
+            with_kind(layer.kind, [&](auto kind) { Mixer<typename decltype(kind)::Attention>(job, layer, taken); });
+            return taken.used;
+        });
     }
 
     void run() {
