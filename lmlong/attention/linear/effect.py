@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 from lmlong.attention.chunks import to_chunks
 from lmlong.attention.device_policy import DevicePolicy
 from lmlong.attention.feature_maps import FeatureMap
-from lmlong.attention.scan import SPAN, recomputed, without_autocast
+from lmlong.attention.scan import recomputed, span_tokens, without_autocast
 
 
 class LinearEffect(NamedTuple):
@@ -48,12 +48,9 @@ def linear_effect(
 ) -> LinearEffect:
     """Return the effect of tokens on states in `dtype`, computed from as many tokens at once as the memory for
     temporary tensors allows. Autograd keeps only the inputs, and the rest is computed again for the gradients."""
-    tokens = SPAN
-    if policy.span_bytes is not None:
-        by_channel = log_decay is not None and log_decay.ndim == 4
-        numbers = (6 if by_channel else 5) * feature_map.features + v.shape[3]  # an estimate, for each token of a head
-        tokens = policy.span_bytes // (v.shape[0] * v.shape[1] * numbers * dtype.itemsize)
-        tokens = max(SPAN, tokens // SPAN * SPAN)
+    by_channel = log_decay is not None and log_decay.ndim == 4
+    numbers = (6 if by_channel else 5) * feature_map.features + v.shape[3]  # an estimate, for each token of a head
+    tokens = span_tokens(v, policy, numbers * dtype.itemsize)
     keys, values = k.split(tokens, dim=2), v.split(tokens, dim=2)
     starts = repeat(None) if document_starts is None else document_starts.bool().split(tokens, dim=1)
     decays = repeat(None) if log_decay is None else log_decay.split(tokens, dim=2)
