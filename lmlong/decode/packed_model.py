@@ -19,14 +19,8 @@ from lmlong.model.rope import rope_frequencies
 from lmlong.model.short_conv import ShortConvolution
 from lmlong.native.decode import structures
 from lmlong.native.decode.kind import DecodeKind
-from lmlong.native.decode.packer import DTYPES, NoNativeForm, Packer, pack_in_huge_pages
+from lmlong.native.decode.packer import DTYPES, NoNativeForm, Packer
 from lmlong.native.decode.structures import Dtype, Pooling
-
-
-def packed_for_decoding(model: LanguageModel, kinds: Collection[DecodeKind[Any]]) -> "PackedModel":
-    """Move the model's matrices, so that memory holds them in the order of their use. Return the packed model."""
-    pack_in_huge_pages(PackedModel(model, kinds).matrices)
-    return PackedModel(model, kinds)
 
 
 class PackedModel(Packer):
