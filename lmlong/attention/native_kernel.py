@@ -20,8 +20,8 @@ from lmlong.attention.device_policy import DevicePolicy
 from lmlong.attention.feature_maps import ELU_FLOOR, FeatureMap, Relu
 from lmlong.attention.scan import Before, Kernel, Span
 from lmlong.native.build import NativeLibrary, load
+from lmlong.native.decode.structures import FeatureMap as NativeMap
 from lmlong.native.decode.structures import ints, pointers
-from lmlong.native.feature_maps import FeatureMap as NativeMap
 from lmlong.native.source import NativeCode, Shared
 from lmlong.native.threads import run_on_threads
 

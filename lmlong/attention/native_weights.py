@@ -15,7 +15,7 @@ from lmlong.attention.inputs import GateProjection
 from lmlong.attention.recurrence import Recurrence
 from lmlong.native.decode import structures
 from lmlong.native.decode.packer import NoNativeForm, Packer
-from lmlong.native.feature_maps import FeatureMap as NativeMap
+from lmlong.native.decode.structures import FeatureMap as NativeMap
 
 NATIVE_MAPS: dict[type[FeatureMap], NativeMap] = {
     Elu: NativeMap.ELU,

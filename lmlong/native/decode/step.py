@@ -12,8 +12,7 @@ from torch import Tensor
 from lmlong.native.build import NativeLibrary, load
 from lmlong.native.decode import structures
 from lmlong.native.decode.kind import DecodeKind
-from lmlong.native.decode.structures import DecodeJob, Dtype, Pooling
-from lmlong.native.feature_maps import FeatureMap
+from lmlong.native.decode.structures import DecodeJob, Dtype, FeatureMap, Pooling
 from lmlong.native.source import NativeCode, Shared
 from lmlong.native.threads import give_barrier, run_on_threads
 

@@ -9,7 +9,7 @@ from lmlong.attention.delta.features import TINY, Silu, UnitFeatures
 from lmlong.attention.feature_maps import Elu, FeatureMap, Relu
 from lmlong.attention.native_kernel import NativeKernel, load_scan, scan_code
 from lmlong.native.build import NativeLibrary
-from lmlong.native.feature_maps import FeatureMap as NativeMap
+from lmlong.native.decode.structures import FeatureMap as NativeMap
 from lmlong.native.source import NativeCode
 
 CODE = Path(__file__).parent
