@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 
 from lmlong.errors import UsageError
-from lmlong.native.processor import processor_features
+from lmlong.native.prebuilt import processor_features
 
 Precision = Literal["32", "bf16", "16"]
 
