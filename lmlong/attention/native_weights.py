@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from lmlong.attention.delta.features import Silu
+from lmlong.attention.delta.naive import Silu
 from lmlong.attention.favor import Favor
 from lmlong.attention.feature_maps import Cosine, Elu, FeatureMap, Hedgehog, Relu, Softmax, Taylor
 from lmlong.attention.inputs import GateProjection

@@ -24,8 +24,8 @@ from lmlong import recipe
 from lmlong.attention import fla as fla_kernels
 from lmlong.attention import laws
 from lmlong.attention.delta.chunk import ChunkKernel as DeltaChunks
-from lmlong.attention.delta.features import Silu, UnitFeatures
 from lmlong.attention.delta.layer import DeltaAttention
+from lmlong.attention.delta.naive import Silu, UnitFeatures
 from lmlong.attention.feature_maps import Elu, FeatureMap
 from lmlong.attention.fla import FlaDelta, FlaLinear
 from lmlong.attention.inputs import MIN_LOG_DECAY

@@ -16,8 +16,7 @@ from torch.nn.functional import pad
 from lmlong import recipe
 from lmlong.attention.base import CausalAttention
 from lmlong.attention.delta.chunk import ChunkKernel
-from lmlong.attention.delta.features import INNER, TINY, UnitFeatures
-from lmlong.attention.delta.naive import DeltaState, recurrent
+from lmlong.attention.delta.naive import INNER, TINY, DeltaState, UnitFeatures, recurrent
 from lmlong.attention.delta.native import NativeDelta
 from lmlong.attention.feature_maps import FeatureMap
 from lmlong.attention.fla import FlaDelta

@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 
 from lmlong.attention.delta.chunk import ChunkKernel
-from lmlong.attention.delta.features import TINY, Silu, UnitFeatures
+from lmlong.attention.delta.naive import TINY, Silu, UnitFeatures
 from lmlong.attention.feature_maps import Elu, FeatureMap, Relu
 from lmlong.attention.native_kernel import NativeKernel, load_scan, scan_code
 from lmlong.native.build import NativeLibrary
