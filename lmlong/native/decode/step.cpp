@@ -70,7 +70,10 @@ struct Step {
 
     void run() {
         embed();
-        if (model.tables.count) add_rows();
+        if (model.tables.count) {  // rows that the first thread has looked up
+            add_linear(model.tables.projection, mixed, model.tables.projection.inputs, all);
+            team.wait();
+        }
         if (model.hourglass.pooling) {
             run_layers(0, model.hourglass.first_layer, all);
             downsample();
@@ -106,13 +109,6 @@ struct Step {
         team.wait();
     }
 
-    // Add the projected rows of tables, which the first thread has looked up
-    void add_rows() {
-        const Matrix& projection = model.tables.projection;
-        add_linear(projection, mixed, projection.inputs, all);
-        team.wait();
-    }
-
     bool completes_block(Int row) const {
         return job.positions[row] % model.hourglass.factor == model.hourglass.factor - 1;
     }
@@ -136,7 +132,7 @@ struct Step {
             rms_norm(layer.norm, batch);
             linear(layer.in_proj, normed, width, batch.count, qkv_gate);
             team.wait();
-            mix(layer, batch);
+            with_kind(layer.kind, [&](auto kind) { mix<typename decltype(kind)::Attention>(layer, batch); });
             team.wait();
             add_linear(layer.out_proj, mixed, layer.out_proj.inputs, batch);
             team.wait();
@@ -176,12 +172,8 @@ struct Step {
             for (Int i = outputs.begin; i < outputs.end; i++) batch.x[t * width + i] += normed[t * width + i];
     }
 
-    void mix(const Layer& layer, const Batch& batch) {
-        with_kind(layer.kind, [&](auto kind) { mix_heads<typename decltype(kind)::Attention>(layer, batch); });
-    }
-
     template <typename Attention>
-    void mix_heads(const Layer& layer, const Batch& batch) {
+    void mix(const Layer& layer, const Batch& batch) {
         Scratch of_heads = scratch;  // a copy: the next layer reuses the memory
         Mixer<Attention> mixer(job, layer, of_heads);
         const Int outputs = layer.in_proj.outputs, values = layer.out_proj.inputs;
