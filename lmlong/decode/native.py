@@ -24,9 +24,9 @@ from lmlong.decode.packed_model import PackedModel
 from lmlong.model.block import BlockState
 from lmlong.model.hourglass import HourglassState
 from lmlong.model.language_model import LanguageModel, ModelState
-from lmlong.native.build import NativeLibrary
+from lmlong.native.build import NativeLibrary, load
 from lmlong.native.decode.kind import DecodeKind, native
-from lmlong.native.decode.step import decode, load_step, step_code
+from lmlong.native.decode.step import decode, step_code
 from lmlong.native.source import NativeCode
 from lmlong.native.state import map_state
 from lmlong.native.threads import ThreadChoice
@@ -53,7 +53,11 @@ def code() -> NativeCode:
 @cache
 def library() -> NativeLibrary | None:
     """Return the native code, or None if it is unavailable."""
-    return load_step(code())
+    functions = load(code(), "tokens are written by torch, slower")
+    if functions is not None:
+        functions.scratch_size.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+        functions.scratch_size.restype = ctypes.c_int64
+    return functions
 
 
 class Buffers:

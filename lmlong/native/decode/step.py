@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmlong.native.build import NativeLibrary, load
 from lmlong.native.decode import structures
 from lmlong.native.decode.kind import DecodeKind
 from lmlong.native.decode.structures import DecodeJob, Dtype, FeatureMap, Pooling
@@ -31,15 +30,6 @@ def step_code(kinds: Iterable[DecodeKind[Any]], constants: Mapping[str, float]) 
     integers = {name: value for name, value in constants.items() if isinstance(value, int)}
     floats = {name: value for name, value in constants.items() if name not in integers}
     return NativeCode(CODE, Shared(floats, [Dtype, FeatureMap, Pooling], layouts, integers, kind_headers(kinds)))
-
-
-def load_step(code: NativeCode) -> NativeLibrary | None:
-    """Return the library of a step; None if there is no native code for this machine."""
-    functions = load(code, "tokens are written by torch, slower")
-    if functions is not None:
-        functions.scratch_size.argtypes = [ctypes.c_void_p, ctypes.c_int64]
-        functions.scratch_size.restype = ctypes.c_int64
-    return functions
 
 
 def merged_constants(constants: Mapping[str, float], kinds: Iterable[DecodeKind[Any]]) -> dict[str, float]:
