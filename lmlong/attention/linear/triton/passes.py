@@ -99,8 +99,7 @@ def denominator_grads(
     BLOCK_V: tl.constexpr,
 ):
     """Store dm (B, T, H); 0 if m was clamped."""
-    batch_head, tile = tl.program_id(0).to(tl.int64) // N, tl.program_id(0) % N
-    row, head = batch_head // H, batch_head % H
+    _, _, tile, row, head = block_of_program(1, N, H)
     token, valid = tile_tokens(tile, row, T)
     products = tl.zeros((TILE, BLOCK_V), tl.float32)
     for begin in range(0, V, BLOCK_V):
@@ -226,8 +225,7 @@ def backward_v(
 @triton.jit(do_not_specialize=LENGTHS)
 def decay_grads(pairs, borders, dborders, grads, T, H, N, G, tiles, size, BLOCKS: tl.constexpr, BLOCK: tl.constexpr):
     """Store the gradients (B, T, H) of the log decays of a segment."""
-    batch_head, segment = tl.program_id(0).to(tl.int64) // G, tl.program_id(0) % G
-    row, head = batch_head // H, batch_head % H
+    _, batch_head, segment, row, head = block_of_program(1, G, H)
     border = (batch_head * (G + 1) + segment + 1) * size
     products = tl.zeros((BLOCK,), tl.float32)
     for begin in range(0, size, BLOCK):
