@@ -6,7 +6,6 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from lmlong.attention.registry import native_kinds
 from lmlong.decode import native
 from lmlong.decode.engine import Engine, rows_of
 from lmlong.decode.graph import GraphEngine
@@ -48,14 +47,12 @@ def fast_engine(model: LanguageModel, tried: bool = True) -> Engine:
         for wide in trials:
             compare_with_torch(GraphEngine(model), wide)  # one that is then discarded, with its state of two rows
         return GraphEngine(model)
-    functions, kinds = native.library(), native_kinds().values()
-    assert functions is not None
     for trial in (model, _small_trial(model)) if tried else ():
-        engine = NativeEngine(trial, functions, PackedModel(trial, kinds))
+        engine = NativeEngine(trial)
         for wide in trials:
             compare_with_torch(engine, wide)
-    pack_in_huge_pages(PackedModel(model, kinds).matrices)  # in the order of their use
-    return NativeEngine(model, functions, PackedModel(model, kinds))
+    pack_in_huge_pages(PackedModel(model).matrices)  # in the order of their use
+    return NativeEngine(model)
 
 
 def why_no_fast_engine(model: LanguageModel) -> str | None:
@@ -66,7 +63,7 @@ def why_no_fast_engine(model: LanguageModel) -> str | None:
             return "the state of softmax attention grows, so its step cannot be one graph."
         return None if device == "cuda" else f"{device} is not supported."
     try:
-        PackedModel(model, native_kinds().values())
+        PackedModel(model)
     except NoNativeForm as unknown:
         name = next((name for name, module in model.named_modules() if module is unknown.module), "")
         return f"{name or 'the model'}: {unknown.why}."

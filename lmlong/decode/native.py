@@ -103,13 +103,15 @@ class NativeRow(Row):
 
 
 class NativeEngine(Engine):
-    """Runs rows by native code."""
+    """Runs rows by native code, which must be available."""
 
     reads_ahead = True
 
-    def __init__(self, model: LanguageModel, functions: ctypes.CDLL, packed: PackedModel):
+    def __init__(self, model: LanguageModel):
         super().__init__(model)
-        self.packed, self._functions, self._kinds = packed, functions, packed.kinds
+        functions, self.packed = library(), PackedModel(model)
+        assert functions is not None
+        self._functions, self._kinds = functions, self.packed.kinds
         self._grows = any(kind.grows for kind in self._kinds)
         self._reuses = not self._grows and model.hourglass is None
         self._threads, self._threads_ahead = ThreadChoice(), ThreadChoice()

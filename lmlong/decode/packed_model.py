@@ -1,7 +1,6 @@
 """A language model's weights in the memory layout of step.cpp."""
 
 import ctypes
-from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -9,6 +8,7 @@ from torch import Tensor, nn
 
 from lmlong import recipe
 from lmlong.attention.inputs import Gate
+from lmlong.attention.registry import native_kinds
 from lmlong.model.base import LMHead, QuantizedLMHead
 from lmlong.model.block import Block, Mixer
 from lmlong.model.hourglass import Hourglass
@@ -24,15 +24,15 @@ from lmlong.native.decode.structures import Dtype, Pooling
 
 
 class PackedModel(Packer):
-    """A model as addresses of its weights. `kinds`: the kinds of attention that were compiled."""
+    """A model as addresses of its weights."""
 
-    def __init__(self, model: LanguageModel, kinds: Collection[DecodeKind[Any]]):
+    def __init__(self, model: LanguageModel):
         super().__init__(model)
         self.matrices: list[Tensor] = []
         """Weight matrices, in the order in which a token needs them."""
         self.kinds: list[DecodeKind[Any]] = []
         """The kind of each mixer's attention."""
-        self._compiled = list(kinds)
+        self._compiled = list(native_kinds().values())
         self._attentions: list[ctypes.Structure] = []
         self._rotations: dict[tuple[int, str], tuple[int, structures.Rotation]] = {}
         self.known(model, LanguageModel)
