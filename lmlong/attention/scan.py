@@ -140,28 +140,18 @@ class Kernel(ABC):
 class Scan(torch.autograd.Function):
     """Returns outputs (B, H, T, V), the state after the last token, and the denominators (B, H, T) or None.
 
-    `features` is the map of queries and keys; `trains`: whether gradients are recorded; `state` is followed by the
-    fields of ScanInputs and the parameters of the map.
+    `features` is the map of queries and keys; `trains`: whether gradients are recorded; `tensors` are the fields of
+    ScanInputs and the parameters of the map.
     """
 
     @staticmethod
     def forward(
-        ctx: Any,
-        kernel: Kernel,
-        features: FeatureMap,
-        policy: DevicePolicy,
-        trains: bool,
-        state: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        document_starts: Tensor | None,
-        log_decay: Tensor | None,
-        beta: Tensor | None,
-        *weights: Tensor,
+        ctx: Any, kernel: Kernel, features: FeatureMap, policy: DevicePolicy, trains: bool, state: Tensor, *tensors: Any
     ) -> tuple[Tensor, Tensor, Tensor | None]:
+        fields = len(ScanInputs._fields)
+        (q, k, v, document_starts, *gates), weights = tensors[:fields], tensors[fields:]
         starts = None if document_starts is None else document_starts.bool()
-        log_decay, beta = (None if gate is None else _in_rows(gate.to(state.dtype)) for gate in (log_decay, beta))
+        log_decay, beta = (None if gate is None else _in_rows(gate.to(state.dtype)) for gate in gates)
         x = Span(_in_rows(q), _in_rows(k), _in_rows(v), starts, log_decay, beta, _empty_like(v))
         kernel = kernel.suited(features, x, state, policy)
         size = span_tokens(v, policy, kernel.token_bytes(x, state))
@@ -180,7 +170,7 @@ class Scan(torch.autograd.Function):
         ctx.kernel, ctx.features, ctx.policy = kernel, features, policy
         ctx.size, ctx.weights = size, len(weights)
         _, _, _, _, _, *needs = ctx.needs_input_grad
-        ctx.needs = ScanInputs(*needs[: len(ScanInputs._fields)])
+        ctx.needs = ScanInputs(*needs[:fields])
         ctx.save_for_backward(*x, *weights, *states)
         if x.denominators is not None:
             ctx.mark_non_differentiable(x.denominators)
