@@ -68,15 +68,9 @@ class NativeNgram(SortKernel):
 class _Lookup(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        functions: ctypes.CDLL,
-        v: Tensor,
-        hashes: Tensor,
-        document_starts: Tensor | None,
-        S: Tensor,
-        number: Tensor,
-        ngram: Tensor,
+        ctx: Any, functions: ctypes.CDLL, v: Tensor, hashes: Tensor, document_starts: Tensor | None, *table: Tensor
     ) -> tuple[Tensor, ...]:
+        S, number, ngram = table
         v, hashes = _by_token(v), hashes.contiguous()
         document_starts = None if document_starts is None else document_starts.bool().contiguous()
         batch, time, heads, _ = v.shape
