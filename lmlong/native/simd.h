@@ -36,13 +36,6 @@ UnalignedFloatVec& lanes(float* x) { return *reinterpret_cast<UnalignedFloatVec*
 
 const UnalignedFloatVec& lanes(const float* x) { return *reinterpret_cast<const UnalignedFloatVec*>(x); }
 
-float from_bfloat16(uint16_t x) {
-    const uint32_t bits = uint32_t(x) << 16;
-    float wide;
-    __builtin_memcpy(&wide, &bits, sizeof wide);
-    return wide;
-}
-
 struct StridedMatrix {  // read one element at a time
     const float* data;
     Int row, column;  // strides

@@ -25,7 +25,12 @@ struct Float32 {
 struct BFloat16 {
     using Element = uint16_t;
     static constexpr Int PER_LANE = 2, ROWS_TOGETHER = 4;
-    static float to_float(uint16_t element) { return from_bfloat16(element); }
+    static float to_float(uint16_t element) {
+        const uint32_t bits = uint32_t(element) << 16;
+        float x;
+        __builtin_memcpy(&x, &bits, sizeof x);
+        return x;
+    }
     static void add_products(FloatVec& sum, const uint16_t* data, const float* x) {
         const IntVec pairs = *reinterpret_cast<const UnalignedIntVec*>(data);
         sum += (FloatVec)(pairs << 16) * lanes(x);
@@ -65,7 +70,7 @@ float sum_of_lanes(const FloatVec& x) {
     return sums[0];
 }
 
-struct Vectors {  // of each row of a batch
+struct Vectors {  // of each row of a batch, or of each query of a head of keys and values
     const float* data;
     Int stride;
 };
