@@ -16,8 +16,7 @@ from lmlong.io.cache import cache_folder
 from lmlong.native import prebuilt
 from lmlong.native.build import find_compiler, make_private
 from lmlong.native.grouped import kernel as grouped
-from lmlong.native.prebuilt import LEVELS, suitable_levels
-from lmlong.native.processor import processor_features
+from lmlong.native.prebuilt import LEVELS, processor_features, suitable_levels
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")

@@ -56,14 +56,9 @@ class ChunkedKernel(Kernel):
         from_chunks(arranged.unflatten(0, (-1, len(out))), out)
 
 
-def decay_masks(
-    document_starts: Tensor | None,
-    log_decay: Tensor | None,
-    dtype: torch.dtype,
-    state_dtype: torch.dtype,
-    policy: DevicePolicy = CPU_POLICY,
-) -> Decay:
-    """Return the decay masks of a span, from its document starts (B, T) and log decays (B, H, T)."""
+def decay_masks(x: Span, dtype: torch.dtype, state_dtype: torch.dtype, policy: DevicePolicy) -> Decay:
+    """Return the decay masks of a span, from its document starts and log decays (B, H, T)."""
+    document_starts, log_decay = x.document_starts, x.log_decay
     mask = from_state = None
     if log_decay is not None:
         # exp2 is three times as fast as exp in torch

@@ -20,7 +20,8 @@ from lmlong.attention.device_policy import DevicePolicy
 from lmlong.attention.feature_maps import ELU_FLOOR, FeatureMap, Relu
 from lmlong.attention.scan import Before, Kernel, Span
 from lmlong.native.build import NativeLibrary, load
-from lmlong.native.feature_maps import FeatureMap as NativeMap
+from lmlong.native.decode.structures import FeatureMap as NativeMap
+from lmlong.native.decode.structures import ints, pointers
 from lmlong.native.source import NativeCode, Shared
 from lmlong.native.threads import run_on_threads
 
@@ -33,27 +34,27 @@ PADDED_TO = 16
 class StridedTensor(ctypes.Structure):
     """A tensor by its address and strides; its fields are explained in scan_job.h."""
 
-    _fields_ = (("data", ctypes.c_void_p), *((name, ctypes.c_int64) for name in ("row", "head", "token", "bfloat16")))
+    _fields_ = (*pointers("data"), *ints("row", "head", "token", "bfloat16"))
 
 
 class ScanJob(ctypes.Structure):
     """The arguments of a scan; its fields are explained in scan_job.h."""
 
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("batch_heads", "heads", "time", "head_dim", "features", "value_dim")),
-        *((name, ctypes.c_int64) for name in ("feature_map", "channel_decay")),
+        *ints("batch_heads", "heads", "time", "head_dim", "features", "value_dim", "feature_map", "channel_decay"),
         *((name, StridedTensor) for name in ("q", "k", "v", "document_starts", "log_decay", "beta")),
         *((name, StridedTensor) for name in ("y", "denominators", "dy", "dq", "dk", "dv", "dlog_decay", "dbeta")),
-        *((name, ctypes.c_void_p) for name in ("state_before", "state_after", "dstate_before", "dstate_after")),
-        *((name, ctypes.c_void_p) for name in ("projection", "projection_T", "favor_constants", "dscale", "scratch")),
-        *((name, ctypes.c_int64) for name in ("scratch_size", "workers_begun", "batch_heads_begun")),
+        *pointers("state_before", "state_after", "dstate_before", "dstate_after"),
+        *pointers("projection", "projection_T", "favor_constants", "dscale", "scratch"),
+        *ints("scratch_size", "workers_begun", "batch_heads_begun"),
     )
 
 
-def scan_code(folder: Path, constants: Mapping[str, float]) -> NativeCode:
-    """Return the code of a scan in a folder, with constants of its own."""
+def scan_code(folder: Path, constants: Mapping[str, float], has_z: bool) -> NativeCode:
+    """Return the code of a scan in a folder, with constants of its own. `has_z`: the last column of a state is z."""
     constants = {"MIN_LOG2_DECAY": MIN_LOG2_DECAY, "ELU_FLOOR": ELU_FLOOR, "RELU_FLOOR": Relu.FLOOR, **constants}
-    return NativeCode(folder, Shared(constants, [NativeMap], [StridedTensor, ScanJob], {"PADDED_TO": PADDED_TO}))
+    integers = {"PADDED_TO": PADDED_TO, "HAS_Z": int(has_z)}
+    return NativeCode(folder, Shared(constants, [NativeMap], [StridedTensor, ScanJob], integers))
 
 
 def load_scan(code: NativeCode, what: str) -> NativeLibrary | None:

@@ -8,14 +8,14 @@ from typing import Any
 
 from torch import nn
 
-from lmlong.attention.delta.features import Silu
+from lmlong.attention.delta.naive import Silu
 from lmlong.attention.favor import Favor
 from lmlong.attention.feature_maps import Cosine, Elu, FeatureMap, Hedgehog, Relu, Softmax, Taylor
 from lmlong.attention.inputs import GateProjection
 from lmlong.attention.recurrence import Recurrence
 from lmlong.native.decode import structures
 from lmlong.native.decode.packer import NoNativeForm, Packer
-from lmlong.native.feature_maps import FeatureMap as NativeMap
+from lmlong.native.decode.structures import FeatureMap as NativeMap
 
 NATIVE_MAPS: dict[type[FeatureMap], NativeMap] = {
     Elu: NativeMap.ELU,

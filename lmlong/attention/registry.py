@@ -11,20 +11,20 @@ import torch
 
 from lmlong import recipe
 from lmlong.attention.base import CausalAttention
-from lmlong.attention.encoder.base import EncoderAttention
-from lmlong.attention.encoder.kinds import BidirectionalLinearAttention, EfficientAttention, FullAttention
+from lmlong.attention.encoder.base import (
+    BidirectionalLinearAttention,
+    EfficientAttention,
+    EncoderAttention,
+    FullAttention,
+)
 from lmlong.attention.encoder.linformer import linformer_layers
 from lmlong.attention.feature_map_registry import FEATURE_MAPS
 from lmlong.native.decode.kind import DecodeKind
 
-
-def _layer(kind: str, name: str) -> type[CausalAttention[Any]]:
-    """Return the class of an attention, which is in the `layer.py` of its folder."""
-    return getattr(import_module(f"lmlong.attention.{kind}.layer"), name)
-
-
 CAUSAL: dict[str, Callable[[int, int, int, recipe.Attention], CausalAttention[Any]]] = {
-    kind: _layer(kind, about.layer).from_options for kind, about in recipe.ATTENTION_KINDS.items() if about.layer
+    kind: getattr(import_module(f"lmlong.attention.{kind}.layer"), about.layer).from_options
+    for kind, about in recipe.ATTENTION_KINDS.items()
+    if about.layer
 }
 """(heads, head dim, value dim, options) -> the attention of a layer."""
 

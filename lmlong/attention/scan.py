@@ -35,6 +35,14 @@ SPAN = 512
 """Tokens in a span on a CPU: few enough that temporaries stay in cache."""
 
 
+def span_tokens(v: Tensor, policy: DevicePolicy, token_bytes: int) -> int:
+    """Return the number of tokens in a span: SPAN, or as many as the memory for temporary tensors allows, of which each
+    token of a head needs `token_bytes`."""
+    if policy.span_bytes is None:
+        return SPAN
+    return max(SPAN, policy.span_bytes // (v.shape[0] * v.shape[1] * token_bytes) // SPAN * SPAN)
+
+
 class ScanInputs(NamedTuple):
     """The inputs of a scan over a text."""
 
@@ -104,13 +112,6 @@ class Kernel(ABC):
         """Return the kernel for a feature map and inputs: itself, or another kernel if it cannot compute them."""
         return self
 
-    def span_tokens(self, x: Span, state: Tensor, policy: DevicePolicy) -> int:
-        """Return the number of tokens in a span: SPAN, or as many as the memory for temporary tensors allows."""
-        if policy.span_bytes is None:
-            return SPAN
-        tokens = policy.span_bytes // (x.v.shape[0] * x.v.shape[1] * self.token_bytes(x, state))
-        return max(SPAN, tokens // SPAN * SPAN)
-
     def token_bytes(self, x: Span, state: Tensor) -> int:
         """Return an estimate of the memory of temporary tensors for each token of a head, in bytes."""
         return state.shape[2] * (4 * x.q.element_size() + 8 * state.element_size())
@@ -139,31 +140,21 @@ class Kernel(ABC):
 class Scan(torch.autograd.Function):
     """Returns outputs (B, H, T, V), the state after the last token, and the denominators (B, H, T) or None.
 
-    `features` is the map of queries and keys; `trains`: whether gradients are recorded; `state` is followed by the
-    fields of ScanInputs and the parameters of the map.
+    `features` is the map of queries and keys; `trains`: whether gradients are recorded; `tensors` are the fields of
+    ScanInputs and the parameters of the map.
     """
 
     @staticmethod
     def forward(
-        ctx: Any,
-        kernel: Kernel,
-        features: FeatureMap,
-        policy: DevicePolicy,
-        trains: bool,
-        state: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        document_starts: Tensor | None,
-        log_decay: Tensor | None,
-        beta: Tensor | None,
-        *weights: Tensor,
+        ctx: Any, kernel: Kernel, features: FeatureMap, policy: DevicePolicy, trains: bool, state: Tensor, *tensors: Any
     ) -> tuple[Tensor, Tensor, Tensor | None]:
+        fields = len(ScanInputs._fields)
+        (q, k, v, document_starts, *gates), weights = tensors[:fields], tensors[fields:]
         starts = None if document_starts is None else document_starts.bool()
-        log_decay, beta = (None if gate is None else _in_rows(gate.to(state.dtype)) for gate in (log_decay, beta))
+        log_decay, beta = (None if gate is None else _in_rows(gate.to(state.dtype)) for gate in gates)
         x = Span(_in_rows(q), _in_rows(k), _in_rows(v), starts, log_decay, beta, _empty_like(v))
         kernel = kernel.suited(features, x, state, policy)
-        size = kernel.span_tokens(x, state, policy)
+        size = span_tokens(v, policy, kernel.token_bytes(x, state))
         if kernel.normalizes:
             x = x._replace(denominators=state.new_empty(v.shape[:3]))
         states, after = [], state.contiguous()
@@ -179,7 +170,7 @@ class Scan(torch.autograd.Function):
         ctx.kernel, ctx.features, ctx.policy = kernel, features, policy
         ctx.size, ctx.weights = size, len(weights)
         _, _, _, _, _, *needs = ctx.needs_input_grad
-        ctx.needs = ScanInputs(*needs[: len(ScanInputs._fields)])
+        ctx.needs = ScanInputs(*needs[:fields])
         ctx.save_for_backward(*x, *weights, *states)
         if x.denominators is not None:
             ctx.mark_non_differentiable(x.denominators)

@@ -6,19 +6,18 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from lmlong.attention.registry import native_kinds
 from lmlong.decode import native
 from lmlong.decode.engine import Engine, rows_of
 from lmlong.decode.graph import GraphEngine
 from lmlong.decode.native import NativeEngine
-from lmlong.decode.packed_model import PackedModel, packed_for_decoding
+from lmlong.decode.packed_model import PackedModel
 from lmlong.errors import LmlongError
 from lmlong.model.base import LMHead
 from lmlong.model.language_model import LanguageModel, ModelState
 from lmlong.model.layers import GroupedLinear
 from lmlong.model.state import concat_states
 from lmlong.native.build import find_compiler, missing_code
-from lmlong.native.decode.packer import NoNativeForm
+from lmlong.native.decode.packer import NoNativeForm, pack_in_huge_pages
 from lmlong.native.state import map_state, state_tensors
 
 TRIAL_PROMPT, TRIAL_STEPS = 16, 3
@@ -41,20 +40,19 @@ class EngineMismatch(LmlongError):
 
 
 def fast_engine(model: LanguageModel, tried: bool = True) -> Engine:
-    """Return the fastest engine for a model whose weights are final. With `tried`, it is first compared with torch."""
-    assert why_no_fast_engine(model) is None
-    functions = native.library() if _on_cpu(model) else None
+    """Return the fastest engine for a model that has one (`why_no_fast_engine`) and whose weights are final. With
+    `tried`, it is first compared with torch."""
     trials = _trial_caches(model) if tried else ()
-    if functions is None:
+    if not _on_cpu(model):
         for wide in trials:
             compare_with_torch(GraphEngine(model), wide)  # one that is then discarded, with its state of two rows
         return GraphEngine(model)
-    kinds = native_kinds().values()
     for trial in (model, _small_trial(model)) if tried else ():
-        engine = NativeEngine(trial, functions, PackedModel(trial, kinds))
+        engine = NativeEngine(trial)
         for wide in trials:
             compare_with_torch(engine, wide)
-    return NativeEngine(model, functions, packed_for_decoding(model, kinds))
+    pack_in_huge_pages(PackedModel(model).matrices)  # in the order of their use
+    return NativeEngine(model)
 
 
 def why_no_fast_engine(model: LanguageModel) -> str | None:
@@ -65,7 +63,7 @@ def why_no_fast_engine(model: LanguageModel) -> str | None:
             return "the state of softmax attention grows, so its step cannot be one graph."
         return None if device == "cuda" else f"{device} is not supported."
     try:
-        PackedModel(model, native_kinds().values())
+        PackedModel(model)
     except NoNativeForm as unknown:
         name = next((name for name, module in model.named_modules() if module is unknown.module), "")
         return f"{name or 'the model'}: {unknown.why}."

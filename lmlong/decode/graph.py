@@ -58,23 +58,6 @@ Recorder = Callable[[Run], Run]
 """Returns a function that repeats the operations of a call, on the same tensors."""
 
 
-class GraphBatches:
-    """The batches of an engine, one of each size."""
-
-    def __init__(self, model: LanguageModel, record: Recorder):
-        assert model.constant_state
-        self._model, self._record = model, record
-        self._batches: dict[int, GraphBatch] = {}  # by rows, the most recently used last
-
-    def of(self, state: ModelState) -> "GraphBatch":
-        """Return the batch for a state of this size."""
-        rows, batches = len(state.position), self._batches
-        batches[rows] = batches.pop(rows) if rows in batches else GraphBatch(self._model, state, self._record)
-        if len(batches) > MAX_BATCHES:
-            batches.pop(next(iter(batches)))
-        return batches[rows]
-
-
 class GraphBatch:
     """The tensors of a state of B rows, and the graphs that step it, one for each block phase."""
 
@@ -133,8 +116,10 @@ class GraphEngine(EagerEngine):
     copies_states = True
 
     def __init__(self, model: LanguageModel, record: Recorder = cuda_graph):
+        assert model.constant_state
         super().__init__(model)
-        self._batches = GraphBatches(model, record)
+        self._record = record
+        self._batches: dict[int, GraphBatch] = {}  # of each number of rows, the most recently used last
         self._batch: GraphBatch | None = None
         self._rows: Sequence[EagerRow] = ()
 
@@ -156,18 +141,26 @@ class GraphEngine(EagerEngine):
     def save(self, row: EagerRow, tokens: int = 0) -> ModelState:
         return map_state(torch.clone, super().save(row, tokens))
 
-    def _load(self, rows: Sequence[EagerRow]) -> "GraphBatch":
+    def _load(self, rows: Sequence[EagerRow]) -> GraphBatch:
         """Return the batch that holds the states of rows. Other rows in its tensors get a copy."""
         state = joined(rows)
         if self._batch is None or state is not self._batch.state:
             if self._batch is not None:
                 self._release(self._batch)
-            self._batch, self._rows = self._batches.of(state), rows
+            self._batch, self._rows = self._batch_of(state), rows
             self._batch.load(state)
             place(rows, self._batch.state)
         return self._batch
 
-    def _release(self, batch: "GraphBatch") -> None:
+    def _batch_of(self, state: ModelState) -> GraphBatch:
+        """Return the batch for a state of this size."""
+        rows, batches = len(state.position), self._batches
+        batches[rows] = batches.pop(rows) if rows in batches else GraphBatch(self.model, state, self._record)
+        if len(batches) > MAX_BATCHES:
+            batches.pop(next(iter(batches)))
+        return batches[rows]
+
+    def _release(self, batch: GraphBatch) -> None:
         copied = batch.copy()
         for row in self._rows:
             if row.batch is batch.state:
@@ -175,7 +168,7 @@ class GraphEngine(EagerEngine):
             if row.after is batch.state:
                 row.after = copied
 
-    def _run(self, batch: "GraphBatch", tokens: Sequence[int]) -> Outputs:
+    def _run(self, batch: GraphBatch, tokens: Sequence[int]) -> Outputs:
         return batch.step(torch.tensor(tokens), self.model.block_phase(batch.state, None, 1))
 
 

@@ -2,7 +2,7 @@
 
 Large tables, which a pass does not write to, are shared with the state that a row started from.
 
-B rows, N tokens of each row, V vocabulary.
+B rows, N tokens of each row, P last tokens, V vocabulary.
 """
 
 import ctypes
@@ -14,6 +14,7 @@ from itertools import chain
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from lmlong.attention.feature_maps import ELU_FLOOR, RMS_EPS, Cosine, Relu, Softmax
 from lmlong.attention.inputs import MIN_LOG_DECAY
@@ -24,12 +25,13 @@ from lmlong.decode.packed_model import PackedModel
 from lmlong.model.block import BlockState
 from lmlong.model.hourglass import HourglassState
 from lmlong.model.language_model import LanguageModel, ModelState
-from lmlong.native.build import NativeLibrary
+from lmlong.native.build import NativeLibrary, load
 from lmlong.native.decode.kind import DecodeKind, native
-from lmlong.native.decode.step import decode, load_step, step_code
+from lmlong.native.decode.step import step_code
+from lmlong.native.decode.structures import DecodeJob
 from lmlong.native.source import NativeCode
 from lmlong.native.state import map_state
-from lmlong.native.threads import ThreadChoice
+from lmlong.native.threads import ThreadChoice, give_barrier, run_on_threads
 from lmlong.recipe import MAX_NGRAM
 
 CONSTANTS = {
@@ -53,7 +55,11 @@ def code() -> NativeCode:
 @cache
 def library() -> NativeLibrary | None:
     """Return the native code, or None if it is unavailable."""
-    return load_step(code())
+    functions = load(code(), "tokens are written by torch, slower")
+    if functions is not None:
+        functions.scratch_size.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+        functions.scratch_size.restype = ctypes.c_int64
+    return functions
 
 
 class Buffers:
@@ -99,13 +105,15 @@ class NativeRow(Row):
 
 
 class NativeEngine(Engine):
-    """Runs rows by native code."""
+    """Runs rows by native code, which must be available."""
 
     reads_ahead = True
 
-    def __init__(self, model: LanguageModel, functions: ctypes.CDLL, packed: PackedModel):
+    def __init__(self, model: LanguageModel):
         super().__init__(model)
-        self.packed, self._functions, self._kinds = packed, functions, packed.kinds
+        functions, self.packed = library(), PackedModel(model)
+        assert functions is not None
+        self._functions, self._kinds = functions, self.packed.kinds
         self._grows = any(kind.grows for kind in self._kinds)
         self._reuses = not self._grows and model.hourglass is None
         self._threads, self._threads_ahead = ThreadChoice(), ThreadChoice()
@@ -125,13 +133,12 @@ class NativeEngine(Engine):
             for index, buffers in enumerate(row.after):
                 before += (row.after[index - 1] if index else row.now).addresses
                 after += buffers.addresses
-        flat = array("q", chain.from_iterable(tokens))
+        text = array("q", chain.from_iterable(tokens))
         positions = array("q", [row.position + index for row in rows for index in range(ahead)])
         last = array("q", chain.from_iterable(chain.from_iterable(map(_last_tokens, rows))))
         choice = self._threads if ahead == 1 else self._threads_ahead
         workers, begun = choice.threads(torch.get_num_threads()), time.perf_counter()
-        model, functions = self.packed.model, self._functions
-        logits, hidden, full = decode(functions, model, flat, positions, last, before, after, workers, len(rows))
+        logits, hidden, full = self._decode((len(rows), ahead), (before, after, text, positions, last), workers)
         choice.note(workers, time.perf_counter() - begun)
         for row in rows:
             self._make_room(row, full)
@@ -140,6 +147,29 @@ class NativeEngine(Engine):
         if read < ahead:
             logits, hidden = logits[:, :read], hidden[:, :read]
         return Pass(known, logits, hidden)
+
+    def _decode(self, shape: tuple[int, int], inputs: Sequence[array], workers: int) -> tuple[Tensor, Tensor, bool]:
+        """Return the logits (B, N, V) and the last hidden states (B, N, width) of a pass on `workers` threads, which
+        fills the states after it, and whether a state has no room for another token.
+
+        `inputs` are int64: the addresses of the states before each token and after it, the tokens (B * N,), their
+        positions in their documents, and the last tokens (B * N, P) before each."""
+        model, (before, after, tokens, _, last_tokens) = self.packed.model, inputs
+        assert len(before) * before.itemsize == len(after) * after.itemsize == model.state_size * len(tokens)
+        assert len(last_tokens) == model.past_tokens * len(tokens)
+        logits = torch.empty(*shape, model.output.outputs, dtype=torch.float32, device="cpu")
+        hidden = torch.empty(*shape, model.width, dtype=torch.float32, device="cpu")
+        job = DecodeJob(ctypes.addressof(model), *(numbers.buffer_info()[0] for numbers in inputs))
+        job.logits, job.hidden = logits.data_ptr(), hidden.data_ptr()
+        job.rows, job.consecutive = len(tokens), shape[1] > 1
+        give_barrier(job, workers)
+        size = self._functions.scratch_size(ctypes.byref(job), workers)
+        scratch = torch.empty(size, dtype=torch.float32, device="cpu")
+        job.scratch = scratch.data_ptr()
+        run_on_threads(self._functions.decode_step, job, workers)
+        if job.invalid:
+            raise IndexError("decode: a token is not in the vocabulary, or a position is negative")
+        return logits, hidden, bool(job.full)
 
     def advance(self, row: NativeRow, tokens: int) -> None:
         row.last_tokens = [*row.last_tokens, *row.tokens[:tokens]][tokens:]

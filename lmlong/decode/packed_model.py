@@ -1,7 +1,6 @@
 """A language model's weights in the memory layout of step.cpp."""
 
 import ctypes
-from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -9,6 +8,7 @@ from torch import Tensor, nn
 
 from lmlong import recipe
 from lmlong.attention.inputs import Gate
+from lmlong.attention.registry import native_kinds
 from lmlong.model.base import LMHead, QuantizedLMHead
 from lmlong.model.block import Block, Mixer
 from lmlong.model.hourglass import Hourglass
@@ -19,26 +19,20 @@ from lmlong.model.rope import rope_frequencies
 from lmlong.model.short_conv import ShortConvolution
 from lmlong.native.decode import structures
 from lmlong.native.decode.kind import DecodeKind
-from lmlong.native.decode.packer import DTYPES, NoNativeForm, Packer, pack_in_huge_pages
+from lmlong.native.decode.packer import DTYPES, NoNativeForm, Packer
 from lmlong.native.decode.structures import Dtype, Pooling
 
 
-def packed_for_decoding(model: LanguageModel, kinds: Collection[DecodeKind[Any]]) -> "PackedModel":
-    """Move the model's matrices, so that memory holds them in the order of their use. Return the packed model."""
-    pack_in_huge_pages(PackedModel(model, kinds).matrices)
-    return PackedModel(model, kinds)
-
-
 class PackedModel(Packer):
-    """A model as addresses of its weights. `kinds`: the kinds of attention that were compiled."""
+    """A model as addresses of its weights."""
 
-    def __init__(self, model: LanguageModel, kinds: Collection[DecodeKind[Any]]):
+    def __init__(self, model: LanguageModel):
         super().__init__(model)
         self.matrices: list[Tensor] = []
         """Weight matrices, in the order in which a token needs them."""
         self.kinds: list[DecodeKind[Any]] = []
         """The kind of each mixer's attention."""
-        self._compiled = list(kinds)
+        self._compiled = list(native_kinds().values())
         self._attentions: list[ctypes.Structure] = []
         self._rotations: dict[tuple[int, str], tuple[int, structures.Rotation]] = {}
         self.known(model, LanguageModel)

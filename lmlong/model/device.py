@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lmlong.errors import UsageError
-from lmlong.native.processor import processor_features
+from lmlong.native.prebuilt import processor_features
 
 Precision = Literal["32", "bf16", "16"]
 

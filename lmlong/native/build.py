@@ -19,7 +19,6 @@ from lmlong.io.folder_manifest import Format
 from lmlong.io.home import home_cache
 from lmlong.io.trust import is_private
 from lmlong.native import prebuilt, source
-from lmlong.native.processor import processor
 from lmlong.native.source import NativeCode
 
 FLAGS = (*source.FLAGS, "-march=native")
@@ -63,7 +62,7 @@ def _compiled(code: NativeCode, compiler: str) -> Path:
     """Return the library compiled from the code for this processor, cached per machine."""
     flags = [*FLAGS, *shlex.split(os.environ.get(MORE_FLAGS, ""))]
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
-    key = key_of(code.key(), flags, compiler, version, processor())
+    key = key_of(code.key(), flags, compiler, version, prebuilt.processor())
     folder = private_folder(cache_folder()) / key
     return fetch(folder, LIBRARY, lambda into: code.compile([compiler, *flags], into / CODE), True) / CODE
 

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from lmlong.native.processor import processor_features
 from lmlong.native.source import NativeCode
 
 FOLDER = Path(__file__).parent / "prebuilt"
@@ -65,3 +64,18 @@ def suitable_levels(features: frozenset[str]) -> list[str]:
         return []
     machine = platform.machine()
     return [name for name, level in LEVELS.items() if level.machine == machine and level.features <= features]
+
+
+def processor_features() -> frozenset[str]:
+    """Return the instruction sets as Linux lists them; empty on other systems."""
+    _, _, features = processor().partition(":")
+    return frozenset(features.split())
+
+
+def processor() -> str:
+    """Return a text that is the same on processors with the same instruction sets."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.lower().startswith(("flags", "features"))), platform.machine())

@@ -5,8 +5,8 @@
 
 #pragma once
 
-#include "scratch.h"
 #include "shared.h"
+#include "simd.h"
 
 namespace {
 
@@ -90,26 +90,26 @@ void BatchHead::store(const StridedTensor& x, Int begin, Int width, const float*
     }
 }
 
-// The floats of a state: S (F, V), followed by z (F) if `columns` is 1
-Int state_size(const BatchHead& batch_head, Int columns) { return batch_head.F * (batch_head.V + columns); }
+// The floats of a state: S (F, V), followed by z (F) if the recurrence has it
+Int state_size(const BatchHead& batch_head) { return batch_head.F * (batch_head.V + HAS_Z); }
 
-// From (features, value_dim + columns)
-void load_state(const BatchHead& batch_head, Int columns, const float* from, float* state) {
-    const Int features = batch_head.job.features, value_dim = batch_head.job.value_dim, width = value_dim + columns;
-    std::fill_n(state, state_size(batch_head, columns), 0.0f);
+// From (features, value_dim + HAS_Z)
+void load_state(const BatchHead& batch_head, const float* from, float* state) {
+    const Int features = batch_head.job.features, value_dim = batch_head.job.value_dim, width = value_dim + HAS_Z;
+    std::fill_n(state, state_size(batch_head), 0.0f);
     from += batch_head.index * features * width;
     for (Int f = 0; f < features; f++, from += width) {
         std::copy_n(from, value_dim, state + f * batch_head.V);
-        if (columns) state[batch_head.F * batch_head.V + f] = from[value_dim];
+        if (HAS_Z) state[batch_head.F * batch_head.V + f] = from[value_dim];
     }
 }
 
-void store_state(const BatchHead& batch_head, Int columns, const float* state, float* into) {
-    const Int features = batch_head.job.features, value_dim = batch_head.job.value_dim, width = value_dim + columns;
+void store_state(const BatchHead& batch_head, const float* state, float* into) {
+    const Int features = batch_head.job.features, value_dim = batch_head.job.value_dim, width = value_dim + HAS_Z;
     into += batch_head.index * features * width;
     for (Int f = 0; f < features; f++, into += width) {
         std::copy_n(state + f * batch_head.V, value_dim, into);
-        if (columns) into[value_dim] = state[batch_head.F * batch_head.V + f];
+        if (HAS_Z) into[value_dim] = state[batch_head.F * batch_head.V + f];
     }
 }
 

@@ -1,4 +1,5 @@
-// SIMD vectors of the processor's width, their exponentials, and products of matrices that fit in the L1 cache.
+// SIMD vectors of the processor's width, their exponentials, products of matrices that fit in the L1 cache, and memory
+// for intermediate results.
 
 #pragma once
 
@@ -126,6 +127,17 @@ void scale_columns(float* xT, Int width, const float* factors) {
     for (Int i = 0; i < width; i++)
         for (Int t = 0; t < TILE; t++) xT[i * TILE + t] *= factors[t];
 }
+
+struct Scratch {  // slices of a buffer that Python allocated
+    float* begin;
+    Int used = 0;
+
+    float* take(Int size) {
+        float* taken = begin + used;
+        used += padded(size);
+        return taken;
+    }
+};
 
 // Run by several workers at once: each takes the next head of a row that is left
 template <typename Job, typename Run>

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lmlong import recipe
-from lmlong.attention.encoder.kinds import BidirectionalLinearAttention
+from lmlong.attention.encoder.base import BidirectionalLinearAttention
 from lmlong.attention.feature_maps import Elu
 from lmlong.attention.registry import CAUSAL
 from lmlong.model.loss import chunked_cross_entropy

@@ -21,15 +21,15 @@ from grids import thinned
 from torch import Tensor
 
 from lmlong import recipe
-from lmlong.attention import fla_kernel, laws
+from lmlong.attention import fla as fla_kernels
+from lmlong.attention import laws
 from lmlong.attention.delta.chunk import ChunkKernel as DeltaChunks
-from lmlong.attention.delta.features import Silu, UnitFeatures
-from lmlong.attention.delta.fla import FlaDelta
 from lmlong.attention.delta.layer import DeltaAttention
+from lmlong.attention.delta.naive import Silu, UnitFeatures
 from lmlong.attention.feature_maps import Elu, FeatureMap
+from lmlong.attention.fla import FlaDelta, FlaLinear
 from lmlong.attention.inputs import MIN_LOG_DECAY
 from lmlong.attention.linear.chunk import ChunkKernel as LinearChunks
-from lmlong.attention.linear.fla import FlaLinear
 from lmlong.testing import random_text
 
 if not (find_spec("fla") and find_spec("triton")):
@@ -58,7 +58,7 @@ def naive_gla(scale: float, q: Tensor, g: Tensor, **inputs: Any) -> tuple[Tensor
 @pytest.fixture
 def float32(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the library compute float32, in which differences show."""
-    monkeypatch.setattr(fla_kernel, "DTYPES", (torch.float32, torch.bfloat16))
+    monkeypatch.setattr(fla_kernels, "DTYPES", (torch.float32, torch.bfloat16))
 
 
 @pytest.fixture
@@ -153,8 +153,8 @@ def test_the_effect_of_the_delta_rule() -> None:
 
 
 def test_torch_computes_values_wider_than_the_library_does() -> None:
-    v, state = torch.zeros(1, 1, 1, fla_kernel.MAX_WIDTH + 2).bfloat16(), torch.zeros(1, 1, 8, 1)
-    assert fla_kernel.computes(v[..., 2:], state) and not fla_kernel.computes(v, state)
+    v, state = torch.zeros(1, 1, 1, fla_kernels.MAX_WIDTH + 2).bfloat16(), torch.zeros(1, 1, 8, 1)
+    assert fla_kernels.computes(v[..., 2:], state) and not fla_kernels.computes(v, state)
 
 
 @thinned(every_decay, every_start, pytest.mark.parametrize("time", [64, 67, 130]))
@@ -223,7 +223,7 @@ CHANNEL, HEAD, DELTA = (
 def test_why_it_cannot_be_used(
     monkeypatch: pytest.MonkeyPatch, options: recipe.Attention, device: str, installed: str, reason: str
 ) -> None:
-    monkeypatch.setattr(fla_kernel, "version", lambda package: installed)
+    monkeypatch.setattr(fla_kernels, "version", lambda package: installed)
     attention: Any = build(options)
     why = attention.kernels["fla"].unavailable_reason(attention, torch.device(device))
     assert why is not None and re.search(reason, why)

@@ -11,7 +11,7 @@ from attention.scans import VALUES, WIDTH, Identity, ScanInputs, delta_scan, in_
 from machine import needs_native
 from torch import Tensor
 
-from lmlong.attention.delta.features import Silu, UnitFeatures
+from lmlong.attention.delta.naive import Silu, UnitFeatures
 from lmlong.attention.delta.native import NativeDelta
 from lmlong.attention.feature_maps import Elu
 from lmlong.attention.linear.native import NativeLinear

@@ -12,7 +12,7 @@ from lmlong import recipe
 from lmlong.attention.device_policy import GPU_POLICY
 from lmlong.attention.recurrence import Recurrence
 from lmlong.attention.registry import CAUSAL
-from lmlong.attention.scan import Scan, ScanInputs, Span
+from lmlong.attention.scan import Scan, ScanInputs, Span, span_tokens
 from lmlong.bench.timer import Allocations
 
 HEADS, HEAD_DIM, TOKENS = 12, 64, 65536
@@ -46,8 +46,8 @@ def inputs(attention: Recurrence[Any], tokens: int, batch: int, dtype: torch.dty
     return ScanInputs(q, k, v, torch.zeros(batch, tokens, dtype=torch.bool), **gates), state
 
 
-def span_tokens(attention: Recurrence[Any], x: ScanInputs, state: Tensor) -> int:
-    return attention.kernel.span_tokens(Span(*x, y=x.v), state, GPU_POLICY)
+def tokens_of_span(attention: Recurrence[Any], x: ScanInputs, state: Tensor) -> int:
+    return span_tokens(x.v, GPU_POLICY, attention.kernel.token_bytes(Span(*x, y=x.v), state))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -56,7 +56,7 @@ def test_64k_tokens_are_one_span_within_its_memory(kind: str) -> None:
     attention = layer(KINDS[kind], fakes)
     with fakes:
         x, state = inputs(attention, TOKENS, 1, torch.bfloat16)
-        assert span_tokens(attention, x, state) >= TOKENS
+        assert tokens_of_span(attention, x, state) >= TOKENS
         leaves = [t.requires_grad_() for t in (*x, state) if t is not None and t.is_floating_point()]
         weights = list(attention.feature_map.parameters())
         with Allocations() as forward:
@@ -74,5 +74,5 @@ def test_spans_are_shorter_with_more_rows_and_more_features() -> None:
     attention = layer(KINDS["linear"], fakes)
     wide = layer({"kind": "linear", "feature_map": "taylor", "taylor": recipe.Taylor(width=None)}, fakes)
     with fakes:
-        one, two = (span_tokens(attention, *inputs(attention, TOKENS, batch, torch.bfloat16)) for batch in (1, 2))
-        assert 2 * two <= one and span_tokens(wide, *inputs(wide, TOKENS, 1, torch.bfloat16)) < one / 20
+        one, two = (tokens_of_span(attention, *inputs(attention, TOKENS, batch, torch.bfloat16)) for batch in (1, 2))
+        assert 2 * two <= one and tokens_of_span(wide, *inputs(wide, TOKENS, 1, torch.bfloat16)) < one / 20

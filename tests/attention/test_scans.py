@@ -26,9 +26,8 @@ from lmlong import recipe
 from lmlong.attention import chunks, laws
 from lmlong.attention import scan as spans
 from lmlong.attention.delta.chunk import ChunkKernel as DeltaChunks
-from lmlong.attention.delta.features import Silu, UnitFeatures
 from lmlong.attention.delta.layer import DeltaAttention
-from lmlong.attention.delta.naive import DeltaState, recurrent
+from lmlong.attention.delta.naive import DeltaState, Silu, UnitFeatures, recurrent
 from lmlong.attention.delta.native import NativeDelta
 from lmlong.attention.device_policy import GPU_POLICY
 from lmlong.attention.feature_map_registry import FEATURE_MAPS

@@ -25,6 +25,7 @@ from lmlong.model.language_model import LanguageModel
 from lmlong.model.rope import apply_rope
 from lmlong.native.build import MORE_FLAGS
 from lmlong.native.decode import step
+from lmlong.native.decode.packer import NoNativeForm
 from lmlong.recipe import Attention, Downsample, NgramEmbedding, Rope
 
 pytestmark = needs_compiler
@@ -92,7 +93,7 @@ def test_a_part_without_a_native_form_is_left_to_torch(change: Any, reason: str)
     model = shaped(MODELS["mixed"])
     assert why_no_fast_engine(model) is None
     change(model)
-    with pytest.raises(AssertionError):
+    with pytest.raises(NoNativeForm):
         fast_engine(model)
     assert re.search(reason, str(why_no_fast_engine(model)))
 
@@ -104,7 +105,7 @@ def test_an_attention_of_another_kind_is_left_to_torch(monkeypatch: pytest.Monke
 
 FAULTS: dict[str, tuple[str, str, str, str]] = {
     "an epsilon": ("mixed", "features.h", "sum / size + epsilon", "sum / size + (FAULT ? 1e-5f : epsilon)"),
-    "a missing gate": ("mixed", "gates.h", "if (!forgetting.gate.weight)", "if (FAULT || !forgetting.gate.weight)"),
+    "a missing gate": ("mixed", "mixer.h", "if (!forgetting.gate.weight)", "if (FAULT || !forgetting.gate.weight)"),
     "a decay of the new key": (
         *("mixed", "linear/decode.h", "z[f] * decay + key;"),
         "z[f] * decay + (FAULT ? key * decay : key);",

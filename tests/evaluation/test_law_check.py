@@ -120,7 +120,7 @@ FAULTS: dict[str, tuple[Any, str, Any, set[str]]] = {
         {"the future never changes the past", "token by token = forward"},
     ),
     "starts are ignored": (
-        *(chunk, "decay_masks", lambda masks: lambda starts, *rest: masks(None, *rest)),
+        *(chunk, "decay_masks", lambda masks: lambda x, *rest: masks(x._replace(document_starts=None), *rest)),
         {"packed documents are independent"},
     ),
     "a coarse normalizer": (layer, "recurrent_step", coarse, {"token by token = forward"}),

@@ -181,9 +181,7 @@ class ChunkKernel(ChunkedKernel):
         assert x.beta is not None
         v, beta = to_chunks(x.v).to(dtype), to_chunks(x.beta).to(dtype)
         fq, fk = (part.to(dtype).unflatten(0, v.shape[:2]) for part in (x.q, x.k))
-        return Chunks(
-            fq, fk, v, beta[..., None], decay_masks(x.document_starts, x.log_decay, dtype, dtype, self.policy)
-        )
+        return Chunks(fq, fk, v, beta[..., None], decay_masks(x, dtype, dtype, self.policy))
 
     def _empty_states(self, x: Span, like: Tensor) -> tuple[Tensor, Tensor]:
         """Return tensors for the states (N + 1, B, H, F, V) and the transitions of chunks (N, B, H, F, F)."""

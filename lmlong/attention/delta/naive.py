@@ -1,16 +1,50 @@
-"""The delta rule by definition, token by token.
+"""The delta rule by definition: queries and keys of length one, and the state token by token.
 
     S_t = a_t (I - b_t fk_t fk_t^T) S_(t-1) + b_t fk_t v_t^T      y_t = S_t^T fq_t
 
-B batch, H heads, T time, F features, V value dim. `fq` and `fk` are features of queries and keys, of length one.
-a_t = exp(log_decay_t), and 0 at a document start; b_t = beta_t. The value stored under a unit key is S^T fk: a fraction
-b of it is removed, and the same fraction of the new value is added.
+B batch, H heads, T time, D head dim, F features, V value dim. `fq` and `fk` are features of queries and keys.
+a_t = exp(log_decay_t), and 0 at a document start; b_t = beta_t. Only for a unit key is S^T fk the value stored under
+it: a fraction b of it is removed, and the same fraction of the new value is added.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import silu
+
+from lmlong.attention.feature_maps import Elu, FeatureMap, Relu
+
+TINY = 1e-6
+"""Added to squared lengths, so that a vector much shorter than its square root stays short, and a zero key changes
+nothing."""
+
+
+class Silu(FeatureMap):
+    """silu(x) = x sigmoid(x). It may be negative, so only the delta rule, which has no denominator, can use it."""
+
+    def query(self, q: Tensor) -> Tensor:
+        return silu(q)
+
+
+class UnitFeatures(FeatureMap):
+    """The features of another map, scaled to length one."""
+
+    def __init__(self, inner: FeatureMap):
+        super().__init__(inner.features)
+        self.inner = inner
+
+    def query(self, q: Tensor) -> Tensor:
+        return _unit(self.inner.query(q.to(torch.promote_types(q.dtype, torch.float32))))
+
+
+def _unit(x: Tensor) -> Tensor:
+    return x * (x.square().sum(-1, keepdim=True) + TINY).rsqrt()
+
+
+INNER: dict[str, Callable[[int], FeatureMap]] = {"silu": Silu, "elu": Elu, "relu": Relu}
+"""The maps before the scaling, by their names in recipes."""
 
 
 class DeltaState(NamedTuple):

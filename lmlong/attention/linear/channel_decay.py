@@ -18,18 +18,14 @@ from torch.nn.functional import pad
 
 from lmlong.attention.chunks import MIN_LOG2_DECAY, Decay, add_matmul, decay_masks, to_chunks
 from lmlong.attention.device_policy import DevicePolicy
+from lmlong.attention.scan import Span
 
 
-def channel_decay_masks(
-    document_starts: Tensor | None,
-    log_decay: Tensor,
-    dtype: torch.dtype,
-    state_dtype: torch.dtype,
-    policy: DevicePolicy,
-) -> Decay:
-    """Return the decay masks by channel of a span, from its document starts (B, T) and log decays (B, H, T, F)."""
-    log2_decay = to_chunks(log_decay.to(state_dtype) / math.log(2))
-    of_documents = decay_masks(document_starts, None, dtype, state_dtype, policy)
+def channel_decay_masks(x: Span, dtype: torch.dtype, state_dtype: torch.dtype, policy: DevicePolicy) -> Decay:
+    """Return the decay masks by channel of a span, from its document starts and log decays (B, H, T, F)."""
+    assert x.log_decay is not None
+    log2_decay = to_chunks(x.log_decay.to(state_dtype) / math.log(2))
+    of_documents = decay_masks(x._replace(log_decay=None), dtype, state_dtype, policy)
     from_state = _exp2(log2_decay.cumsum(-2))
     if of_documents.from_state is not None:
         from_state *= of_documents.from_state

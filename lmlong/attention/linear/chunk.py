@@ -119,8 +119,8 @@ class ChunkKernel(ChunkedKernel):
 
     def _decay(self, x: Span, dtype: torch.dtype, state_dtype: torch.dtype) -> Decay:
         if x.log_decay is not None and x.log_decay.ndim == 4:
-            return channel_decay_masks(x.document_starts, x.log_decay, dtype, state_dtype, self.policy)
-        return decay_masks(x.document_starts, x.log_decay, dtype, state_dtype, self.policy)
+            return channel_decay_masks(x, dtype, state_dtype, self.policy)
+        return decay_masks(x, dtype, state_dtype, self.policy)
 
     def _states(self, fk: Tensor, v: Tensor, decay: Decay, S: Tensor) -> Tensor:
         """Return the states before each chunk and after the last, (N + 1, B, H, F, V + 1), given the state S before."""

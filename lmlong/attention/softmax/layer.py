@@ -22,7 +22,6 @@ from lmlong.attention.softmax.state import (
     KeyValues,
     KVCache,
     SoftmaxEffect,
-    append,
     concat,
     settle,
     tokens_between,
@@ -173,8 +172,8 @@ class SoftmaxAttention(CausalAttention[KVCache]):
 
     def after_effect(self, state: KVCache, effect: SoftmaxEffect) -> KVCache:
         continues = ~effect.begun[:, None]
-        past = KVCache(*(part._replace(current=part.current & continues) for part in state))
-        return append(past, effect.tokens)
+        settled, recent = (part._replace(current=part.current & continues) for part in state)
+        return settle(KVCache(settled, concat(recent, effect.tokens)))
 
     def padded_effect(self, effect: SoftmaxEffect, tokens: int) -> SoftmaxEffect:
         k, v, current = effect.tokens

@@ -64,10 +64,6 @@ def concat(first: KeyValues, second: KeyValues) -> KeyValues:
     return KeyValues(*(torch.cat([past, new], dim=dim) for past, new, dim in pairs))
 
 
-def append(state: KVCache, new: KeyValues) -> KVCache:
-    return settle(KVCache(state.settled, concat(state.recent, new)))
-
-
 def settle(state: KVCache) -> KVCache:
     """Append the recent tokens to the settled ones, in whole blocks."""
     settled, recent = state

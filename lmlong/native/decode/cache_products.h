@@ -3,7 +3,7 @@
 
 #pragma once
 
-#include "job.h"
+#include "matmul.h"
 
 #if defined(__FMA__)
 #include <immintrin.h>
@@ -23,25 +23,14 @@ inline FloatVec multiply_add(FloatVec a, FloatVec b, FloatVec sum) {
 #endif
 }
 
-// The formats of keys and values. PER_LANE: elements in a 32-bit lane. `load` reads PER_LANE vectors' worth of elements:
-// the first vector holds the first element of each lane, the second vector the second
-struct CachedFloat32 {
-    using Element = float;
-    static constexpr Int PER_LANE = 1;
-    static float to_float(float element) { return element; }
+// The formats of keys and values. `load` reads PER_LANE vectors' worth of elements: the first vector holds the first
+// element of each lane, the second vector the second
+struct CachedFloat32 : Float32 {
     static float from_float(float x) { return x; }
     static void load(const float* from, FloatVec (&into)[1]) { into[0] = lanes(from); }
 };
 
-struct CachedBFloat16 {
-    using Element = uint16_t;
-    static constexpr Int PER_LANE = 2;
-    static float to_float(uint16_t element) {
-        const uint32_t bits = uint32_t(element) << 16;
-        float x;
-        __builtin_memcpy(&x, &bits, sizeof x);
-        return x;
-    }
+struct CachedBFloat16 : BFloat16 {
     static uint16_t from_float(float x) {  // to the nearest, ties to even, as torch
         uint32_t bits;
         __builtin_memcpy(&bits, &x, sizeof bits);
@@ -100,11 +89,6 @@ FourFloats sums_of_lanes(FloatVec a, FloatVec b, FloatVec c, FloatVec d) {
     return sum;
 }
 
-struct Factors {  // of each query: a query, or the weights of tokens
-    const float* data;
-    Int stride;
-};
-
 struct Sums {
     float* data;
     Int stride;
@@ -123,7 +107,7 @@ constexpr Int KEYS_TOGETHER = 4;
 // logits (QUERIES, KEYS) = the products of queries, padded with zeros, with up to four keys (KEYS, size). The same to the
 // bit for any number of keys and queries
 template <typename Format, Int QUERIES, Int KEYS>
-void multiply_keys(const typename Format::Element* keys, Int size, Factors queries, Sums logits) {
+void multiply_keys(const typename Format::Element* keys, Int size, Vectors queries, Sums logits) {
     constexpr Int unit = Format::PER_LANE * LANES;
     FloatVec sums[QUERIES][KEYS_TOGETHER] = {};
     Int i = 0;
@@ -150,7 +134,7 @@ void multiply_keys(const typename Format::Element* keys, Int size, Factors queri
 // are added at once
 template <typename Format, Int QUERIES, Int VECTORS>
 void add_vectors(
-    const typename Format::Element* values, Int count, Int size, Int begin, Factors weights, Sums into) {
+    const typename Format::Element* values, Int count, Int size, Int begin, Vectors weights, Sums into) {
     FloatVec sums[QUERIES][VECTORS];
     UNROLL(query, QUERIES) UNROLL(i, VECTORS) sums[query][i] = lanes(into.data + query * into.stride + begin + i * LANES);
     for (Int t = 0; t < count; t++) UNROLL(i, VECTORS / Format::PER_LANE) {
@@ -168,7 +152,7 @@ void add_vectors(
 }
 
 template <typename Format, Int QUERIES>
-void add_values(const typename Format::Element* values, Int count, Int size, Factors weights, Sums into) {
+void add_values(const typename Format::Element* values, Int count, Int size, Vectors weights, Sums into) {
     constexpr Int WIDE = QUERIES == 1 ? 8 : 4, NARROW = Format::PER_LANE;
     Int i = 0;
     for (; i + WIDE * LANES <= size; i += WIDE * LANES)

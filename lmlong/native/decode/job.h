@@ -2,7 +2,6 @@
 
 #pragma once
 
-#include "scratch.h"
 #include "shared.h"
 #include "thread_team.h"
 

@@ -124,7 +124,7 @@ struct SoftmaxMean {
         for (Int t = 0, count; t < size; t += count) {
             count = size - t < KEYS_TOGETHER ? 1 : KEYS_TOGETHER;
             each_group(heads, [&](Int head, auto group) {
-                const Factors factors{queries + head * q_stride, q_stride};
+                const Vectors factors{queries + head * q_stride, q_stride};
                 const Sums logits{weights + head * weight_stride + begin + t, weight_stride};
                 if (count == 1)
                     multiply_keys<Format, group, 1>(keys + t * head_dim, head_dim, factors, logits);
@@ -141,7 +141,7 @@ struct SoftmaxMean {
         for (Int t = 0, count; t < size; t += count, added += count) {
             count = std::min(STRIP - added % STRIP, size - t);
             each_group(heads, [&](Int head, auto group) {
-                const Factors factors{weights + head * weight_stride + added, weight_stride};
+                const Vectors factors{weights + head * weight_stride + added, weight_stride};
                 const Sums sums{numerators + head * y_stride, y_stride};
                 add_values<Format, group>(values + t * value_dim, count, value_dim, factors, sums);
             });

@@ -63,8 +63,9 @@ class DecodeKind(ABC, Generic[State]):
 
     def as_native(self, state: State) -> State:
         """Return the state in the dtypes of the C++ State, each tensor contiguous."""
-        wide = self.takes_float64 and state[0].dtype is torch.float64
-        return type(state)(*map(floats64 if wide else native, state))
+        if self.takes_float64 and state[0].dtype is torch.float64:
+            return type(state)(*(x.double().contiguous() for x in state))
+        return type(state)(*map(native, state))
 
     def each_written(self, change: Callable[[Tensor], Tensor], state: State) -> State:
         """Return the state with `change` applied to each tensor that a step writes to."""
@@ -85,7 +86,3 @@ def native(x: Tensor) -> Tensor:
     if x.dtype is torch.float32 and x.is_contiguous():  # faster than the calls below
         return x
     return (x.float() if x.is_floating_point() else x).contiguous()
-
-
-def floats64(x: Tensor) -> Tensor:
-    return x.double().contiguous()

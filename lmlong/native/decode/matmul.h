@@ -70,7 +70,7 @@ float sum_of_lanes(const FloatVec& x) {
     return sums[0];
 }
 
-struct Vectors {  // of each row of a batch
+struct Vectors {  // of each row of a batch, or of each query of a head of keys and values
     const float* data;
     Int stride;
 };
@@ -129,12 +129,6 @@ void matvecs(const typename Dtype::Element* rows, Int inputs, Vectors x, float* 
     }
 }
 
-// y (R) = rows (R, inputs) x
-template <typename Dtype, Int R>
-void matvec(const typename Dtype::Element* rows, Int inputs, const float* x, float* y) {
-    matvecs<Dtype, R, 1>(rows, inputs, {x, 0}, y, 0);
-}
-
 template <typename Dtype>
 void matmul_as(const Matrix& matrix, Range outputs, Vectors x, Int batch, float* y, Int y_stride, float* reordered) {
     const auto* data = static_cast<const typename Dtype::Element*>(matrix.data);
@@ -144,17 +138,17 @@ void matmul_as(const Matrix& matrix, Range outputs, Vectors x, Int batch, float*
         x = {reordered, inputs};
     }
     constexpr Int PAIR = 2;  // vectors that share each load of the matrix
+    auto from = [&](Int b) { return Vectors{x.data + b * x.stride, x.stride}; };
     Int r = outputs.begin;
     for (; r + ROWS <= outputs.end; r += ROWS) {
         Int b = 0;
         for (; b + PAIR <= batch; b += PAIR)
-            matvecs<Dtype, ROWS, PAIR>(
-                data + r * inputs, inputs, {x.data + b * x.stride, x.stride}, y + b * y_stride + r, y_stride);
-        if (b < batch) matvec<Dtype, ROWS>(data + r * inputs, inputs, x.data + b * x.stride, y + b * y_stride + r);
+            matvecs<Dtype, ROWS, PAIR>(data + r * inputs, inputs, from(b), y + b * y_stride + r, y_stride);
+        if (b < batch) matvecs<Dtype, ROWS, 1>(data + r * inputs, inputs, from(b), y + b * y_stride + r, y_stride);
     }
     for (; r < outputs.end; r++)
         for (Int b = 0; b < batch; b++)
-            matvec<Dtype, 1>(data + r * inputs, inputs, x.data + b * x.stride, y + b * y_stride + r);
+            matvecs<Dtype, 1, 1>(data + r * inputs, inputs, from(b), y + b * y_stride + r, y_stride);
 }
 
 template <typename Format>

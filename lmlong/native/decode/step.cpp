@@ -33,7 +33,7 @@ struct Step {
             batch->cos_sin = scratch.take(job.rows * model.cos_sins);
             batch->tokens = reinterpret_cast<Token*>(scratch.take(job.rows * sizeof(Token) / sizeof(float)));
         }
-        qkv_gate = scratch.take(job.rows * most_projected());
+        qkv_gate = scratch.take(job.rows * most([](const Layer& layer) { return layer.in_proj.outputs; }));
         mixed = scratch.take(job.rows * std::max({most_mixed(), width, model.tables.projection.inputs}));
         mlp_hidden = scratch.take(job.rows * 2 * mlp_width);
         pool_blocks = scratch.take(job.rows * model.hourglass.factor * width);
@@ -41,16 +41,15 @@ struct Step {
         normed = scratch.take(job.rows * width), reordered = scratch.take(job.rows * padded(max_inputs()));
     }
 
-    Int most_projected() const {
+    template <typename Size>
+    Int most(Size size) const {  // of all layers
         Int most = 0;
-        for (Int i = 0; i < model.layers; i++) most = std::max(most, model.layer[i].in_proj.outputs);
+        for (Int i = 0; i < model.layers; i++) most = std::max(most, size(model.layer[i]));
         return most;
     }
 
     Int most_mixed() const {
-        Int most = 0;
-        for (Int i = 0; i < model.layers; i++) most = std::max(most, model.layer[i].out_proj.inputs);
-        return most;
+        return most([](const Layer& layer) { return layer.out_proj.inputs; });
     }
 
     Int max_inputs() const {
@@ -62,20 +61,19 @@ struct Step {
     }
 
     Int head_scratch_size() const {
-        Int most = 0;
-        for (Int layer = 0; layer < model.layers; layer++) {
+        return most([&](const Layer& layer) {
             Scratch taken{nullptr};
-            with_kind(model.layer[layer].kind, [&](auto kind) {
-                Mixer<typename decltype(kind)::Attention>(job, model.layer[layer], taken);
-            });
-            most = std::max(most, taken.used);
-        }
-        return most;
+            with_kind(layer.kind, [&](auto kind) { Mixer<typename decltype(kind)::Attention>(job, layer, taken); });
+            return taken.used;
+        });
     }
 
     void run() {
         embed();
-        if (model.tables.count) add_rows();
+        if (model.tables.count) {  // rows that the first thread has looked up
+            add_linear(model.tables.projection, mixed, model.tables.projection.inputs, all);
+            team.wait();
+        }
         if (model.hourglass.pooling) {
             run_layers(0, model.hourglass.first_layer, all);
             downsample();
@@ -111,13 +109,6 @@ struct Step {
         team.wait();
     }
 
-    // Add the projected rows of tables, which the first thread has looked up
-    void add_rows() {
-        const Matrix& projection = model.tables.projection;
-        add_linear(projection, mixed, projection.inputs, all);
-        team.wait();
-    }
-
     bool completes_block(Int row) const {
         return job.positions[row] % model.hourglass.factor == model.hourglass.factor - 1;
     }
@@ -141,7 +132,7 @@ struct Step {
             rms_norm(layer.norm, batch);
             linear(layer.in_proj, normed, width, batch.count, qkv_gate);
             team.wait();
-            mix(layer, batch);
+            with_kind(layer.kind, [&](auto kind) { mix<typename decltype(kind)::Attention>(layer, batch); });
             team.wait();
             add_linear(layer.out_proj, mixed, layer.out_proj.inputs, batch);
             team.wait();
@@ -181,12 +172,8 @@ struct Step {
             for (Int i = outputs.begin; i < outputs.end; i++) batch.x[t * width + i] += normed[t * width + i];
     }
 
-    void mix(const Layer& layer, const Batch& batch) {
-        with_kind(layer.kind, [&](auto kind) { mix_heads<typename decltype(kind)::Attention>(layer, batch); });
-    }
-
     template <typename Attention>
-    void mix_heads(const Layer& layer, const Batch& batch) {
+    void mix(const Layer& layer, const Batch& batch) {
         Scratch of_heads = scratch;  // a copy: the next layer reuses the memory
         Mixer<Attention> mixer(job, layer, of_heads);
         const Int outputs = layer.in_proj.outputs, values = layer.out_proj.inputs;

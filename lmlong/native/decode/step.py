@@ -1,21 +1,13 @@
-"""A pass of a packed model in C++ (step.cpp). B rows, N tokens of each row, P last tokens, V vocabulary."""
+"""The C++ code of a decode step (step.cpp), for some kinds of attention."""
 
-import ctypes
-from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from lmlong.native.build import NativeLibrary, load
 from lmlong.native.decode import structures
 from lmlong.native.decode.kind import DecodeKind
-from lmlong.native.decode.structures import DecodeJob, Dtype, Pooling
-from lmlong.native.feature_maps import FeatureMap
+from lmlong.native.decode.structures import DecodeJob, Dtype, FeatureMap, Pooling
 from lmlong.native.source import NativeCode, Shared
-from lmlong.native.threads import give_barrier, run_on_threads
 
 CODE = Path(__file__).parent
 
@@ -32,15 +24,6 @@ def step_code(kinds: Iterable[DecodeKind[Any]], constants: Mapping[str, float]) 
     integers = {name: value for name, value in constants.items() if isinstance(value, int)}
     floats = {name: value for name, value in constants.items() if name not in integers}
     return NativeCode(CODE, Shared(floats, [Dtype, FeatureMap, Pooling], layouts, integers, kind_headers(kinds)))
-
-
-def load_step(code: NativeCode) -> NativeLibrary | None:
-    """Return the library of a step; None if there is no native code for this machine."""
-    functions = load(code, "tokens are written by torch, slower")
-    if functions is not None:
-        functions.scratch_size.argtypes = [ctypes.c_void_p, ctypes.c_int64]
-        functions.scratch_size.restype = ctypes.c_int64
-    return functions
 
 
 def merged_constants(constants: Mapping[str, float], kinds: Iterable[DecodeKind[Any]]) -> dict[str, float]:
@@ -73,38 +56,3 @@ def kind_headers(kinds: Sequence[DecodeKind[Any]]) -> dict[str, str]:
         "}",
     ]
     return {**headers, "kinds.h": "\n".join(lines) + "\n"}
-
-
-def decode(
-    functions: ctypes.CDLL,
-    model: structures.Model,
-    tokens: array,
-    positions: array,
-    last_tokens: array,
-    before: array,
-    after: array,
-    workers: int,
-    rows: int,
-) -> tuple[Tensor, Tensor, bool]:
-    """Return the logits (B, N, V) and the last hidden states (B, N, width) after `tokens` (B * N,) at `positions` in
-    their documents, and whether a state has no room for another token. Fill the states `after`, on `workers` threads.
-    B or N is 1: the tokens are those of different rows, or consecutive ones of one row.
-
-    The arrays have one int64 for each number. In `before` and `after`, the addresses of a row's state follow those of
-    another. `last_tokens` (B * N, P) are those before each token."""
-    shape = rows, len(tokens) // rows
-    assert len(before) * before.itemsize == len(after) * after.itemsize == model.state_size * len(tokens)
-    assert len(last_tokens) == model.past_tokens * len(tokens) and 1 in shape
-    logits = torch.empty(*shape, model.output.outputs, dtype=torch.float32, device="cpu")
-    hidden = torch.empty(*shape, model.width, dtype=torch.float32, device="cpu")
-    inputs = [numbers.buffer_info()[0] for numbers in (before, after, tokens, positions, last_tokens)]
-    job = DecodeJob(ctypes.addressof(model), *inputs)
-    job.logits, job.hidden = logits.data_ptr(), hidden.data_ptr()
-    job.rows, job.consecutive = len(tokens), shape[1] > 1
-    give_barrier(job, workers)
-    scratch = torch.empty(functions.scratch_size(ctypes.byref(job), workers), dtype=torch.float32, device="cpu")
-    job.scratch = scratch.data_ptr()
-    run_on_threads(functions.decode_step, job, workers)
-    if job.invalid:
-        raise IndexError("decode: a token is not in the vocabulary, or a position is negative")
-    return logits, hidden, bool(job.full)

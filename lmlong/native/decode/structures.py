@@ -1,4 +1,5 @@
-"""The structures of step.cpp for ctypes, documented in job.h, and its enumerations."""
+"""The structures of step.cpp for ctypes, documented in job.h, and its enumerations, with that of feature maps in any
+native code."""
 
 import ctypes
 from enum import IntEnum
@@ -17,6 +18,18 @@ class Pooling(IntEnum):
     MEAN = 1
     MAX = 2
     CONV = 3
+
+
+class FeatureMap(IntEnum):
+    IDENTITY = 0
+    ELU = 1
+    RELU = 2
+    COSINE = 3
+    SOFTMAX = 4
+    TAYLOR = 5
+    FAVOR = 6
+    SILU = 7
+    HEDGEHOG = 8
 
 
 def ints(*names: str) -> list[tuple[str, Any]]:

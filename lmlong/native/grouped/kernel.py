@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lmlong.native.build import NativeLibrary, load
+from lmlong.native.decode.structures import ints, pointers
 from lmlong.native.source import NativeCode, Shared
 from lmlong.native.threads import give_barrier, run_on_threads
 
@@ -23,9 +24,9 @@ class ProductJob(ctypes.Structure):
     """The arguments of a product; its fields are explained in product.cpp."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("matrix", "x", "y", "scratch")),
-        *((name, ctypes.c_int64) for name in ("int4", "outputs", "inputs", "vectors")),
-        *((name, ctypes.c_void_p) for name in ("barrier", "thread_num", "num_threads")),
+        *pointers("matrix", "x", "y", "scratch"),
+        *ints("int4", "outputs", "inputs", "vectors"),
+        *pointers("barrier", "thread_num", "num_threads"),
     )
 
 

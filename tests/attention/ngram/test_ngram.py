@@ -11,8 +11,8 @@ from lmlong import recipe
 from lmlong.attention import laws
 from lmlong.attention.device_policy import CPU_POLICY, GPU_POLICY
 from lmlong.attention.inputs import last_tokens
-from lmlong.attention.ngram import naive
 from lmlong.attention.ngram.hashing import GOLDEN, NO_NGRAM, ngram_hashes, row_of
+from lmlong.attention.ngram.layer import quadratic
 from lmlong.attention.ngram.native.kernel import NativeNgram
 from lmlong.attention.ngram.sort import SortKernel
 from lmlong.attention.ngram.state import RECENT, WAITING, NgramState, OwnedNgramState, empty_state
@@ -53,7 +53,7 @@ def test_a_head_reads_the_values_that_followed() -> None:
     """a b c a b: after the second a the head of bigrams has nothing, that of single tokens the value of b."""
     a, b, c = 7, 8, 9
     v = torch.arange(5.0).view(1, 1, 5, 1).expand(1, 2, 5, 1)
-    sums, numbers = naive.quadratic(v, hashes_of([a, b, c, a, b], [1, 2]), None, 64)
+    sums, numbers = quadratic(v, hashes_of([a, b, c, a, b], [1, 2]), None, 64)
     assert sums[0, 0, :, 0].tolist() == [0, 0, 0, 1, 2] and numbers[0, 0].tolist() == [0, 0, 0, 1, 1]
     assert sums[0, 1, :, 0].tolist() == [0, 0, 0, 0, 2] and numbers[0, 1].tolist() == [0, 0, 0, 0, 1]
 
@@ -61,7 +61,7 @@ def test_a_head_reads_the_values_that_followed() -> None:
 def test_ngrams_that_share_a_row_replace_each_other() -> None:
     v = torch.arange(8.0).view(1, 1, 8, 1)
     hashes = hashes_of([0, 0, 1, 0, 0, 1, 1, 1], [1])
-    sums, numbers = naive.quadratic(v, hashes, None, 1)  # of one row, in turn of 0, 0, 1, 0, 0, 1 and 1
+    sums, numbers = quadratic(v, hashes, None, 1)  # of one row, in turn of 0, 0, 1, 0, 0, 1 and 1
     assert sums.flatten().tolist() == [0, 1, 0, 0, 4, 0, 6, 13]
     assert numbers.flatten().tolist() == [0, 1, 0, 0, 1, 0, 1, 2]
 

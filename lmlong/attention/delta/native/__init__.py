@@ -5,11 +5,11 @@ from functools import cache
 from pathlib import Path
 
 from lmlong.attention.delta.chunk import ChunkKernel
-from lmlong.attention.delta.features import TINY, Silu, UnitFeatures
+from lmlong.attention.delta.naive import TINY, Silu, UnitFeatures
 from lmlong.attention.feature_maps import Elu, FeatureMap, Relu
 from lmlong.attention.native_kernel import NativeKernel, load_scan, scan_code
 from lmlong.native.build import NativeLibrary
-from lmlong.native.feature_maps import FeatureMap as NativeMap
+from lmlong.native.decode.structures import FeatureMap as NativeMap
 from lmlong.native.source import NativeCode
 
 CODE = Path(__file__).parent
@@ -19,7 +19,7 @@ INNER = {Silu: NativeMap.SILU, Elu: NativeMap.ELU, Relu: NativeMap.RELU}
 
 
 def code() -> NativeCode:
-    return scan_code(CODE, {"UNIT_TINY": TINY})
+    return scan_code(CODE, {"UNIT_TINY": TINY}, has_z=False)
 
 
 @cache

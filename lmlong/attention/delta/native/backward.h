@@ -25,7 +25,7 @@ struct Backward : DeltaPass {
 
     void run() {
         compute_states();
-        load_state(batch_head, 0, job.dstate_after, dstate);
+        load_state(batch_head, job.dstate_after, dstate);
         for (Int chunk = chunks - 1; chunk >= 0; chunk--) {
             const Int begin = chunk * TILE;
             state_before = states + chunk * size, state_after = state_before + size;
@@ -43,12 +43,12 @@ struct Backward : DeltaPass {
             backward_features(job.dq, begin, dqT, q, q_derivative, q_scale);
             backward_features(job.dk, begin, dk_beginT, k, k_derivative, k_scale);
         }
-        store_state(batch_head, 0, dstate, job.dstate_before);
+        store_state(batch_head, dstate, job.dstate_before);
     }
 
     void compute_states() {
         float* state = states;
-        load_state(batch_head, 0, job.state_before, state);
+        load_state(batch_head, job.state_before, state);
         for (Int begin = 0; begin < job.time; begin += TILE, state += size) {
             load_keys(begin), key_weights();
             changes(state, all_E + begin * V, all_U + begin * V);

@@ -5,12 +5,9 @@
 
 #include <cmath>
 
-#include "chunk_features.h"
-#include "decay.h"
+#include "chunk.h"
 
 namespace {
-
-Int state_size(const BatchHead& batch_head) { return state_size(batch_head, 0); }
 
 void scale(float* x, Int size, float factor) {
     if (factor != 1.0f)

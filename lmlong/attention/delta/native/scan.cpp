@@ -17,7 +17,7 @@ struct Forward : DeltaPass {
     }
 
     void run() {
-        load_state(batch_head, 0, job.state_before, state);
+        load_state(batch_head, job.state_before, state);
         for (Int begin = 0; begin < job.time; begin += TILE) {
             load_keys(begin), load_queries(begin);
             key_weights(), query_weights();
@@ -26,7 +26,7 @@ struct Forward : DeltaPass {
             batch_head.store(job.y, begin, job.value_dim, y);
             update_state(U, state);
         }
-        store_state(batch_head, 0, state, job.state_after);
+        store_state(batch_head, state, job.state_after);
     }
 
     void outputs() {

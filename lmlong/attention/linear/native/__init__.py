@@ -14,7 +14,7 @@ from lmlong.attention.linear.chunk import ChunkKernel
 from lmlong.attention.linear.naive import MIN_DENOMINATOR
 from lmlong.attention.native_kernel import PADDED_TO, NativeKernel, load_scan, scan_code
 from lmlong.native.build import NativeLibrary
-from lmlong.native.feature_maps import FeatureMap as NativeMap
+from lmlong.native.decode.structures import FeatureMap as NativeMap
 from lmlong.native.source import NativeCode
 
 CODE = Path(__file__).parent
@@ -23,7 +23,7 @@ FUSED: dict[type, NativeMap] = {Elu: NativeMap.ELU, Relu: NativeMap.RELU}
 
 
 def code() -> NativeCode:
-    return scan_code(CODE, {"MIN_DENOMINATOR": MIN_DENOMINATOR, "FAVOR_EPS": RMS_EPS})
+    return scan_code(CODE, {"MIN_DENOMINATOR": MIN_DENOMINATOR, "FAVOR_EPS": RMS_EPS}, has_z=True)
 
 
 @cache

@@ -3,7 +3,8 @@
 
 #pragma once
 
-#include "forward.h"
+#include "chunk_decay.h"
+#include "features.h"
 
 namespace {
 
@@ -34,7 +35,7 @@ struct Backward {
     void run() {
         DenormalsAreZero mode;
         compute_states();
-        load_state(batch_head, 1, job.dstate_after, dstate);
+        load_state(batch_head, job.dstate_after, dstate);
         for (Int begin = (chunks - 1) * TILE; begin >= 0; begin -= TILE) {
             state_before = states + begin / TILE * size, state_after = state_before + size;
             load(begin);
@@ -52,13 +53,13 @@ struct Backward {
             decay.scale_state(dstate);
             add_to_state(batch_head, q, dn, dm, dstate);
         }
-        store_state(batch_head, 1, dstate, job.dstate_before);
+        store_state(batch_head, dstate, job.dstate_before);
         if (job.dscale) job.dscale[batch_head.index] = queries.dscale + keys.dscale;
     }
 
     void compute_states() {
         float* state = states;
-        load_state(batch_head, 1, job.state_before, state);
+        load_state(batch_head, job.state_before, state);
         for (Int begin = 0; begin < job.time; begin += TILE, state += size) {
             std::copy_n(state, size, state + size);
             decay.load(begin);

@@ -8,15 +8,11 @@
 
 #pragma once
 
-#include "chunk_features.h"
-#include "decay.h"
+#include "chunk.h"
 
 namespace {
 
 constexpr float ONES[TILE] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
-
-// z is stored as an additional column of the state
-Int state_size(const BatchHead& batch_head) { return state_size(batch_head, 1); }
 
 // S += sum_t fk_t v_t^T and z += sum_t fk_t last_t, for fk and v in rows; `last` holds the last entry of each v, for
 // which z is the last column of S

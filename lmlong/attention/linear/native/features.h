@@ -10,7 +10,7 @@
 
 #include <cmath>
 
-#include "chunk_features.h"
+#include "chunk.h"
 
 namespace {
 

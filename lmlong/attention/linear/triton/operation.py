@@ -15,7 +15,7 @@ from torch.library import triton_op, wrap_triton
 from torch.nn.functional import pad
 
 from lmlong.attention.feature_maps import Elu, FeatureMap, Relu
-from lmlong.attention.linear.triton import backward, forward, states
+from lmlong.attention.linear.triton import passes, states
 from lmlong.attention.linear.triton.blocks import launch_of
 from lmlong.attention.linear.triton.tiles import TILE
 from lmlong.attention.scan import ScanInputs
@@ -138,7 +138,7 @@ def scan(
     tile_states = tiled.tile_states(keys, borders, decays)
     y, denominators = _empty_tokens_like(v), state.new_empty(v.shape[0], v.shape[2], v.shape[1])
     strides = q.stride(2), k.stride(2), v.stride(2)
-    tiled.launch(forward.tile_outputs, tiled.tiles, q, k, v, *gates, *tile_states, y, denominators, *strides)
+    tiled.launch(passes.tile_outputs, tiled.tiles, q, k, v, *gates, *tile_states, y, denominators, *strides)
     return y, after, denominators, borders, decays
 
 
@@ -161,7 +161,7 @@ def scan_backward(
     q, k, v, *gates = _kernel_layout(q, k, v, document_starts, log_decay)
     dy, dm = _token_layout(dy.to(y.dtype)), torch.empty_like(denominators)
     tiled = TiledScan(v, dafter.shape[2], feature_map)
-    tiled.launch(backward.denominator_grads, tiled.tiles, y, denominators, dy, dm, dy.stride(2))
+    tiled.launch(passes.denominator_grads, tiled.tiles, y, denominators, dy, dm, dy.stride(2))
     keys, queries = StateInputs(k, v, None, None, *gates), StateInputs(q, dy, denominators, dm, *gates)
     dborders, dbefore = tiled.border_states(queries, dafter.contiguous(), decays)
     S, z = tiled.tile_states(keys, borders, decays)
@@ -170,16 +170,16 @@ def scan_backward(
     pairs = dm.new_empty(*dm.shape, launch_of("backward_qk", tiled.features, tiled.values, v.dtype).blocks)
     strides = q.stride(2), k.stride(2), v.stride(2), dy.stride(2)
     tiled.launch(
-        backward.backward_qk,
+        passes.backward_qk,
         tiled.tiles,
         *(q, k, v, *gates, S, z, dS, dz, denominators, dm, dy, dq, dk, pairs if needs_dlog_decay else None, *strides),
     )
     strides_v = q.stride(2), k.stride(2), dy.stride(2)
-    tiled.launch(backward.backward_v, tiled.tiles, q, k, *gates, dS, denominators, dy, dv, *strides_v)
+    tiled.launch(passes.backward_v, tiled.tiles, q, k, *gates, dS, denominators, dy, dv, *strides_v)
     dlog_decay = torch.empty_like(dm) if needs_dlog_decay else dm.new_empty(0)
     if needs_dlog_decay:
         sizes = tiled.time, tiled.heads, tiled.tiles, tiled.segments, tiled.segment_tiles, borders[0, 0].numel()
-        wrap_triton(backward.decay_grads)[(tiled.batch_heads * tiled.segments,)](
+        wrap_triton(passes.decay_grads)[(tiled.batch_heads * tiled.segments,)](
             *(pairs, borders, dborders, dlog_decay, *sizes), BLOCKS=pairs.shape[-1], BLOCK=STATE_BLOCK
         )
         dlog_decay = dlog_decay.mT

@@ -17,6 +17,7 @@ from lmlong.attention.ngram.hashing import BITS, GOLDEN, MULTIPLIER, NO_NGRAM
 from lmlong.attention.ngram.sort import SortKernel
 from lmlong.attention.ngram.state import NgramState, untouched_zeros
 from lmlong.native.build import NativeLibrary, load
+from lmlong.native.decode.structures import ints, pointers
 from lmlong.native.source import NativeCode, Shared
 from lmlong.native.threads import run_on_threads
 
@@ -28,16 +29,11 @@ class NgramJob(ctypes.Structure):
     """The arguments of a scan; its fields are explained in scan.cpp."""
 
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("batch_heads", "heads", "time", "value_dim", "rows")),
-        *(
-            (name, ctypes.c_void_p)
-            for name in (
-                *("hashes", "document_starts", "v", "sums", "numbers", "cleared"),
-                *("S_before", "number_before", "ngram_before", "S_after", "number_after", "ngram_after"),
-                *("dsums", "dv", "dS"),
-            )
-        ),
-        *((name, ctypes.c_int64) for name in ("batch_heads_begun", "invalid")),
+        *ints("batch_heads", "heads", "time", "value_dim", "rows"),
+        *pointers("hashes", "document_starts", "v", "sums", "numbers", "cleared"),
+        *pointers("S_before", "number_before", "ngram_before", "S_after", "number_after", "ngram_after"),
+        *pointers("dsums", "dv", "dS"),
+        *ints("batch_heads_begun", "invalid"),
     )
 
 
@@ -72,15 +68,9 @@ class NativeNgram(SortKernel):
 class _Lookup(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        functions: ctypes.CDLL,
-        v: Tensor,
-        hashes: Tensor,
-        document_starts: Tensor | None,
-        S: Tensor,
-        number: Tensor,
-        ngram: Tensor,
+        ctx: Any, functions: ctypes.CDLL, v: Tensor, hashes: Tensor, document_starts: Tensor | None, *table: Tensor
     ) -> tuple[Tensor, ...]:
+        S, number, ngram = table
         v, hashes = _by_token(v), hashes.contiguous()
         document_starts = None if document_starts is None else document_starts.bool().contiguous()
         batch, time, heads, _ = v.shape

@@ -7,7 +7,6 @@
 
 #include <cmath>
 
-#include "scratch.h"
 #include "shared.h"
 #include "thread_team.h"
 
