@@ -21,14 +21,14 @@ from lmlong.model.sampling_options import MAX_TOKENS
 from lmlong.serving import page
 from lmlong.serving.about import about
 from lmlong.serving.answers import ChatFormat, CompletionFormat, ResponseFormat, Usage, pieces
-from lmlong.serving.api_errors import ApiError, api_error, not_ready, shutting_down
+from lmlong.serving.api_errors import ApiError, api_error, not_ready, scheduler_failed, shutting_down
 from lmlong.serving.bodies import ChatBody, CompletionBody, ScoreBody, WritingBody, check_length
 from lmlong.serving.body_reader import BodyReader
 from lmlong.serving.guard import BODY, Guard, Hosts
 from lmlong.serving.inbox import Texts
 from lmlong.serving.metrics import Metrics
 from lmlong.serving.request import Request
-from lmlong.serving.scheduler import Scheduler, SchedulerFailed
+from lmlong.serving.scheduler import Scheduler
 from lmlong.serving.session_api import SessionApi
 from lmlong.serving.session_change import Change, Sessions
 from lmlong.serving.session_store import SessionStore
@@ -78,7 +78,7 @@ class ModelServer:
             raise shutting_down()
         ended = [worker.name for worker in self.workers if not worker.alive]
         if not self.scheduler.alive:
-            raise not_ready(str(SchedulerFailed()))
+            raise scheduler_failed()
         if ended:
             raise not_ready(f"The thread {ended[0]} has ended. Restart the server.")
         return JSONResponse({"status": "ready"})
