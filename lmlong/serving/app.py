@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,7 @@ from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.model.sampling_options import MAX_TOKENS
 from lmlong.serving import page
 from lmlong.serving.about import about
-from lmlong.serving.answers import ChatFormat, CompletionFormat, ResponseFormat, Usage, pieces
+from lmlong.serving.answers import ChatFormat, CompletionFormat, TextFormat
 from lmlong.serving.api_errors import ApiError, api_error, not_ready, scheduler_failed, shutting_down
 from lmlong.serving.bodies import ChatBody, CompletionBody, ScoreBody, WritingBody, check_length
 from lmlong.serving.body_reader import BodyReader
@@ -33,7 +33,7 @@ from lmlong.serving.session_api import SessionApi
 from lmlong.serving.session_change import Change, Sessions
 from lmlong.serving.session_store import SessionStore
 from lmlong.serving.settings import Settings
-from lmlong.serving.streaming import Deadline, Disconnected, TextStream, while_connected, written
+from lmlong.serving.streaming import Deadline, Disconnected, respond, while_connected
 from lmlong.serving.worker import Worker, chat_tokens, score
 
 
@@ -152,7 +152,7 @@ class ModelServer:
     async def _answer(
         self,
         request: HttpRequest,
-        kind: type[ResponseFormat],
+        kind: type[TextFormat],
         body: WritingBody,
         requests: list[Request],
         deadline: Deadline,
@@ -160,14 +160,8 @@ class ModelServer:
     ) -> ASGIApp:
         """Return the texts of requests, whole or as a stream; `change` is the session that they continue."""
         texts = Texts(self.scheduler, requests, self.settings.lag, self.metrics, change)
-        answer = kind(self.trained.tokenizer, body.alternatives, self.name, self.trained.weights_hash)
-        usage = Usage(body.n)
-        if body.stream:
-            return TextStream(texts, answer, usage, range(len(requests)), body.stream_options.include_usage, deadline)
-        with closing(texts):
-            batch, session = await while_connected(request.receive, written(texts), deadline)
-        usage.add(batch)
-        return JSONResponse(answer.whole(pieces(batch), usage, session))
+        answer = kind(self.trained.tokenizer, body, len(requests), self.name, self.trained.weights_hash)
+        return await respond(request.receive, texts, answer, body.stream, deadline)
 
     def _model(self) -> dict[str, Any]:
         described = {"id": self.name, "object": "model", "created": self.created, "owned_by": "lmlong"}

@@ -1,14 +1,13 @@
 """The sessions API: create, append to, fork, list, download and delete sessions."""
 
 from collections.abc import Callable
-from contextlib import closing
 from typing import TypeVar
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
-from lmlong.serving.answers import session_body, text_body
+from lmlong.serving.answers import SessionFormat, text_body
 from lmlong.serving.bodies import FileQuery, ListQuery, NoBody, TextQuery, check_length, parse_query
 from lmlong.serving.body_reader import BodyReader
 from lmlong.serving.guard import BODY, STATE, media_type
@@ -19,7 +18,7 @@ from lmlong.serving.scheduler import Scheduler
 from lmlong.serving.session_change import Sessions
 from lmlong.serving.session_text import Passage
 from lmlong.serving.settings import Settings
-from lmlong.serving.streaming import Deadline, SessionStream, while_connected, written
+from lmlong.serving.streaming import Deadline, respond, while_connected
 from lmlong.serving.worker import Ended, Worker
 
 Result = TypeVar("Result")
@@ -44,7 +43,7 @@ class SessionApi:
         if media_type(request.headers) == STATE:
             upload, learn = self._sessions.store.upload, parse_query(FileQuery, request.query_params).learn
             info = await self._sessions.run(upload, request.scope[BODY], learn)
-            return JSONResponse(session_body(info), 201)
+            return JSONResponse(info._asdict(), 201)
         return await self._read(request, None, 201)
 
     async def append(self, request: HttpRequest) -> ASGIApp:
@@ -52,16 +51,16 @@ class SessionApi:
 
     async def fork(self, request: HttpRequest) -> Response:
         await self._reader.parse(NoBody, request.scope[BODY])
-        return JSONResponse(session_body(await self._run(self._sessions.store.fork, request)), 201)
+        return JSONResponse((await self._run(self._sessions.store.fork, request))._asdict(), 201)
 
     async def list(self, request: HttpRequest) -> Response:
         query = parse_query(ListQuery, request.query_params)
         infos, rest = await self._sessions.run(self._sessions.store.page, query.limit, query.after)
-        data = [session_body(info) for info in infos]
+        data = [info._asdict() for info in infos]
         return JSONResponse({"object": "list", "data": data, "has_more": rest is not None, "next": rest})
 
     async def info(self, request: HttpRequest) -> Response:
-        return JSONResponse(session_body(await self._run(self._sessions.store.info, request)))
+        return JSONResponse((await self._run(self._sessions.store.info, request))._asdict())
 
     async def text(self, request: HttpRequest) -> Response:
         """Answer with the text that a session adds to its parent's."""
@@ -108,9 +107,4 @@ class SessionApi:
         except BaseException:
             change.release()
             raise
-        if body.stream:
-            return SessionStream(texts, deadline)
-        with closing(texts):
-            _, session = await while_connected(request.receive, written(texts), deadline)
-        assert session is not None
-        return JSONResponse(session_body(session), status)
+        return await respond(request.receive, texts, SessionFormat(), body.stream, deadline, status)

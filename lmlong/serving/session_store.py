@@ -207,8 +207,8 @@ class SessionStore:
             texts["read"] += pending.encode("latin-1", "replace")[repeated:]
         given, written = (texts[by].decode(errors="replace")[:BEGINNING] for by in ("read", "wrote"))
         header, last = file.header, file.last
-        about = header.id, header.parent, header.made, last.tokens, file.bytes
-        return SessionInfo(*about, last.state_bytes, last.tail, last.learns, given, written)
+        about = last.tokens, file.bytes, last.state_bytes, last.learns
+        return SessionInfo(header.id, "session", header.parent, int(header.made), *about, given, written, last.tail)
 
     def _unread(self, file: SessionFile) -> UnreadText:
         """Return the unread text at the end of a session."""

@@ -80,7 +80,7 @@ def test_sessions_are_listed_as_they_are_after_a_restart(trained: TrainedLanguag
     first = store.info(created(store))
     second = store.fork(first.id)
     grown = store.info(continued(store, first.id, "dcba" * 9))
-    assert grown.made == first.made and grown.tokens == first.tokens + 36
+    assert grown.created == first.created and grown.tokens == first.tokens + 36
     assert second.parent == first.id and second.tokens == first.tokens
     again = opened(trained, tmp_path)
     assert listed(again) == listed(store) == [grown, second]
