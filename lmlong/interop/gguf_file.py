@@ -10,8 +10,14 @@ from torch import Tensor
 
 from lmlong.errors import CheckpointError, UsageError, install_command
 from lmlong.interop.gguf_tokenizer import tokenizer_file
-from lmlong.interop.llama import ARCHITECTURE, LlamaSource, neighbours_to_halves, vocabulary_of
-from lmlong.interop.llama_config import LlamaConfig, llama_config
+from lmlong.interop.llama import (
+    ARCHITECTURE,
+    LlamaConfig,
+    LlamaSource,
+    neighbours_to_halves,
+    read_config,
+    vocabulary_of,
+)
 from lmlong.io.checked import shown
 
 NAMES = {
@@ -97,4 +103,4 @@ def _config(path: Path, fields: dict[str, Any], tied: bool) -> LlamaConfig:
         )
     keys = {name: f"llama.{key}" for name, key in KEYS.items()}
     values = {name: fields[key] for name, key in keys.items() if key in fields}
-    return llama_config(path, {**values, "tie_word_embeddings": tied}, keys)
+    return read_config(path, {**values, "tie_word_embeddings": tied}, keys)
