@@ -1,7 +1,7 @@
 """The HTTP API of a model: its routes and their handlers."""
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -91,22 +91,20 @@ class ModelServer:
         for number, prompt in enumerate(body.prompt):
             check_length(prompt, self.settings.max_prompt, "prompt" if len(body.prompt) == 1 else f"prompt.{number}")
         self._check(body, len(body.prompt))
-        deadline = Deadline(self.settings.timeout)
         if body.session is None:
             how = {"learn": self.trained.learns(body.learn)}
             requests = [made for prompt in body.prompt for made in self._requests(body, prompt, **how)]
-            return await self._answer(request, CompletionFormat, body, requests, deadline)
+            return await self._answer(request, CompletionFormat, body, requests)
         change = self.sessions.change(body.session, body.fork)
         try:
             start, learn = await change.start(body.learn)
             requests = self._requests(body, body.prompt[0], keep_session=True, start=start, learn=learn)
-            return await self._answer(request, CompletionFormat, body, requests, deadline, change)
+            return await self._answer(request, CompletionFormat, body, requests, change)
         except BaseException:
             change.release()
             raise
 
     async def chat(self, request: HttpRequest) -> ASGIApp:
-        deadline = Deadline(self.settings.timeout)
         body = await self.reader.parse(ChatBody, request.scope[BODY])
         if self.trained.tokenizer.chat_template is None:
             raise ApiError(
@@ -115,20 +113,18 @@ class ModelServer:
         messages = [message.rendered() for message in body.messages]
         check_length("".join(message["content"] for message in messages), self.settings.max_prompt, "messages")
         self._check(body, 1)
-        rendering = self.renderer.run(partial(chat_tokens, self.trained, messages))
         try:
-            tokens = await while_connected(request.receive, rendering, deadline)
+            tokens = await self.renderer.run(partial(chat_tokens, self.trained, messages))
         except UsageError as error:
             raise ApiError(400, str(error), "messages") from None
         requests = self._requests(body, tokens, learn=self.trained.learns(body.learn))
-        return await self._answer(request, ChatFormat, body, requests, deadline)
+        return await self._answer(request, ChatFormat, body, requests)
 
     async def score(self, request: HttpRequest) -> Response:
         body = await self.reader.parse(ScoreBody, request.scope[BODY])
         self._check_model(body.model)
         check_length(body.text, self.settings.max_prompt, "text")
-        scoring = self.scorer.run(partial(score, self.trained, body.text, learn=self.trained.learns(body.learn)))
-        sums = await while_connected(request.receive, scoring, Deadline(self.settings.timeout))
+        sums = await self.scorer.run(partial(score, self.trained, body.text, learn=self.trained.learns(body.learn)))
         per_byte = sums.bits / sums.bytes if sums.bytes else None
         return JSONResponse({"object": "score", "model": self.name, **sums._asdict(), "bits_per_byte": per_byte})
 
@@ -155,13 +151,12 @@ class ModelServer:
         kind: type[TextFormat],
         body: WritingBody,
         requests: list[Request],
-        deadline: Deadline,
         change: Change | None = None,
     ) -> ASGIApp:
         """Return the texts of requests, whole or as a stream; `change` is the session that they continue."""
         texts = Texts(self.scheduler, requests, self.settings.lag, self.metrics, change)
         answer = kind(self.trained.tokenizer, body, len(requests), self.name, self.trained.weights_hash)
-        return await respond(request.receive, texts, answer, body.stream, deadline)
+        return await respond(texts, answer, body.stream, request.state.deadline)
 
     def _model(self) -> dict[str, Any]:
         described = {"id": self.name, "object": "model", "created": self.created, "owned_by": "lmlong"}
@@ -192,12 +187,13 @@ def make_app(
         finally:
             service.end()
 
-    def route(path: str, method: str, handler: Callable[[HttpRequest], Awaitable[ASGIApp]]) -> Route:
+    def route(path: str, method: str, handler: Callable[[HttpRequest], Coroutine[Any, Any, ASGIApp]]) -> Route:
         async def endpoint(request: HttpRequest) -> ASGIApp:
             try:
                 if service.closing and method in ("POST", "DELETE"):
                     raise shutting_down()
-                return await handler(request)
+                request.state.deadline = Deadline(settings.timeout)
+                return await while_connected(request.receive, handler(request), request.state.deadline)
             except Disconnected:
                 return Response()
             except Exception as error:

@@ -18,7 +18,7 @@ from lmlong.serving.scheduler import Scheduler
 from lmlong.serving.session_change import Sessions
 from lmlong.serving.session_text import Passage
 from lmlong.serving.settings import Settings
-from lmlong.serving.streaming import Deadline, respond, while_connected
+from lmlong.serving.streaming import respond
 from lmlong.serving.worker import Ended, Worker
 
 Result = TypeVar("Result")
@@ -71,9 +71,7 @@ class SessionApi:
         def passages(ended: Ended) -> list[Passage]:
             return own.passages(trained, alternatives or 0, ended)
 
-        reading = self._scorer.run(passages)
-        found = await while_connected(request.receive, reading, Deadline(self._settings.timeout))
-        return JSONResponse(text_body(name, found, trained.tokenizer))
+        return JSONResponse(text_body(name, await self._scorer.run(passages), trained.tokenizer))
 
     async def download(self, request: HttpRequest) -> Response:
         data = await self._run(self._sessions.store.download, request)
@@ -95,9 +93,7 @@ class SessionApi:
 
     async def _read(self, request: HttpRequest, name: str | None, status: int) -> ASGIApp:
         """Read the text in the body after a session, or as a new one."""
-        deadline = Deadline(self._settings.timeout)
-        parsing = self._reader.text(request.scope[BODY], media_type(request.headers), request.query_params)
-        body = await while_connected(request.receive, parsing, deadline)
+        body = await self._reader.text(request.scope[BODY], media_type(request.headers), request.query_params)
         check_length(body.text, self._settings.max_prompt, "text")
         change = self._sessions.change(name)
         try:
@@ -107,4 +103,4 @@ class SessionApi:
         except BaseException:
             change.release()
             raise
-        return await respond(request.receive, texts, SessionFormat(), body.stream, deadline, status)
+        return await respond(texts, SessionFormat(), body.stream, request.state.deadline, status)

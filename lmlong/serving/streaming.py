@@ -13,7 +13,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from lmlong.serving.answers import ResponseFormat
 from lmlong.serving.api_errors import ApiError, api_error, shutting_down, timed_out
 from lmlong.serving.inbox import Batch, Texts
-from lmlong.serving.session_file import SessionInfo
 
 Result = TypeVar("Result")
 
@@ -72,22 +71,17 @@ async def _gone(receive: Receive) -> None:
 
 
 async def respond(
-    receive: Receive, texts: Texts, answer: ResponseFormat, is_stream: bool, deadline: Deadline, status: int = 200
+    texts: Texts, answer: ResponseFormat, is_stream: bool, deadline: Deadline, status: int = 200
 ) -> ASGIApp:
     """Return the response with the texts of a request, whole or as a stream."""
     if is_stream:
         return EventStream(texts, answer, deadline)
     with closing(texts):
-        batch, session = await while_connected(receive, _written(texts), deadline)
+        batch: Batch = []
+        while not texts.ended:
+            batch += await texts.next()
+        session = await texts.saved()
     return JSONResponse(answer.whole(batch, session), status)
-
-
-async def _written(texts: Texts) -> tuple[Batch, SessionInfo | None]:
-    """Return all events of texts, and the session after them, once it is saved."""
-    batch = []
-    while not texts.ended:
-        batch += await texts.next()
-    return batch, await texts.saved()
 
 
 class EventStream:
