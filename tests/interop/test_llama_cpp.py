@@ -13,7 +13,7 @@ from models import predict
 from torch import Tensor
 
 import lmlong
-from lmlong.interop.gguf_export import FILE, export_gguf
+from lmlong.interop.gguf_file import FILE, export_gguf
 from lmlong.model.quantization import Weights
 from lmlong.model.quantized_model import round_weights
 
