@@ -4,6 +4,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import PurePath
 from typing import Any
 
 from starlette.applications import Starlette
@@ -17,9 +18,11 @@ from starlette.types import ASGIApp
 from lmlong.errors import UsageError
 from lmlong.inference import chat
 from lmlong.inference.loading import TrainedLanguageModel
+from lmlong.model.base import count_parameters
 from lmlong.model.sampling_options import MAX_TOKENS
+from lmlong.recipe import Recipe
+from lmlong.recipe.text import Files, PythonStdlib
 from lmlong.serving import page
-from lmlong.serving.about import about
 from lmlong.serving.answers import ChatFormat, CompletionFormat, TextFormat
 from lmlong.serving.api_errors import ApiError, api_error, not_ready, scheduler_failed, shutting_down
 from lmlong.serving.bodies import ChatBody, CompletionBody, ScoreBody, WritingBody, check_length
@@ -35,6 +38,11 @@ from lmlong.serving.session_store import SessionStore
 from lmlong.serving.settings import Settings
 from lmlong.serving.streaming import Deadline, Disconnected, respond, while_connected
 from lmlong.serving.worker import Worker, chat_tokens, score
+
+CODE = frozenset(
+    {".c", ".cc", ".cpp", ".go", ".h", ".java", ".jl", ".js", ".py", ".r", ".rb", ".rs", ".sh", ".sql", ".ts"}
+)
+"""Suffixes of files that hold code."""
 
 
 class ModelServer:
@@ -165,6 +173,26 @@ class ModelServer:
     def _check_model(self, name: str | None) -> None:
         if name is not None and name != self.name:
             raise ApiError(404, f"model: not found. This server serves {self.name!r}.", "model", "model_not_found")
+
+
+def about(trained: TrainedLanguageModel) -> dict[str, Any]:
+    """Return a sentence about a model for the page, and whether it `writes` code or other text. Names of files stay on
+    the server."""
+    read = f"{trained.trained_tokens:,} tokens" if trained.trained_tokens else "text"
+    stdlib = " of Python's standard library" if _is_stdlib(trained.recipe) else ""
+    sentence = f"{count_parameters(trained.model):,} parameters, trained on {read}{stdlib}."
+    return {"about": sentence, "writes": "code" if _is_code(trained.recipe) else "text"}
+
+
+def _is_stdlib(recipe: Recipe) -> bool:
+    return all(isinstance(source, PythonStdlib) for source in recipe.text.sources)
+
+
+def _is_code(recipe: Recipe) -> bool:
+    return _is_stdlib(recipe) or all(
+        isinstance(source, Files) and all(PurePath(path).suffix.lower() in CODE for path in source.paths)
+        for source in recipe.text.sources
+    )
 
 
 def make_app(

@@ -8,7 +8,7 @@ from serving.schedulers import tiny
 
 from lmlong.model.base import count_parameters
 from lmlong.recipe import Recipe
-from lmlong.serving.about import about
+from lmlong.serving.app import about
 
 STDLIB: dict[str, Any] = {"kind": "python-stdlib"}
 
