@@ -88,11 +88,6 @@ def text_body(name: str, passages: Sequence[Passage], tokenizer: Tokenizer) -> d
     return {"id": name, "object": "session.text", "passages": parts}
 
 
-def progress_body(progress: Progress) -> dict[str, Any]:
-    """Return the progress of reading as JSON."""
-    return {"object": "progress", "read_bytes": progress.read, "total_bytes": progress.total}
-
-
 class ResponseFormat(ABC):
     """The bodies of the responses to one request, whole and as events of a stream."""
 
@@ -121,7 +116,7 @@ class SessionFormat(ResponseFormat):
         return session._asdict()
 
     def events(self, batch: Batch) -> list[dict[str, Any]]:
-        return [progress_body(event.progress) for _, event in batch[-1:] if event.progress]
+        return [event.progress._asdict() for _, event in batch[-1:] if event.progress]
 
     def last(self, session: SessionInfo | None) -> list[dict[str, Any]]:
         return [self.whole([], session)]
@@ -172,7 +167,7 @@ class TextFormat(ResponseFormat):
         events = []
         for number, piece in pieces(batch).items():
             if piece.progress:
-                events.append(self.chunk(progress=progress_body(piece.progress)))
+                events.append(self.chunk(progress=piece.progress._asdict()))
             if piece.text or piece.tokens or piece.reason:
                 events += map(self.chunk, self.choices(number, piece))
         return events

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -71,10 +71,11 @@ class WrittenToken(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """How much of a prompt has been read, in bytes of its text."""
+    """How much of a prompt has been read, in bytes of its text, with the fields of its JSON."""
 
-    read: int
-    total: int
+    read_bytes: int
+    total_bytes: int
+    object: Literal["progress"] = "progress"
 
 
 class Event(NamedTuple):

@@ -103,8 +103,9 @@ def test_memory_and_disk_keep_the_states_used_last(trained: TrainedLanguageModel
 def test_server_refuses_more_sessions_and_bytes_than_its_quota(trained: TrainedLanguageModel, tmp_path: Path) -> None:
     store = opened(trained, tmp_path / "few", max_sessions=2)
     names = [created(store) for _ in range(2)]
-    with pytest.raises(ApiError, match="2 sessions"):
+    with pytest.raises(ApiError, match="2 sessions") as refused:
         store.fork(names[0])
+    assert (refused.value.status, refused.value.code) == (429, "insufficient_quota")
     continued(store, names[0], "d")
     small = opened(trained, tmp_path / "small", max_session_bytes=2 * store.info(names[1]).bytes + 99)
     for _ in range(2):
