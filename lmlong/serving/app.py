@@ -225,16 +225,14 @@ def make_app(
             except Disconnected:
                 return Response()
             except Exception as error:
-                raise api_error(error) from None
+                return api_error(error).response()
 
         return Route(path, endpoint, methods=[method])
 
-    async def error_response(request: HttpRequest, error: Exception) -> Response:
-        if isinstance(error, HTTPException):
-            what = f"{request.method} is not supported by this path." if error.status_code == 405 else "Path not found."
-            error = ApiError(error.status_code, what, headers=error.headers)
-        assert isinstance(error, ApiError)
-        return error.response()
+    async def no_route(request: HttpRequest, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        what = f"{request.method} is not supported by this path." if error.status_code == 405 else "Path not found."
+        return ApiError(error.status_code, what, headers=error.headers).response()
 
     routes = [
         route("/v1/models", "GET", service.models),
@@ -259,7 +257,7 @@ def make_app(
         routes=routes,
         lifespan=lifespan,
         middleware=[Middleware(Guard, hosts, key, settings, service.metrics, [route.path for route in routes])],
-        exception_handlers={HTTPException: error_response, ApiError: error_response},
+        exception_handlers={HTTPException: no_route},
     )
     app.router.redirect_slashes = False
     app.state.service = service
