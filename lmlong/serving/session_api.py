@@ -44,10 +44,22 @@ class SessionApi:
             upload, learn = self._sessions.store.upload, parse_query(FileQuery, request.query_params).learn
             info = await self._sessions.run(upload, request.scope[BODY], learn)
             return JSONResponse(info._asdict(), 201)
-        return await self._read(request, None, 201)
+        return await self.append(request)
 
     async def append(self, request: HttpRequest) -> ASGIApp:
-        return await self._read(request, request.path_params["name"], 200)
+        """Read the text in the body after a session, or without a name as a new one."""
+        name = request.path_params.get("name")
+        body = await self._reader.text(request.scope[BODY], media_type(request.headers), request.query_params)
+        check_length(body.text, self._settings.max_prompt, "text")
+        change = self._sessions.change(name)
+        try:
+            start, learn = await change.start(body.learn)
+            reading = Request(body.text, max_tokens=0, start=start, learn=learn, reports=body.stream, keep_session=True)
+            texts = Texts(self._scheduler, [reading], self._settings.lag, self._metrics, change)
+        except BaseException:
+            change.release()
+            raise
+        return await respond(texts, SessionFormat(), body.stream, request.state.deadline, 201 if name is None else 200)
 
     async def fork(self, request: HttpRequest) -> Response:
         await self._reader.parse(NoBody, request.scope[BODY])
@@ -90,17 +102,3 @@ class SessionApi:
 
     async def _run(self, call: Callable[[str], Result], request: HttpRequest) -> Result:
         return await self._sessions.run(call, request.path_params["name"])
-
-    async def _read(self, request: HttpRequest, name: str | None, status: int) -> ASGIApp:
-        """Read the text in the body after a session, or as a new one."""
-        body = await self._reader.text(request.scope[BODY], media_type(request.headers), request.query_params)
-        check_length(body.text, self._settings.max_prompt, "text")
-        change = self._sessions.change(name)
-        try:
-            start, learn = await change.start(body.learn)
-            reading = Request(body.text, max_tokens=0, start=start, learn=learn, reports=body.stream, keep_session=True)
-            texts = Texts(self._scheduler, [reading], self._settings.lag, self._metrics, change)
-        except BaseException:
-            change.release()
-            raise
-        return await respond(texts, SessionFormat(), body.stream, request.state.deadline, status)
