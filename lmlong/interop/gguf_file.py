@@ -169,7 +169,7 @@ def export_gguf(run: str, folder: Path, weights: Weights = "32", evaluation: dic
 
     use = USE.format(folder=folder.name, file=FILE, kind=kind)
     write_folder(folder, {"README.md": card(folder.name, source, "llama.cpp", ["gguf"], [use], evaluation)}, write)
-    return Exported(folder, sum(weight.numel() for weight in source.weights.values()), f"{ARCHITECTURE}, {kind}")
+    return Exported(folder, source.parameters, f"{ARCHITECTURE}, {kind}")
 
 
 def _check(source: RunSource, weights: Weights) -> None:
