@@ -1,7 +1,8 @@
 """The sessions API: create, append to, fork, list, download and delete sessions."""
 
+import asyncio
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
@@ -42,7 +43,7 @@ class SessionApi:
     async def create(self, request: HttpRequest) -> ASGIApp:
         if media_type(request.headers) == STATE:
             upload, learn = self._sessions.store.upload, parse_query(FileQuery, request.query_params).learn
-            info = await self._sessions.run(upload, request.scope[BODY], learn)
+            info = await self._run(upload, request.scope[BODY], learn)
             return JSONResponse(info._asdict(), 201)
         return await self.append(request)
 
@@ -63,7 +64,7 @@ class SessionApi:
 
     async def fork(self, request: HttpRequest) -> Response:
         await self._reader.parse(NoBody, request.scope[BODY])
-        return JSONResponse((await self._run(self._sessions.store.fork, request))._asdict(), 201)
+        return JSONResponse((await self._run(self._sessions.store.fork, request.path_params["name"]))._asdict(), 201)
 
     async def list(self, request: HttpRequest) -> Response:
         query = parse_query(ListQuery, request.query_params)
@@ -72,7 +73,7 @@ class SessionApi:
         return JSONResponse({"object": "list", "data": data, "has_more": rest is not None, "next": rest})
 
     async def info(self, request: HttpRequest) -> Response:
-        return JSONResponse((await self._run(self._sessions.store.info, request))._asdict())
+        return JSONResponse((await self._run(self._sessions.store.info, request.path_params["name"]))._asdict())
 
     async def text(self, request: HttpRequest) -> Response:
         """Answer with the text that a session adds to its parent's."""
@@ -86,8 +87,8 @@ class SessionApi:
         return JSONResponse(text_body(name, await self._scorer.run(passages), trained.tokenizer))
 
     async def download(self, request: HttpRequest) -> Response:
-        data = await self._run(self._sessions.store.download, request)
         name = request.path_params["name"]
+        data = await self._run(self._sessions.store.download, name)
         headers = {"Content-Disposition": f'attachment; filename="{name}.state"'}
         return Response(data, media_type=STATE, headers=headers)
 
@@ -95,10 +96,11 @@ class SessionApi:
         name = request.path_params["name"]
         change = self._sessions.change(name)
         try:
-            await self._run(self._sessions.store.delete, request)
+            await self._run(self._sessions.store.delete, name)
         finally:
             change.release()
         return JSONResponse({"id": name, "object": "session.deleted", "deleted": True})
 
-    async def _run(self, call: Callable[[str], Result], request: HttpRequest) -> Result:
-        return await self._sessions.run(call, request.path_params["name"])
+    async def _run(self, call: Callable[..., Result], *what: Any) -> Result:
+        """Return the result of a method of the store, which ends its work even if the client leaves."""
+        return await asyncio.shield(self._sessions.run(call, *what))
