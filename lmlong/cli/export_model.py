@@ -48,7 +48,7 @@ def export(
     from lmlong.errors import UsageError
     from lmlong.interop.card import read_evaluation
     from lmlong.interop.exporting import Exported
-    from lmlong.interop.gguf_export import export_gguf
+    from lmlong.interop.gguf_file import export_gguf
     from lmlong.interop.hf.export import export_hf
     from lmlong.report.progress import waiting
 

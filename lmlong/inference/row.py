@@ -21,7 +21,6 @@ from lmlong.inference.healing import heal, only_beginning_with
 from lmlong.inference.rewind import Rewind
 from lmlong.inference.sampling import Sampler, sample
 from lmlong.inference.session import Session, logits_not_finite
-from lmlong.inference.streamed_text import StreamedText
 from lmlong.model.learning.state import Learned, will_learn_token
 from lmlong.model.sampling_options import RECENT, Sampling
 
@@ -124,7 +123,13 @@ class Row:
         if token == self.tokenizer.eos:
             self.end = "eos"
             return self._text.finish()
-        self._append(token)
+        self.last, self.total = token, self.total + 1
+        self.last_tokens.append(token)
+        if self.keeps_state:
+            self.read += 1
+            self.at.learned = None if self.learned is None else will_learn_token(self.learned, False)
+        if self.drafts:
+            self.drafts.append(token)
         text = self._text.feed(token, len(self.head))
         self.head, self.written = b"", self.written + 1
         if self._keeps_tokens:
@@ -142,14 +147,47 @@ class Row:
         self.end = "max_tokens"
         return self._text.finish()
 
-    def _append(self, token: int) -> None:
-        self.last, self.total = token, self.total + 1
-        self.last_tokens.append(token)
-        if self.keeps_state:
-            self.read += 1
-            self.at.learned = None if self.learned is None else will_learn_token(self.learned, False)
-        if self.drafts:
-            self.drafts.append(token)
+
+class StreamedText:
+    """Text of streamed tokens, in pieces of whole characters, up to the stop string that is completed first."""
+
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()):
+        self.stopped = False
+        self.dropped = 0  # characters from the stop string on
+        self._characters = tokenizer.stream()
+        self._stop = stop
+        self.held = ""  # may be the beginning of a stop string
+
+    def feed(self, token: int, skip: int = 0) -> str:
+        """Append a token without its first `skip` bytes, and return the text that is now final."""
+        return self.add(self._characters.feed(token, skip))
+
+    def finish(self) -> str:
+        """Return the rest of the text after the last token."""
+        piece = self.add(self._characters.finish())
+        held, self.held = self.held, ""
+        return piece + held
+
+    def add(self, piece: str) -> str:
+        """Append characters, and return the text that is now final; the division into pieces makes no difference."""
+        if self.stopped:
+            return ""
+        if not self._stop:
+            return piece
+        held = self.held + piece
+        if ends := [(begin + len(word), begin) for word in self._stop if (begin := held.find(word)) >= 0]:
+            self.stopped, self.held, begin = True, "", min(ends)[1]
+            self.dropped = len(held) - begin
+            return held[:begin]
+        ready = len(held) - _unfinished(held, self._stop)
+        self.held = held[ready:]
+        return held[:ready]
+
+
+def _unfinished(text: str, stop: Sequence[str]) -> int:
+    """Return how many characters at the end of a text may be the beginning of a stop string."""
+    lengths = (length for word in stop for length in range(1, len(word)) if text.endswith(word[:length]))
+    return max(lengths, default=0)
 
 
 class Drawn(NamedTuple):

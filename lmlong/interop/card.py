@@ -57,8 +57,7 @@ def read_evaluation(file: Path) -> dict[str, Any]:
 
 
 def _facts(source: RunSource) -> str:
-    recipe, model, tokens = source.recipe, source.recipe.model, source.trained_tokens
-    count = sum(weight.numel() for weight in source.weights.values())
+    recipe, model, tokens, count = source.recipe, source.recipe.model, source.trained_tokens, source.parameters
     kinds = " + ".join(dict.fromkeys(model.mixer_kinds))
     facts = [
         f"A causal language model of {count:,} parameters, written by lmlong {__version__}: {model.layers} layers of",

@@ -37,6 +37,10 @@ class RunSource(NamedTuple):
     trained_tokens: int
     text: list[SourceText]
 
+    @property
+    def parameters(self) -> int:
+        return sum(weight.numel() for weight in self.weights.values())
+
 
 def open_export(run: str, folder: Path) -> RunSource:
     """Return a run to export into a folder. Raise UsageError if it cannot be exported."""

@@ -1,5 +1,10 @@
-"""Read GGUF files of llama.cpp, of any quantization, with the library `gguf`."""
+"""Read GGUF files of llama.cpp, of any quantization, and export a Llama as one, with the values of its matrices that
+lmlong decodes with. The library `gguf` reads and writes them.
 
+N outputs, G groups.
+"""
+
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -9,10 +14,22 @@ import torch
 from torch import Tensor
 
 from lmlong.errors import CheckpointError, UsageError, install_command
-from lmlong.interop.gguf_tokenizer import tokenizer_file
-from lmlong.interop.llama import ARCHITECTURE, LlamaSource, neighbours_to_halves, vocabulary_of
-from lmlong.interop.llama_config import LlamaConfig, llama_config
+from lmlong.interop.card import card
+from lmlong.interop.exporting import Exported, RunSource, open_export, write_folder
+from lmlong.interop.gguf_tokenizer import gguf_tokenizer, tokenizer_file
+from lmlong.interop.hf.config import is_llama, llama_config, llama_weights
+from lmlong.interop.hf.tokenizer import specification
+from lmlong.interop.llama import (
+    ARCHITECTURE,
+    LlamaConfig,
+    LlamaSource,
+    halves_to_neighbours,
+    neighbours_to_halves,
+    read_config,
+    vocabulary_of,
+)
 from lmlong.io.checked import shown
+from lmlong.model.quantization import GROUP, GroupedWeight, Weights, output_format, quantized
 
 NAMES = {
     "token_embd": "model.embed_tokens",
@@ -29,6 +46,37 @@ NAMES = {
     "ffn_down": "mlp.down_proj",
 }
 """llama.cpp's names of weights, and transformers' names."""
+
+KEYS = {
+    "hidden_size": "embedding_length",
+    "num_hidden_layers": "block_count",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "intermediate_size": "feed_forward_length",
+    "max_position_embeddings": "context_length",
+    "head_dim": "rope.dimension_count",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "rope_theta": "rope.freq_base",
+}
+"""transformers' names of a configuration's values, and llama.cpp's names."""
+
+FILE = "model.gguf"
+
+TYPES: dict[Weights, str] = {"32": "F32", "bf16": "BF16", "int8": "Q8_0", "int4": "Q4_1"}
+"""GGUF's types of matrices, by lmlong's formats of weights."""
+
+FILE_TYPES = {"F32": "ALL_F32", "BF16": "MOSTLY_BF16", "Q8_0": "MOSTLY_Q8_0", "Q4_1": "MOSTLY_Q4_1"}
+
+EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
+
+USE = """## Use
+
+The matrices in `{file}` are of type {kind}.
+
+```bash
+llama-cli -m {folder}/{file} -p "Once upon a time"
+```
+"""
 
 
 def open_gguf(path: Path) -> LlamaSource:
@@ -47,8 +95,8 @@ def open_gguf(path: Path) -> LlamaSource:
             f"{path}: general.architecture is {shown(kind)}; only llama ({ARCHITECTURE}) is supported. "
             "Use another model."
         )
-    tensors = {_name(tensor.name): tensor for tensor in reader.tensors}
-    config = _config(path, fields, tied="lm_head.weight" not in tensors)
+    tensors = {_read_name(tensor.name): tensor for tensor in reader.tensors}
+    config = _read_config(path, fields, tied="lm_head.weight" not in tensors)
     shapes = {name: tuple(int(size) for size in reversed(tensor.shape)) for name, tensor in tensors.items()}
 
     def read(name: str) -> Tensor:
@@ -65,7 +113,7 @@ def open_gguf(path: Path) -> LlamaSource:
     )
 
 
-def _name(name: str) -> str:
+def _read_name(name: str) -> str:
     """Return transformers' name for llama.cpp's name. Return an unknown name unchanged."""
     parts = name.split(".")
     if len(parts) < 2 or parts[-1] != "weight" or parts[-2] not in NAMES:
@@ -74,21 +122,7 @@ def _name(name: str) -> str:
     return f"{layer}{NAMES[parts[-2]]}.weight"
 
 
-KEYS = {
-    "hidden_size": "embedding_length",
-    "num_hidden_layers": "block_count",
-    "num_attention_heads": "attention.head_count",
-    "num_key_value_heads": "attention.head_count_kv",
-    "intermediate_size": "feed_forward_length",
-    "max_position_embeddings": "context_length",
-    "head_dim": "rope.dimension_count",
-    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
-    "rope_theta": "rope.freq_base",
-}
-"""transformers' names of a configuration's values, and llama.cpp's names."""
-
-
-def _config(path: Path, fields: dict[str, Any], tied: bool) -> LlamaConfig:
+def _read_config(path: Path, fields: dict[str, Any], tied: bool) -> LlamaConfig:
     """Return the configuration."""
     if (scaling := fields.get("llama.rope.scaling.type", "none")) != "none":
         raise CheckpointError(
@@ -97,4 +131,124 @@ def _config(path: Path, fields: dict[str, Any], tied: bool) -> LlamaConfig:
         )
     keys = {name: f"llama.{key}" for name, key in KEYS.items()}
     values = {name: fields[key] for name, key in keys.items() if key in fields}
-    return llama_config(path, {**values, "tie_word_embeddings": tied}, keys)
+    return read_config(path, {**values, "tie_word_embeddings": tied}, keys)
+
+
+def export_gguf(run: str, folder: Path, weights: Weights = "32", evaluation: dict[str, Any] | None = None) -> Exported:
+    """Write a run as a folder with a GGUF file, atomically. `weights` is the format of its matrices; `evaluation` a
+    result of `lmlong eval` for its card."""
+    try:
+        gguf = import_module("gguf")
+    except ImportError:
+        raise UsageError(f"--to gguf: gguf is not installed. Run {install_command('import')}.") from None
+    source, kind = open_export(run, folder), TYPES[weights]
+    _check(source, weights)
+    tokenizer, vocabulary = source.tokenizer, source.weights["embedding.weight"].shape[0]
+    fields = gguf_tokenizer(specification(tokenizer), tokenizer.bos, tokenizer.eos, vocabulary, tokenizer.chat_template)
+    config = llama_config(source.recipe, vocabulary)
+
+    def write(into: Path) -> None:
+        writer = gguf.GGUFWriter(into / FILE, "llama")
+        writer.add_name(folder.name)
+        writer.add_file_type(gguf.LlamaFileType[FILE_TYPES[kind]])
+        writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+        for name, key in KEYS.items():
+            add = writer.add_float32 if isinstance(config[name], float) else writer.add_uint32
+            add(f"llama.{key}", config[name])
+        for key in ("key_length", "value_length"):
+            writer.add_uint32(f"llama.attention.{key}", config["head_dim"])
+        writer.add_vocab_size(vocabulary)
+        for key, value in fields.items():
+            _add_field(writer, key, value)
+        for name, tensor in _tensors(source, config, weights):
+            _add_tensor(writer, gguf, name, tensor)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+
+    use = USE.format(folder=folder.name, file=FILE, kind=kind)
+    write_folder(folder, {"README.md": card(folder.name, source, "llama.cpp", ["gguf"], [use], evaluation)}, write)
+    return Exported(folder, source.parameters, f"{ARCHITECTURE}, {kind}")
+
+
+def _check(source: RunSource, weights: Weights) -> None:
+    """Raise UsageError unless GGUF can hold the model."""
+    model = source.recipe.model
+    if not is_llama(model):
+        raise UsageError(
+            "llama.cpp runs none of lmlong's own layers, only a Llama, as `lmlong import` creates. Use hf."
+        )
+    if model.rope.scaling:
+        raise UsageError("model.rope.scaling is not exported to GGUF. Use hf.")
+    if weights in ("int8", "int4"):
+        for name in ("width", "inner_width"):
+            if (size := getattr(model, name)) % GROUP:
+                raise UsageError(
+                    f"--weights {weights}: {name} is {size}, but GGUF needs a multiple of {GROUP}. Use bf16 or 32."
+                )
+
+
+def _tensors(
+    source: RunSource, config: dict[str, Any], weights: Weights
+) -> Iterator[tuple[str, Tensor | GroupedWeight]]:
+    """Iterate over the tensors by llama.cpp's names, as decoding by lmlong has them: vectors in float32, and an output
+    matrix of its own, if the embedding is tied too. The embedding, which is looked up and not multiplied, is in float16
+    unless all is in float32."""
+    named = llama_weights(source.weights, source.recipe.model)
+    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+    if weights != "32":
+        named.setdefault(OUTPUT, named[EMBEDDING])
+    for name, weight in named.items():
+        weight = halves_to_neighbours(weight, heads.get(name.split(".")[-2])).float()
+        if weight.dim() == 1 or weights == "32":
+            yield _written_name(name), weight
+        elif name == EMBEDDING:
+            yield _written_name(name), weight.half()
+        elif weights == "bf16":
+            yield _written_name(name), weight.bfloat16()
+        else:
+            yield _written_name(name), quantized(weight, output_format(weights) if name == OUTPUT else weights)
+
+
+def _written_name(name: str) -> str:
+    """Return llama.cpp's name for transformers' name of a weight."""
+    ours = {theirs: short for short, theirs in NAMES.items()}
+    stem = name.removesuffix(".weight")
+    if not stem.startswith("model.layers."):
+        return f"{ours[stem]}.weight"
+    _, _, layer, part = stem.split(".", 3)
+    return f"blk.{layer}.{ours[part]}.weight"
+
+
+def _add_tensor(writer: Any, gguf: Any, name: str, tensor: Tensor | GroupedWeight) -> None:
+    types = gguf.GGMLQuantizationType
+    if isinstance(tensor, GroupedWeight):
+        writer.add_tensor(name, blocks(tensor), raw_dtype=types.Q8_0 if tensor.minimums is None else types.Q4_1)
+    elif tensor.dtype == torch.bfloat16:
+        writer.add_tensor(name, tensor.contiguous().view(torch.uint8).numpy(), raw_dtype=types.BF16)
+    else:
+        writer.add_tensor(name, tensor.contiguous().numpy())
+
+
+def blocks(weight: GroupedWeight) -> np.ndarray:
+    """Return a matrix as the bytes (N, bytes of a row) of blocks of Q4_1, with minimums, or Q8_0."""
+    parts = [
+        part[..., None].contiguous().view(torch.uint8) for part in (weight.scales, weight.minimums) if part is not None
+    ]
+    codes = weight.codes
+    if weight.minimums is not None:
+        first, second = codes.chunk(2, dim=-1)
+        codes = first | (second << 4)
+    return torch.cat([*parts, codes.view(torch.uint8)], dim=-1).flatten(1).numpy()
+
+
+def _add_field(writer: Any, key: str, value: Any) -> None:
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    else:
+        writer.add_array(key, value)

@@ -12,8 +12,7 @@ from torch import Tensor
 from lmlong.checkpoint.write import NAMES
 from lmlong.data.tokenizers import huggingface_file
 from lmlong.errors import CheckpointError
-from lmlong.interop.llama import ARCHITECTURE, LlamaSource, vocabulary_of
-from lmlong.interop.llama_config import Architecture, llama_config
+from lmlong.interop.llama import ARCHITECTURE, Architecture, LlamaSource, read_config, vocabulary_of
 from lmlong.io.checked import Checked, checked, shown
 from lmlong.io.files import parse_json
 
@@ -38,7 +37,7 @@ def open_folder(folder: Path) -> LlamaSource:
         raise CheckpointError(
             f"{path}: architectures is {shown(kinds)}; only {ARCHITECTURE} is supported. Use another model."
         )
-    config = llama_config(path, values)
+    config = read_config(path, values)
     files = _files(folder)
     opened = ExitStack()
     handles: dict[str, Any] = {}

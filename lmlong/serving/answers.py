@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lmlong.data.tokenizers.base import Tokenizer
+from lmlong.serving.bodies import WritingBody
 from lmlong.serving.inbox import Batch
 from lmlong.serving.request import Progress, TokenLikelihood, WrittenToken
 from lmlong.serving.session_file import SessionInfo
@@ -78,14 +79,6 @@ def pieces(batch: Batch) -> dict[int, Piece]:
     return by_text
 
 
-def session_body(info: SessionInfo) -> dict[str, Any]:
-    """Return a session as JSON."""
-    about = {"id": info.id, "object": "session", "parent": info.parent, "created": int(info.made)}
-    sizes = {"tokens": info.tokens, "bytes": info.bytes, "state_bytes": info.state_bytes}
-    texts = {"given": info.given, "written": info.written, "tail": printable(info.tail)}
-    return {**about, **sizes, "learns": info.learns, **texts}
-
-
 def text_body(name: str, passages: Sequence[Passage], tokenizer: Tokenizer) -> dict[str, Any]:
     """Return the text that a session adds to its parent's as JSON."""
     parts = []
@@ -95,21 +88,50 @@ def text_body(name: str, passages: Sequence[Passage], tokenizer: Tokenizer) -> d
     return {"id": name, "object": "session.text", "passages": parts}
 
 
-def progress_body(progress: Progress) -> dict[str, Any]:
-    """Return the progress of reading as JSON."""
-    return {"object": "progress", "read_bytes": progress.read, "total_bytes": progress.total}
-
-
 class ResponseFormat(ABC):
-    """The bodies of responses of one endpoint, whole and as chunks of a stream."""
+    """The bodies of the responses to one request, whole and as events of a stream."""
+
+    @abstractmethod
+    def whole(self, batch: Batch, session: SessionInfo | None) -> dict[str, Any]:
+        """Return the body of a whole response, from all that the scheduler delivered, and the session after it."""
+
+    def first(self, branch: str | None) -> list[dict[str, Any]]:
+        """Return the events before any text; `branch` is the id of the session that the request forks, if any."""
+        return []
+
+    @abstractmethod
+    def events(self, batch: Batch) -> list[dict[str, Any]]:
+        """Return the events of what the scheduler delivered."""
+
+    @abstractmethod
+    def last(self, session: SessionInfo | None) -> list[dict[str, Any]]:
+        """Return the events after all text, once the session is saved."""
+
+
+class SessionFormat(ResponseFormat):
+    """How much of a text has been read into a session, then the session."""
+
+    def whole(self, batch: Batch, session: SessionInfo | None) -> dict[str, Any]:
+        assert session is not None
+        return session._asdict()
+
+    def events(self, batch: Batch) -> list[dict[str, Any]]:
+        return [event.progress._asdict() for _, event in batch[-1:] if event.progress]
+
+    def last(self, session: SessionInfo | None) -> list[dict[str, Any]]:
+        return [self.whole([], session)]
+
+
+class TextFormat(ResponseFormat):
+    """The texts of one of OpenAI's endpoints."""
 
     kind: str
     chunk_kind: str
     prefix: str
 
-    def __init__(self, tokenizer: Tokenizer, alternatives: int | None, model: str, fingerprint: str):
-        """`alternatives` is None if log-probabilities are not requested."""
-        self._tokenizer, self._alternatives = tokenizer, alternatives
+    def __init__(self, tokenizer: Tokenizer, body: WritingBody, texts: int, model: str, fingerprint: str):
+        self._tokenizer, self._alternatives, self._texts = tokenizer, body.alternatives, texts
+        self._usage, self._include_usage = Usage(body.n), body.stream_options.include_usage
         self._fields = {
             "id": f"{self.prefix}-{secrets.token_hex(12)}",
             "created": int(time.time()),
@@ -129,9 +151,30 @@ class ResponseFormat(ABC):
     def choices(self, number: int, piece: Piece) -> Iterator[dict[str, Any]]:
         """Iterate over the choices of a piece in a stream, each of which is sent in its own chunk."""
 
-    def whole(self, texts: dict[int, Piece], usage: Usage, session: SessionInfo | None) -> dict[str, Any]:
+    def whole(self, batch: Batch, session: SessionInfo | None) -> dict[str, Any]:
+        self._usage.add(batch)
+        texts = pieces(batch)
         choices = [self.choice(number, texts[number]) for number in sorted(texts)]
-        return {**self.chunk(*choices, usage=usage, session=session), "object": self.kind}
+        return {**self.chunk(*choices, usage=self._usage, session=session), "object": self.kind}
+
+    def first(self, branch: str | None) -> list[dict[str, Any]]:
+        choices = filter(None, map(self.first_choice, range(self._texts)))
+        forked = [{**self.chunk(), "session": {"id": branch, "object": "session"}}] if branch else []
+        return [*forked, *map(self.chunk, choices)]
+
+    def events(self, batch: Batch) -> list[dict[str, Any]]:
+        self._usage.add(batch)
+        events = []
+        for number, piece in pieces(batch).items():
+            if piece.progress:
+                events.append(self.chunk(progress=piece.progress._asdict()))
+            if piece.text or piece.tokens or piece.reason:
+                events += map(self.chunk, self.choices(number, piece))
+        return events
+
+    def last(self, session: SessionInfo | None) -> list[dict[str, Any]]:
+        usage = self._usage if self._include_usage else None
+        return [self.chunk(usage=usage, session=session)] if session or usage else []
 
     def chunk(
         self, *choices: dict[str, Any], usage: Usage | None = None, session: SessionInfo | None = None, **more: Any
@@ -141,11 +184,11 @@ class ResponseFormat(ABC):
         if usage:
             body["usage"] = usage.body()
         if session:
-            body["session"] = session_body(session)
+            body["session"] = session._asdict()
         return body
 
 
-class CompletionFormat(ResponseFormat):
+class CompletionFormat(TextFormat):
     """/v1/completions"""
 
     kind = chunk_kind = "text_completion"
@@ -162,7 +205,7 @@ class CompletionFormat(ResponseFormat):
         yield self.choice(number, piece)
 
 
-class ChatFormat(ResponseFormat):
+class ChatFormat(TextFormat):
     """/v1/chat/completions"""
 
     kind, chunk_kind = "chat.completion", "chat.completion.chunk"

@@ -10,9 +10,6 @@ from lmlong.data.tokenizers.base import CannotEncode
 from lmlong.data.tokenizers.characters import UnknownCharacter
 from lmlong.errors import CheckpointError
 from lmlong.model.finite import NotFinite
-from lmlong.serving.scheduler import Busy, Closed, SchedulerFailed, UnusableSession
-from lmlong.serving.session_folder import QuotaReached, UnknownSession
-from lmlong.serving.session_store import LearnsAlready, NoState
 
 LOG = logging.getLogger("lmlong.serving")
 
@@ -67,24 +64,21 @@ def not_ready(message: str) -> ApiError:
     return ApiError(503, message, code="not_ready")
 
 
+def scheduler_failed() -> ApiError:
+    return not_ready("The scheduler has failed; the log says where. Restart the server.")
+
+
 def timed_out(seconds: float) -> ApiError:
     return ApiError(504, f"The request took more than {seconds:g} seconds. Ask for fewer tokens.", code="timeout")
 
 
 RESPONSES: dict[type[Exception], Callable[[Any], ApiError]] = {
-    Busy: lambda error: busy(str(error)),
-    Closed: lambda error: shutting_down(),
-    SchedulerFailed: lambda error: not_ready(str(error)),
     CannotEncode: lambda error: ApiError(400, str(error)),
     UnknownCharacter: lambda error: ApiError(400, error.to_client),
-    UnusableSession: lambda error: ApiError(400, str(error), "session", "invalid_value"),
-    UnknownSession: lambda error: ApiError(404, str(error), "session", "session_not_found"),
-    QuotaReached: lambda error: ApiError(429, str(error), "session", "insufficient_quota"),
-    LearnsAlready: lambda error: ApiError(400, str(error), "learn", "invalid_value"),
-    NoState: lambda error: ApiError(400, str(error), code="invalid_state"),
     NotFinite: lambda error: ApiError(503, str(error), code="model_unusable"),
     CheckpointError: lambda error: ApiError(410, "The file of this session is damaged.", "session", "session_damaged"),
 }
+"""The responses to errors of other packages."""
 
 
 def api_error(error: BaseException) -> ApiError:

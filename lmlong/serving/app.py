@@ -1,9 +1,10 @@
 """The HTTP API of a model: its routes and their handlers."""
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, closing
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import PurePath
 from typing import Any
 
 from starlette.applications import Starlette
@@ -17,24 +18,31 @@ from starlette.types import ASGIApp
 from lmlong.errors import UsageError
 from lmlong.inference import chat
 from lmlong.inference.loading import TrainedLanguageModel
+from lmlong.model.base import count_parameters
 from lmlong.model.sampling_options import MAX_TOKENS
+from lmlong.recipe import Recipe
+from lmlong.recipe.text import Files, PythonStdlib
 from lmlong.serving import page
-from lmlong.serving.about import about
-from lmlong.serving.answers import ChatFormat, CompletionFormat, ResponseFormat, Usage, pieces
-from lmlong.serving.api_errors import ApiError, api_error, not_ready, shutting_down
+from lmlong.serving.answers import ChatFormat, CompletionFormat, TextFormat
+from lmlong.serving.api_errors import ApiError, api_error, not_ready, scheduler_failed, shutting_down
 from lmlong.serving.bodies import ChatBody, CompletionBody, ScoreBody, WritingBody, check_length
 from lmlong.serving.body_reader import BodyReader
 from lmlong.serving.guard import BODY, Guard, Hosts
 from lmlong.serving.inbox import Texts
 from lmlong.serving.metrics import Metrics
 from lmlong.serving.request import Request
-from lmlong.serving.scheduler import Scheduler, SchedulerFailed
+from lmlong.serving.scheduler import Scheduler
 from lmlong.serving.session_api import SessionApi
 from lmlong.serving.session_change import Change, Sessions
 from lmlong.serving.session_store import SessionStore
 from lmlong.serving.settings import Settings
-from lmlong.serving.streaming import Deadline, Disconnected, TextStream, while_connected, written
+from lmlong.serving.streaming import Deadline, Disconnected, respond, while_connected
 from lmlong.serving.worker import Worker, chat_tokens, score
+
+CODE = frozenset(
+    {".c", ".cc", ".cpp", ".go", ".h", ".java", ".jl", ".js", ".py", ".r", ".rb", ".rs", ".sh", ".sql", ".ts"}
+)
+"""Suffixes of files that hold code."""
 
 
 class ModelServer:
@@ -78,7 +86,7 @@ class ModelServer:
             raise shutting_down()
         ended = [worker.name for worker in self.workers if not worker.alive]
         if not self.scheduler.alive:
-            raise not_ready(str(SchedulerFailed()))
+            raise scheduler_failed()
         if ended:
             raise not_ready(f"The thread {ended[0]} has ended. Restart the server.")
         return JSONResponse({"status": "ready"})
@@ -91,22 +99,20 @@ class ModelServer:
         for number, prompt in enumerate(body.prompt):
             check_length(prompt, self.settings.max_prompt, "prompt" if len(body.prompt) == 1 else f"prompt.{number}")
         self._check(body, len(body.prompt))
-        deadline = Deadline(self.settings.timeout)
         if body.session is None:
             how = {"learn": self.trained.learns(body.learn)}
             requests = [made for prompt in body.prompt for made in self._requests(body, prompt, **how)]
-            return await self._answer(request, CompletionFormat, body, requests, deadline)
+            return await self._answer(request, CompletionFormat, body, requests)
         change = self.sessions.change(body.session, body.fork)
         try:
             start, learn = await change.start(body.learn)
             requests = self._requests(body, body.prompt[0], keep_session=True, start=start, learn=learn)
-            return await self._answer(request, CompletionFormat, body, requests, deadline, change)
+            return await self._answer(request, CompletionFormat, body, requests, change)
         except BaseException:
             change.release()
             raise
 
     async def chat(self, request: HttpRequest) -> ASGIApp:
-        deadline = Deadline(self.settings.timeout)
         body = await self.reader.parse(ChatBody, request.scope[BODY])
         if self.trained.tokenizer.chat_template is None:
             raise ApiError(
@@ -115,20 +121,18 @@ class ModelServer:
         messages = [message.rendered() for message in body.messages]
         check_length("".join(message["content"] for message in messages), self.settings.max_prompt, "messages")
         self._check(body, 1)
-        rendering = self.renderer.run(partial(chat_tokens, self.trained, messages))
         try:
-            tokens = await while_connected(request.receive, rendering, deadline)
+            tokens = await self.renderer.run(partial(chat_tokens, self.trained, messages))
         except UsageError as error:
             raise ApiError(400, str(error), "messages") from None
         requests = self._requests(body, tokens, learn=self.trained.learns(body.learn))
-        return await self._answer(request, ChatFormat, body, requests, deadline)
+        return await self._answer(request, ChatFormat, body, requests)
 
     async def score(self, request: HttpRequest) -> Response:
         body = await self.reader.parse(ScoreBody, request.scope[BODY])
         self._check_model(body.model)
         check_length(body.text, self.settings.max_prompt, "text")
-        scoring = self.scorer.run(partial(score, self.trained, body.text, learn=self.trained.learns(body.learn)))
-        sums = await while_connected(request.receive, scoring, Deadline(self.settings.timeout))
+        sums = await self.scorer.run(partial(score, self.trained, body.text, learn=self.trained.learns(body.learn)))
         per_byte = sums.bits / sums.bytes if sums.bytes else None
         return JSONResponse({"object": "score", "model": self.name, **sums._asdict(), "bits_per_byte": per_byte})
 
@@ -152,22 +156,15 @@ class ModelServer:
     async def _answer(
         self,
         request: HttpRequest,
-        kind: type[ResponseFormat],
+        kind: type[TextFormat],
         body: WritingBody,
         requests: list[Request],
-        deadline: Deadline,
         change: Change | None = None,
     ) -> ASGIApp:
         """Return the texts of requests, whole or as a stream; `change` is the session that they continue."""
         texts = Texts(self.scheduler, requests, self.settings.lag, self.metrics, change)
-        answer = kind(self.trained.tokenizer, body.alternatives, self.name, self.trained.weights_hash)
-        usage = Usage(body.n)
-        if body.stream:
-            return TextStream(texts, answer, usage, range(len(requests)), body.stream_options.include_usage, deadline)
-        with closing(texts):
-            batch, session = await while_connected(request.receive, written(texts), deadline)
-        usage.add(batch)
-        return JSONResponse(answer.whole(pieces(batch), usage, session))
+        answer = kind(self.trained.tokenizer, body, len(requests), self.name, self.trained.weights_hash)
+        return await respond(texts, answer, body.stream, request.state.deadline)
 
     def _model(self) -> dict[str, Any]:
         described = {"id": self.name, "object": "model", "created": self.created, "owned_by": "lmlong"}
@@ -176,6 +173,26 @@ class ModelServer:
     def _check_model(self, name: str | None) -> None:
         if name is not None and name != self.name:
             raise ApiError(404, f"model: not found. This server serves {self.name!r}.", "model", "model_not_found")
+
+
+def about(trained: TrainedLanguageModel) -> dict[str, Any]:
+    """Return a sentence about a model for the page, and whether it `writes` code or other text. Names of files stay on
+    the server."""
+    read = f"{trained.trained_tokens:,} tokens" if trained.trained_tokens else "text"
+    stdlib = " of Python's standard library" if _is_stdlib(trained.recipe) else ""
+    sentence = f"{count_parameters(trained.model):,} parameters, trained on {read}{stdlib}."
+    return {"about": sentence, "writes": "code" if _is_code(trained.recipe) else "text"}
+
+
+def _is_stdlib(recipe: Recipe) -> bool:
+    return all(isinstance(source, PythonStdlib) for source in recipe.text.sources)
+
+
+def _is_code(recipe: Recipe) -> bool:
+    return _is_stdlib(recipe) or all(
+        isinstance(source, Files) and all(PurePath(path).suffix.lower() in CODE for path in source.paths)
+        for source in recipe.text.sources
+    )
 
 
 def make_app(
@@ -198,25 +215,24 @@ def make_app(
         finally:
             service.end()
 
-    def route(path: str, method: str, handler: Callable[[HttpRequest], Awaitable[ASGIApp]]) -> Route:
+    def route(path: str, method: str, handler: Callable[[HttpRequest], Coroutine[Any, Any, ASGIApp]]) -> Route:
         async def endpoint(request: HttpRequest) -> ASGIApp:
             try:
                 if service.closing and method in ("POST", "DELETE"):
                     raise shutting_down()
-                return await handler(request)
+                request.state.deadline = Deadline(settings.timeout)
+                return await while_connected(request.receive, handler(request), request.state.deadline)
             except Disconnected:
                 return Response()
             except Exception as error:
-                raise api_error(error) from None
+                return api_error(error).response()
 
         return Route(path, endpoint, methods=[method])
 
-    async def error_response(request: HttpRequest, error: Exception) -> Response:
-        if isinstance(error, HTTPException):
-            what = f"{request.method} is not supported by this path." if error.status_code == 405 else "Path not found."
-            error = ApiError(error.status_code, what, headers=error.headers)
-        assert isinstance(error, ApiError)
-        return error.response()
+    async def no_route(request: HttpRequest, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        what = f"{request.method} is not supported by this path." if error.status_code == 405 else "Path not found."
+        return ApiError(error.status_code, what, headers=error.headers).response()
 
     routes = [
         route("/v1/models", "GET", service.models),
@@ -241,7 +257,7 @@ def make_app(
         routes=routes,
         lifespan=lifespan,
         middleware=[Middleware(Guard, hosts, key, settings, service.metrics, [route.path for route in routes])],
-        exception_handlers={HTTPException: error_response, ApiError: error_response},
+        exception_handlers={HTTPException: no_route},
     )
     app.router.redirect_slashes = False
     app.state.service = service

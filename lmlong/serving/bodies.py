@@ -237,6 +237,12 @@ class FileQuery(Body):
     stream: bool = False
 
 
+class TextBody(FileQuery):
+    """A text to be read."""
+
+    text: Text = ""
+
+
 class ListQuery(Body):
     """Which part of a list is asked for."""
 
@@ -248,14 +254,6 @@ class TextQuery(Body):
     """What is asked for with the text of a session."""
 
     logprobs: Annotated[int, BeforeValidator(_number), Field(ge=0, le=MOST_ALTERNATIVES)] | None = None
-
-
-class TextBody(Body):
-    """A text to be read."""
-
-    text: Text = ""
-    learn: Learn = None
-    stream: bool = False
 
 
 class NoBody(Body):

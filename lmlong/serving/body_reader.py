@@ -6,9 +6,8 @@ from pathlib import PurePath
 
 from lmlong.data.formats.table import SUFFIXES, format_of, suffix_of_bytes
 from lmlong.io.limited_process import LimitedProcess, RequestFailed
-from lmlong.serving.api_errors import ApiError
+from lmlong.serving.api_errors import ApiError, shutting_down
 from lmlong.serving.bodies import AnyBody, FileQuery, TextBody, parse, parse_query, text_of_file
-from lmlong.serving.scheduler import Closed
 from lmlong.serving.settings import Settings
 from lmlong.serving.worker import Ended, Worker
 
@@ -55,7 +54,7 @@ class BodyReader:
             text = self.process.ask({"suffix": suffix, "longest": self._longest}, SECONDS, data)
         except RequestFailed as error:
             if ended():  # `close` has killed the process
-                raise Closed("The server is shutting down.") from None
+                raise shutting_down() from None
             raise _unreadable(suffix, str(error)) from None
         return text_of_file(text)
 

@@ -1,9 +1,9 @@
 """Requests to the scheduler, and its events."""
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -71,10 +71,11 @@ class WrittenToken(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """How much of a prompt has been read, in bytes of its text."""
+    """How much of a prompt has been read, in bytes of its text, with the fields of its JSON."""
 
-    read: int
-    total: int
+    read_bytes: int
+    total_bytes: int
+    object: Literal["progress"] = "progress"
 
 
 class Event(NamedTuple):
@@ -92,30 +93,22 @@ class Event(NamedTuple):
 
 
 class ReadingProgress:
-    """Estimates the text that has been read from the number of tokens, since text is encoded before it is read."""
+    """Counts the bytes of a prompt that have been read, by the tokens that cover them."""
 
     def __init__(self, text: str, token_bytes: np.ndarray, known: Sequence[int] = ()):
         """`known` are tokens that need not be read."""
         self._total = len(text.encode("utf-8", "surrogatepass"))
         self._token_bytes = token_bytes
-        self._known = self._bytes_of(known)
-        self._tokens = self._bytes = 0
+        self._read = self._bytes_of(known)
         self._next = time.monotonic() + REPORT_SECONDS
 
-    def counted(self, pieces: Iterable[Sequence[int]]) -> Iterator[Sequence[int]]:
-        """Iterate over pieces of tokens, and count them."""
-        for tokens in pieces:
-            self._tokens += len(tokens)
-            self._bytes += self._bytes_of(tokens)
-            yield tokens
-
-    def _bytes_of(self, tokens: Sequence[int]) -> int:
-        return int(self._token_bytes[np.array(tokens, np.int64)].sum())
-
-    def after(self, tokens: int) -> Progress | None:
-        """Return the progress after `tokens` tokens were read, or None if the last report is too recent."""
+    def after(self, tokens: Sequence[int]) -> Progress | None:
+        """Count more tokens; return the progress, or None if the last report is too recent."""
+        self._read += self._bytes_of(tokens)
         if time.monotonic() < self._next:
             return None
         self._next = time.monotonic() + REPORT_SECONDS
-        read = self._known + self._bytes * tokens // max(1, self._tokens)
-        return Progress(min(read, self._total), self._total)
+        return Progress(min(self._read, self._total), self._total)
+
+    def _bytes_of(self, tokens: Sequence[int]) -> int:
+        return int(self._token_bytes[np.array(tokens, np.int64)].sum())

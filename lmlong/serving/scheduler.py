@@ -16,11 +16,11 @@ from threading import Condition, Thread
 import torch
 
 from lmlong.decode.engine import engine_of
-from lmlong.errors import LmlongError
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.row import advance
 from lmlong.inference.state_table import StateTable
 from lmlong.model.finite import NotFinite
+from lmlong.serving.api_errors import ApiError, busy, scheduler_failed, shutting_down
 from lmlong.serving.request import Request
 from lmlong.serving.settings import DEFAULT_SETTINGS, Settings
 from lmlong.serving.writer import Deliver, Writer
@@ -29,25 +29,6 @@ LOG = logging.getLogger("lmlong.serving")
 
 READING_SECONDS = 0.05
 """Time for reading prompts between two steps, while rows are written."""
-
-
-class Busy(LmlongError):
-    """The queue is full."""
-
-
-class UnusableSession(LmlongError):
-    """The state that a request continues gives no finite predictions."""
-
-
-class Closed(LmlongError):
-    """The scheduler is closed for requests, or ended this one."""
-
-
-class SchedulerFailed(LmlongError):
-    """The scheduler's thread has failed, so no request can be handled."""
-
-    def __init__(self) -> None:
-        super().__init__("The scheduler has failed; the log says where. Restart the server.")
 
 
 @dataclass
@@ -80,15 +61,16 @@ class Scheduler:
         self._thread.start()
 
     def submit(self, request: Request, deliver: Deliver) -> Writer:
-        """Queue a request, whose events `deliver` gets in another thread. Raises Busy, Closed or SchedulerFailed."""
+        """Queue a request, whose events `deliver` gets in another thread. Raises an ApiError
+        if the queue is full, or the scheduler closed or failed."""
         writer = Writer(self.trained, request, deliver, self.states)
         with self._changed:
             if self._failed:
-                raise SchedulerFailed
+                raise scheduler_failed()
             if self._closed:
-                raise Closed("The server is shutting down.")
+                raise shutting_down()
             if len(self._waiting) >= self.most_waiting:
-                raise Busy(f"{self.most_waiting} requests are queued. Try again later.")
+                raise busy(f"{self.most_waiting} requests are queued. Try again later.")
             self._waiting.append(writer)
             self.counts.requests += 1
             self._changed.notify()
@@ -101,7 +83,7 @@ class Scheduler:
             self._changed.notify()
 
     def close(self) -> None:
-        """End all requests with Closed, and refuse new ones."""
+        """End all requests, and refuse new ones."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -123,7 +105,7 @@ class Scheduler:
 
     @torch.inference_mode()
     def _run(self) -> None:
-        end: LmlongError = Closed("The server is shutting down.")
+        end = shutting_down
         try:
             while self._wait():
                 self._admit()
@@ -132,13 +114,13 @@ class Scheduler:
         except BaseException as error:  # not of one request, whose errors are caught where it is read or written
             stack = "".join(traceback.format_tb(error.__traceback__))  # without the message, which may hold a prompt
             LOG.critical("the scheduler has failed: %s\n%s", type(error).__name__, stack)
-            end = SchedulerFailed()
+            end = scheduler_failed
         with self._changed:
-            self._failed = isinstance(end, SchedulerFailed)
+            self._failed = end is scheduler_failed
             writers = [*self._waiting, *self._admitted]
             self._waiting, self._reading, self._writing = deque(), deque(), []
         for writer in writers:
-            writer.fail(end)
+            writer.fail(end())
 
     def _wait(self) -> bool:
         """Wait for work, and return whether to continue."""
@@ -201,7 +183,6 @@ class Scheduler:
     def _fail(self, writer: Writer, error: BaseException) -> None:
         self.counts.failed += 1
         if isinstance(error, NotFinite) and writer.request.start is not None:  # a state that was uploaded
-            error = UnusableSession(
-                "The state of this session gives no finite predictions. Create it again from its text."
-            )
+            message = "The state of this session gives no finite predictions. Create it again from its text."
+            error = ApiError(400, message, "session", "invalid_value")
         writer.fail(error)

@@ -1,14 +1,14 @@
 """The sessions API: create, append to, fork, list, download and delete sessions."""
 
+import asyncio
 from collections.abc import Callable
-from contextlib import closing
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
-from lmlong.serving.answers import session_body, text_body
+from lmlong.serving.answers import SessionFormat, text_body
 from lmlong.serving.bodies import FileQuery, ListQuery, NoBody, TextQuery, check_length, parse_query
 from lmlong.serving.body_reader import BodyReader
 from lmlong.serving.guard import BODY, STATE, media_type
@@ -19,7 +19,7 @@ from lmlong.serving.scheduler import Scheduler
 from lmlong.serving.session_change import Sessions
 from lmlong.serving.session_text import Passage
 from lmlong.serving.settings import Settings
-from lmlong.serving.streaming import Deadline, SessionStream, while_connected, written
+from lmlong.serving.streaming import respond
 from lmlong.serving.worker import Ended, Worker
 
 Result = TypeVar("Result")
@@ -43,25 +43,37 @@ class SessionApi:
     async def create(self, request: HttpRequest) -> ASGIApp:
         if media_type(request.headers) == STATE:
             upload, learn = self._sessions.store.upload, parse_query(FileQuery, request.query_params).learn
-            info = await self._sessions.run(upload, request.scope[BODY], learn)
-            return JSONResponse(session_body(info), 201)
-        return await self._read(request, None, 201)
+            info = await self._run(upload, request.scope[BODY], learn)
+            return JSONResponse(info._asdict(), 201)
+        return await self.append(request)
 
     async def append(self, request: HttpRequest) -> ASGIApp:
-        return await self._read(request, request.path_params["name"], 200)
+        """Read the text in the body after a session, or without a name as a new one."""
+        name = request.path_params.get("name")
+        body = await self._reader.text(request.scope[BODY], media_type(request.headers), request.query_params)
+        check_length(body.text, self._settings.max_prompt, "text")
+        change = self._sessions.change(name)
+        try:
+            start, learn = await change.start(body.learn)
+            reading = Request(body.text, max_tokens=0, start=start, learn=learn, reports=body.stream, keep_session=True)
+            texts = Texts(self._scheduler, [reading], self._settings.lag, self._metrics, change)
+        except BaseException:
+            change.release()
+            raise
+        return await respond(texts, SessionFormat(), body.stream, request.state.deadline, 201 if name is None else 200)
 
     async def fork(self, request: HttpRequest) -> Response:
         await self._reader.parse(NoBody, request.scope[BODY])
-        return JSONResponse(session_body(await self._run(self._sessions.store.fork, request)), 201)
+        return JSONResponse((await self._run(self._sessions.store.fork, request.path_params["name"]))._asdict(), 201)
 
     async def list(self, request: HttpRequest) -> Response:
         query = parse_query(ListQuery, request.query_params)
         infos, rest = await self._sessions.run(self._sessions.store.page, query.limit, query.after)
-        data = [session_body(info) for info in infos]
+        data = [info._asdict() for info in infos]
         return JSONResponse({"object": "list", "data": data, "has_more": rest is not None, "next": rest})
 
     async def info(self, request: HttpRequest) -> Response:
-        return JSONResponse(session_body(await self._run(self._sessions.store.info, request)))
+        return JSONResponse((await self._run(self._sessions.store.info, request.path_params["name"]))._asdict())
 
     async def text(self, request: HttpRequest) -> Response:
         """Answer with the text that a session adds to its parent's."""
@@ -72,13 +84,11 @@ class SessionApi:
         def passages(ended: Ended) -> list[Passage]:
             return own.passages(trained, alternatives or 0, ended)
 
-        reading = self._scorer.run(passages)
-        found = await while_connected(request.receive, reading, Deadline(self._settings.timeout))
-        return JSONResponse(text_body(name, found, trained.tokenizer))
+        return JSONResponse(text_body(name, await self._scorer.run(passages), trained.tokenizer))
 
     async def download(self, request: HttpRequest) -> Response:
-        data = await self._run(self._sessions.store.download, request)
         name = request.path_params["name"]
+        data = await self._run(self._sessions.store.download, name)
         headers = {"Content-Disposition": f'attachment; filename="{name}.state"'}
         return Response(data, media_type=STATE, headers=headers)
 
@@ -86,31 +96,11 @@ class SessionApi:
         name = request.path_params["name"]
         change = self._sessions.change(name)
         try:
-            await self._run(self._sessions.store.delete, request)
+            await self._run(self._sessions.store.delete, name)
         finally:
             change.release()
         return JSONResponse({"id": name, "object": "session.deleted", "deleted": True})
 
-    async def _run(self, call: Callable[[str], Result], request: HttpRequest) -> Result:
-        return await self._sessions.run(call, request.path_params["name"])
-
-    async def _read(self, request: HttpRequest, name: str | None, status: int) -> ASGIApp:
-        """Read the text in the body after a session, or as a new one."""
-        deadline = Deadline(self._settings.timeout)
-        parsing = self._reader.text(request.scope[BODY], media_type(request.headers), request.query_params)
-        body = await while_connected(request.receive, parsing, deadline)
-        check_length(body.text, self._settings.max_prompt, "text")
-        change = self._sessions.change(name)
-        try:
-            start, learn = await change.start(body.learn)
-            reading = Request(body.text, max_tokens=0, start=start, learn=learn, reports=body.stream, keep_session=True)
-            texts = Texts(self._scheduler, [reading], self._settings.lag, self._metrics, change)
-        except BaseException:
-            change.release()
-            raise
-        if body.stream:
-            return SessionStream(texts, deadline)
-        with closing(texts):
-            _, session = await while_connected(request.receive, written(texts), deadline)
-        assert session is not None
-        return JSONResponse(session_body(session), status)
+    async def _run(self, call: Callable[..., Result], *what: Any) -> Result:
+        """Return the result of a method of the store, which ends its work even if the client leaves."""
+        return await asyncio.shield(self._sessions.run(call, *what))

@@ -36,7 +36,7 @@ class Sessions:
         """Reserve a session for one request, or a new one if `name` is None. With `fork`, the request continues the
         session in a new one, and nothing is reserved."""
         if name is not None:
-            self.store.folder.get(name)  # raises UnknownSession
+            self.store.folder.get(name)  # raises 404 for an unknown one
         if name is not None and not fork:
             if name in self.in_use:
                 message = "Another request works on this session. Wait until it ends, or fork the session."

@@ -81,26 +81,27 @@ class Line(Record):
 
 
 class SessionInfo(NamedTuple):
-    """A session as shown to clients."""
+    """A session as clients see it, with the fields of its JSON."""
 
     id: str
+    object: Literal["session"]
     parent: str | None
     """The session that it was forked from."""
-    made: float
+    created: int
     """Seconds since 1970."""
     tokens: int
     bytes: int
     """Of its file."""
     state_bytes: int
     """Of its state in memory."""
-    tail: str
-    """The end of its text."""
     learns: bool
     """Whether it learns from its text."""
     given: str
     """The beginning of what a reader added last."""
     written: str
     """The beginning of what the model wrote after it."""
+    tail: str
+    """The end of its text."""
 
 
 class SessionFile:

@@ -13,24 +13,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import RLock
 
-from lmlong.errors import LmlongError, UsageError
+from lmlong.errors import UsageError
 from lmlong.inference import state_file
 from lmlong.inference.state_table import Piece
 from lmlong.io.lock import Held, lock
 from lmlong.io.system_errors import explain_errors
+from lmlong.serving.api_errors import ApiError
 from lmlong.serving.session_file import NAME, ROOT, Header, Line, SessionFile, reason
 from lmlong.serving.settings import Settings
 
 EARLIER = re.compile(r"[0-9a-f]{24}(\.state|-[0-9a-f]{16}\.base)")
 """The names of files of sessions of earlier versions."""
-
-
-class UnknownSession(LmlongError):
-    """The requested session does not exist."""
-
-
-class QuotaReached(LmlongError):
-    """There is the maximum number of sessions, or of their bytes."""
 
 
 @contextmanager
@@ -71,7 +64,7 @@ class SessionFolder:
             if name in self._listed and not self._files[name].path.exists():
                 self._forget(name)
             if name not in self._listed:
-                raise UnknownSession(f"There is no session {name!r}.")
+                raise ApiError(404, f"There is no session {name!r}.", "session", "session_not_found")
             return self._files[name]
 
     def page(self, most: int, after: str | None = None) -> tuple[Sequence[SessionFile], str | None]:
@@ -85,7 +78,7 @@ class SessionFolder:
     def create(self, header: Header, line: Line) -> SessionFile:
         """Write the file of a new session."""
         if self.count >= self._settings.max_sessions:
-            raise QuotaReached(f"{self.count:,} sessions are all that this server keeps. Delete some.")
+            raise _quota_reached(f"{self.count:,} sessions")
         self.check_quota(len(header.line()) + len(line.line()))
         if header.parent is not None:
             self.get(header.parent)
@@ -113,10 +106,10 @@ class SessionFolder:
         self._forget(name)
 
     def check_quota(self, more: int) -> None:
-        """Raise QuotaReached if `more` further bytes would exceed `max_session_bytes`."""
+        """Refuse a request if `more` further bytes would exceed `max_session_bytes`."""
         most = self._settings.max_session_bytes
         if self.bytes + more > most:
-            raise QuotaReached(f"{most:,} bytes of sessions are all that this server keeps. Delete some.")
+            raise _quota_reached(f"{most:,} bytes of sessions")
 
     def pieces(self, file: SessionFile) -> tuple[SessionFile, list[Piece], int]:
         """Return the file in which the text of a session begins, its pieces, and how many of them are its parent's."""
@@ -192,3 +185,8 @@ class SessionFolder:
                 above = self._files[above].header.parent
             whole |= dict.fromkeys(way, whole.get(above, False))
         return {name for name, is_whole in whole.items() if name is not None and is_whole}
+
+
+def _quota_reached(limit: str) -> ApiError:
+    message = f"{limit} are all that this server keeps. Delete some."
+    return ApiError(429, message, "session", "insufficient_quota")

@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from lmlong.errors import CheckpointError, LmlongError, UsageError
+from lmlong.errors import CheckpointError, UsageError
 from lmlong.inference import state_file
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.session import begin_learning
@@ -26,8 +26,8 @@ from lmlong.inference.unread import UnreadText
 from lmlong.io.files import fsync
 from lmlong.io.system_errors import explain_errors
 from lmlong.model.state import state_bytes
+from lmlong.serving.api_errors import ApiError, shutting_down
 from lmlong.serving.request import Turn
-from lmlong.serving.scheduler import Closed
 from lmlong.serving.session_file import FORMAT, Header, Line, SessionFile, SessionInfo
 from lmlong.serving.session_folder import SessionFolder
 from lmlong.serving.session_text import OwnText
@@ -43,20 +43,11 @@ BEGINNING = 80
 """Characters of a turn that its info has."""
 
 
-class NoState(LmlongError):
-    """An upload that is not a state of this model."""
-
-
-class LearnsAlready(LmlongError):
-    """A request asks a session that learns from its text not to."""
-
-
 def check_learn(learns: bool, learn: bool | None) -> None:
     """Refuse the `learn` of a request that continues a session: what was learned stays in its state, and is used."""
     if learns and learn is False:
-        raise LearnsAlready(
-            "learn: false, but this session learns until its end. Leave learn out, or create another session."
-        )
+        message = "learn: false, but this session learns until its end. Leave learn out, or create another session."
+        raise ApiError(400, message, "learn", "invalid_value")
 
 
 class SessionStore:
@@ -117,7 +108,7 @@ class SessionStore:
             path.unlink(missing_ok=True)
             if isinstance(error, CheckpointError | UsageError):
                 message = "This is not a state of this model, or it is damaged. Read the text again."
-                raise NoState(message) from None
+                raise ApiError(400, message, code="invalid_state") from None
             raise
         self._keep(file, place)
         return self._info(file)
@@ -216,8 +207,8 @@ class SessionStore:
             texts["read"] += pending.encode("latin-1", "replace")[repeated:]
         given, written = (texts[by].decode(errors="replace")[:BEGINNING] for by in ("read", "wrote"))
         header, last = file.header, file.last
-        about = header.id, header.parent, header.made, last.tokens, file.bytes
-        return SessionInfo(*about, last.state_bytes, last.tail, last.learns, given, written)
+        about = last.tokens, file.bytes, last.state_bytes, last.learns
+        return SessionInfo(header.id, "session", header.parent, int(header.made), *about, given, written, last.tail)
 
     def _unread(self, file: SessionFile) -> UnreadText:
         """Return the unread text at the end of a session."""
@@ -241,7 +232,7 @@ class SessionStore:
         place, known = self.states.nearest(start, pieces)
         for piece in pieces[known:]:
             if self.closing:
-                raise Closed("The server is shutting down.")
+                raise shutting_down()
             place = place.after(self.trained.model, [piece])
         return place, sum(len(piece.tokens) for piece in pieces[known:])
 

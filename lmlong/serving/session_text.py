@@ -14,8 +14,8 @@ from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.session import Session, after_tokens, append_token, logits_not_finite, next_logits
 from lmlong.inference.state_table import Piece, Place
 from lmlong.inference.unread import UnreadText
+from lmlong.serving.api_errors import shutting_down
 from lmlong.serving.request import WrittenToken
-from lmlong.serving.scheduler import Closed
 from lmlong.serving.writer import written_token
 
 Author = Literal["reader", "model", "state"]
@@ -54,7 +54,7 @@ class OwnText(NamedTuple):
             is_read = is_read or by_model
             for piece in pieces:
                 if ended():
-                    raise Closed("The server is shutting down.")
+                    raise shutting_down()
                 likelihoods = list[WrittenToken]()
                 if session is not None and is_read and by_model:
                     session, likelihoods = _likelihoods(trained, session, piece.tokens, alternatives)

@@ -3,17 +3,16 @@
 import asyncio
 import json
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Iterable
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any, TypeVar
 
-from starlette.types import Receive, Scope, Send
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from lmlong.serving.answers import ResponseFormat, Usage, pieces, progress_body, session_body
+from lmlong.serving.answers import ResponseFormat
 from lmlong.serving.api_errors import ApiError, api_error, shutting_down, timed_out
 from lmlong.serving.inbox import Batch, Texts
-from lmlong.serving.session_file import SessionInfo
 
 Result = TypeVar("Result")
 
@@ -71,19 +70,25 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-async def written(texts: Texts) -> tuple[Batch, SessionInfo | None]:
-    """Return all events of texts, and the session after them, once it is saved."""
-    batch = []
-    while not texts.ended:
-        batch += await texts.next()
-    return batch, await texts.saved()
+async def respond(
+    texts: Texts, answer: ResponseFormat, is_stream: bool, deadline: Deadline, status: int = 200
+) -> ASGIApp:
+    """Return the response with the texts of a request, whole or as a stream."""
+    if is_stream:
+        return EventStream(texts, answer, deadline)
+    with closing(texts):
+        batch: Batch = []
+        while not texts.ended:
+            batch += await texts.next()
+        session = await texts.saved()
+    return JSONResponse(answer.whole(batch, session), status)
 
 
-class EventStream(ABC):
+class EventStream:
     """A response that streams events until its texts end."""
 
-    def __init__(self, texts: Texts, deadline: Deadline):
-        self._texts, self._deadline = texts, deadline
+    def __init__(self, texts: Texts, answer: ResponseFormat, deadline: Deadline):
+        self._texts, self._answer, self._deadline = texts, answer, deadline
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -104,80 +109,21 @@ class EventStream(ABC):
 
     async def _stream(self, send: Send) -> None:
         texts, until = self._texts, 0.0
-        if first := self.first():
+        if first := self._answer.first(texts.branch):
             await send(_body(first))
         while not texts.ended:
             batch = await texts.next(SILENCE)
             if batch and not texts.ended and (pause := until - time.monotonic()) > 0:
                 await asyncio.sleep(pause)
                 batch += await texts.next(0)
-            await send(_body(self.events(batch), b"" if batch else b": waiting\n\n"))
+            await send(_body(self._answer.events(batch), b"" if batch else b": waiting\n\n"))
             until = time.monotonic() + TOGETHER
-        last = self.last(await texts.saved())
+        last = self._answer.last(await texts.saved())
         await send({**_body(last, b"data: [DONE]\n\n"), "more_body": False})
-
-    def first(self) -> list[dict[str, Any]]:
-        """Return the events before any text."""
-        return []
-
-    @abstractmethod
-    def events(self, batch: Batch) -> list[dict[str, Any]]:
-        """Return the events of what the scheduler delivered."""
-
-    @abstractmethod
-    def last(self, session: SessionInfo | None) -> list[dict[str, Any]]:
-        """Return the events after all text, once the session is saved."""
 
     async def _end_by(self, error: ApiError, send: Send) -> None:
         with suppress(asyncio.TimeoutError):  # the client does not read
             await asyncio.wait_for(send({**_body([error.body]), "more_body": False}), LAST_WORDS)
-
-
-class TextStream(EventStream):
-    """The texts of one of OpenAI's endpoints."""
-
-    def __init__(
-        self,
-        texts: Texts,
-        answer: ResponseFormat,
-        usage: Usage,
-        numbers: Iterable[int],
-        include_usage: bool,
-        deadline: Deadline,
-    ):
-        super().__init__(texts, deadline)
-        self._answer, self._usage = answer, usage
-        self._numbers, self._include_usage = numbers, include_usage
-
-    def first(self) -> list[dict[str, Any]]:
-        choices = filter(None, map(self._answer.first_choice, self._numbers))
-        branch = self._texts.branch
-        forked = [{**self._answer.chunk(), "session": {"id": branch, "object": "session"}}] if branch else []
-        return [*forked, *map(self._answer.chunk, choices)]
-
-    def events(self, batch: Batch) -> list[dict[str, Any]]:
-        self._usage.add(batch)
-        events = []
-        for number, piece in pieces(batch).items():
-            if piece.progress:
-                events.append(self._answer.chunk(progress=progress_body(piece.progress)))
-            if piece.text or piece.tokens or piece.reason:
-                events += map(self._answer.chunk, self._answer.choices(number, piece))
-        return events
-
-    def last(self, session: SessionInfo | None) -> list[dict[str, Any]]:
-        usage = self._usage if self._include_usage else None
-        return [self._answer.chunk(usage=usage, session=session)] if session or usage else []
-
-
-class SessionStream(EventStream):
-    """How much of a text has been read into a session, then the session."""
-
-    def events(self, batch: Batch) -> list[dict[str, Any]]:
-        return [progress_body(event.progress) for _, event in batch[-1:] if event.progress]
-
-    def last(self, session: SessionInfo | None) -> list[dict[str, Any]]:
-        return [session_body(session)] if session else []
 
 
 def _body(events: Iterable[dict[str, Any]], more: bytes = b"") -> dict[str, Any]:

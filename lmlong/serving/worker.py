@@ -14,8 +14,7 @@ from lmlong.evaluation.scorer import Scorer
 from lmlong.evaluation.spans import documents_of, whole
 from lmlong.inference import chat
 from lmlong.inference.loading import TrainedLanguageModel
-from lmlong.serving.api_errors import busy
-from lmlong.serving.scheduler import Closed
+from lmlong.serving.api_errors import busy, shutting_down
 
 Result = TypeVar("Result")
 Ended = Callable[[], bool]
@@ -45,7 +44,7 @@ class Worker:
     async def run(self, job: Callable[[Ended], Result]) -> Result:
         """Return the result of a job. Cancelling this call ends the job."""
         if self._closed.is_set():
-            raise Closed("The server is shutting down.")
+            raise shutting_down()
         if self._jobs >= self._most:
             raise busy(f"{self._most} requests of this kind are queued. Try again later.")
         left = Event()
@@ -69,7 +68,7 @@ class Worker:
 def _result(job: Callable[[Ended], Result], ended: Ended) -> Result:
     """Return the result of a job. Every error becomes an Exception, since a BaseException would stop the server."""
     if ended():
-        raise Closed("The server is shutting down.")
+        raise shutting_down()
     try:
         return job(ended)
     except Exception:
@@ -94,7 +93,7 @@ def score(trained: TrainedLanguageModel, text: str, ended: Ended, learn: bool = 
     sums = documents.sums()
     for _, first, nats in scorer.scored(whole(documents)):
         if ended():
-            raise Closed("The server is shutting down.")
+            raise shutting_down()
         sums.add(0, nats.sum(), len(nats), scorer.sizes(slice(first, first + len(nats))).sum())
     totals = sums.totals
     return Score(totals.tokens, totals.bytes, totals.nats / math.log(2))
@@ -106,5 +105,5 @@ def chat_tokens(trained: TrainedLanguageModel, messages: Sequence[chat.Message],
         return tuple(chat.encode(trained.tokenizer, chat.render(trained.tokenizer, messages)))
     except UsageError:
         if ended():  # which ends the rendering too
-            raise Closed("The server is shutting down.") from None
+            raise shutting_down() from None
         raise

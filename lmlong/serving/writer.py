@@ -62,14 +62,12 @@ class Writer:
         progress = None
         if self.request.reports and isinstance(prompt, str):
             progress = ReadingProgress(prompt, tokenizer.token_bytes, known)
-            parts = progress.counted(parts)
-        before = self._place.tokens
         for part in even_pieces(parts, PIECE):
             piece = Piece(self._kind, tuple(part))
             self._place = self._place.after(self._trained.model, [piece])
             self._prompt.append(piece)
             self._keep()
-            if progress and (report := progress.after(self._place.tokens - before)):
+            if progress and (report := progress.after(part)):
                 self._deliver(Event(progress=report))
             yield
         self._unread = encoding.unread

@@ -11,8 +11,8 @@ from models import predict
 from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.inference import session as sessions
 from lmlong.inference.generation import Generation
+from lmlong.inference.row import StreamedText
 from lmlong.inference.session import next_logits, prefill
-from lmlong.inference.streamed_text import StreamedText
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.sampling_options import Sampling
 from lmlong.model.state_size import size, state_size

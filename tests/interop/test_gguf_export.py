@@ -15,7 +15,7 @@ from torch.testing import assert_close
 
 import lmlong
 from lmlong.errors import UsageError
-from lmlong.interop.gguf_export import FILE, blocks, export_gguf
+from lmlong.interop.gguf_file import FILE, blocks, export_gguf
 from lmlong.interop.importing import import_model
 from lmlong.model.base import round_weights
 from lmlong.model.quantization import quantized

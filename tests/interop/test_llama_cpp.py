@@ -13,7 +13,7 @@ from models import predict
 from torch import Tensor
 
 import lmlong
-from lmlong.interop.gguf_export import FILE, export_gguf
+from lmlong.interop.gguf_file import FILE, export_gguf
 from lmlong.model.base import round_weights
 from lmlong.model.quantization import Weights
 

@@ -1,7 +1,9 @@
-"""/v1/completions and /v1/score: the texts, log-probabilities and sums that Python gives."""
+"""/v1/completions and /v1/score: the texts, log-probabilities and sums that Python gives; and what a server says of its
+model."""
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,9 +11,13 @@ from serving.schedulers import tiny
 from serving.servers import NAME, Served, served
 
 import lmlong
+from lmlong.data.tokenizers.characters import CharacterTokenizer
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.sampling import Sampling
+from lmlong.model.base import count_parameters
+from lmlong.recipe import Recipe
 from lmlong.serving.answers import printable
+from lmlong.serving.app import about
 
 PATH = "/v1/completions"
 
@@ -218,3 +224,39 @@ def test_the_settings_of_a_server_are_limits(trained: TrainedLanguageModel) -> N
         assert server.post("/v1/score", text="b" * 11).status_code == 400
         written = server.post(PATH, prompt="a", temperature=0).json()
         assert written["usage"]["completion_tokens"] == 5, "as many as the server allows"
+
+
+def test_a_model_of_an_alphabet_refuses_other_characters() -> None:
+    prompt = "GATTACA" * 5
+    trained = tiny(tokenizer=CharacterTokenizer("ACGT"))
+    assert sum(base.bytes for base in lmlong.score(trained, prompt, by="token")) == 35
+    with served(trained, rows=2) as server:
+        expected = "".join(trained.stream(prompt, seed=1, max_tokens=30))
+        assert server.texts(prompt=prompt, seed=1, max_tokens=30) == [expected] and set(expected) <= set("ACGT")
+        for path, body in (("/v1/completions", {"prompt": "GATTAXA"}), ("/v1/score", {"text": "GATTAXA"})):
+            refused = server.post(path, **body)
+            message = "character 6: 'X' (U+0058) is not in the alphabet of this model."
+            assert refused.status_code == 400 and refused.json()["error"]["message"] == message
+        scored = server.post("/v1/score", text=prompt).json()
+        assert (scored["bytes"], scored["tokens"]) == (35, 36)
+
+
+STDLIB: dict[str, Any] = {"kind": "python-stdlib"}
+
+
+@pytest.mark.parametrize(
+    ("sources", "writes"),
+    [
+        ([STDLIB], "code"),
+        ([{"kind": "files", "paths": ["/home/me/secret/**/*.py", "b.RS"]}], "code"),
+        ([{"kind": "files", "paths": ["/home/me/secret", "b.py"]}], "text"),
+        ([STDLIB, {"kind": "files", "paths": ["a.txt"]}], "text"),
+        ([{"kind": "hub", "dataset": "org/name"}], "text"),
+    ],
+)
+def test_a_server_says_what_its_model_writes_and_names_no_file(sources: list[dict[str, Any]], writes: str) -> None:
+    trained = replace(tiny(), recipe=Recipe.model_validate({"text": {"sources": sources}}), trained_tokens=12_345)
+    said = about(trained)
+    assert said["writes"] == writes
+    stdlib = " of Python's standard library" if sources == [STDLIB] else ""
+    assert said["about"] == f"{count_parameters(trained.model):,} parameters, trained on 12,345 tokens{stdlib}."

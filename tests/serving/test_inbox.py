@@ -19,13 +19,3 @@ def test_who_is_told_to_stop_stops_though_an_event_comes_at_that_moment() -> Non
         return waiting.cancelled() == told
 
     assert all(asyncio.run(stop_after(turns)) for turns in range(10))
-
-
-def test_nothing_comes_in_the_time_that_is_waited() -> None:
-    async def wait() -> tuple[list, list]:
-        inbox = Inbox(1000, lambda: None)
-        before = await inbox.take(0.01)
-        inbox.put(3, Event("a"))
-        return before, await inbox.take(60)
-
-    assert asyncio.run(wait()) == ([], [(3, Event("a"))])

@@ -12,13 +12,13 @@ from serving.schedulers import Told, running, subwords, tiny
 
 from lmlong.attention.base import state_tensors
 from lmlong.data.tokenizers.base import Tokenizer
-from lmlong.errors import LmlongError
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.sampling import Sampling
 from lmlong.inference.state_table import Place, StateTable
 from lmlong.model.state import rebuild_state
+from lmlong.serving.api_errors import ApiError
 from lmlong.serving.request import Request
-from lmlong.serving.scheduler import Closed, Scheduler
+from lmlong.serving.scheduler import Scheduler
 from lmlong.serving.settings import Settings
 
 OPTIONS: list[dict[str, Any]] = [
@@ -115,8 +115,8 @@ def test_who_closes_ends_all_requests() -> None:
     told = [Told(scheduler, ENDLESS) for _ in range(2)]
     told[0].next()
     scheduler.close()
-    assert all(isinstance(one.all()[-1].error, Closed) for one in told)
-    with pytest.raises(Closed):
+    assert [one.all()[-1].error.code for one in told] == ["shutting_down"] * 2
+    with pytest.raises(ApiError, match="shutting down"):
         Told(scheduler, Request("abc"))
 
 
@@ -128,7 +128,7 @@ def test_a_broken_state_ends_its_own_request_alone() -> None:
         told = [Told(scheduler, Request("abc", start=Place(b"", start), max_tokens=20)) for start in (good, bad)]
         told.append(Told(scheduler, Request("abc", max_tokens=20)))
         ends = [one.all()[-1] for one in told]
-        assert isinstance(ends[1].error, LmlongError) and ends[0].end == ends[2].end == "max_tokens"
+        assert isinstance(ends[1].error, ApiError) and ends[0].end == ends[2].end == "max_tokens"
         assert scheduler.counts.failed == 1
 
 

@@ -179,15 +179,6 @@ def test_one_request_works_on_a_session_and_one_that_leaves_changes_nothing(serv
     assert found == {**session, "bytes": found["bytes"], "given": found["given"]}
 
 
-def test_a_server_keeps_so_many(trained: TrainedLanguageModel) -> None:
-    with served(trained, max_sessions=1) as server:
-        name = made(server.post(SESSIONS, text="a"))["id"]
-        assert refused(server.post(SESSIONS, text="a")) == (429, "insufficient_quota")
-        assert refused(server.post(f"{SESSIONS}/{name}/fork")) == (429, "insufficient_quota")
-        assert server.client.delete(f"{SESSIONS}/{name}").status_code == 200
-        made(server.post(SESSIONS, text="a"))
-
-
 def test_what_is_no_session_is_told(server: Served) -> None:
     name = made(server.post(SESSIONS))["id"]
     state = server.client.get(f"{SESSIONS}/{name}/state").content

@@ -37,8 +37,9 @@ from lmlong.attention.base import state_tensors
 from lmlong.errors import CheckpointError, LmlongError, UsageError
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.model.state import rebuild_state
-from lmlong.serving.session_folder import QuotaReached, UnknownSession, locked
-from lmlong.serving.session_store import LearnsAlready, NoState, SessionStore
+from lmlong.serving.api_errors import ApiError
+from lmlong.serving.session_folder import locked
+from lmlong.serving.session_store import SessionStore
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +80,7 @@ def test_sessions_are_listed_as_they_are_after_a_restart(trained: TrainedLanguag
     first = store.info(created(store))
     second = store.fork(first.id)
     grown = store.info(continued(store, first.id, "dcba" * 9))
-    assert grown.made == first.made and grown.tokens == first.tokens + 36
+    assert grown.created == first.created and grown.tokens == first.tokens + 36
     assert second.parent == first.id and second.tokens == first.tokens
     again = opened(trained, tmp_path)
     assert listed(again) == listed(store) == [grown, second]
@@ -102,16 +103,17 @@ def test_memory_and_disk_keep_the_states_used_last(trained: TrainedLanguageModel
 def test_server_refuses_more_sessions_and_bytes_than_its_quota(trained: TrainedLanguageModel, tmp_path: Path) -> None:
     store = opened(trained, tmp_path / "few", max_sessions=2)
     names = [created(store) for _ in range(2)]
-    with pytest.raises(QuotaReached, match="2 sessions"):
+    with pytest.raises(ApiError, match="2 sessions") as refused:
         store.fork(names[0])
+    assert (refused.value.status, refused.value.code) == (429, "insufficient_quota")
     continued(store, names[0], "d")
     small = opened(trained, tmp_path / "small", max_session_bytes=2 * store.info(names[1]).bytes + 99)
     for _ in range(2):
         created(small)
     for again in (small, opened(trained, tmp_path / "small", max_session_bytes=small.folder.bytes + 99)):
-        with pytest.raises(QuotaReached, match="bytes"):
+        with pytest.raises(ApiError, match="bytes"):
             created(again)
-        with pytest.raises(QuotaReached, match="bytes"):
+        with pytest.raises(ApiError, match="bytes"):
             continued(again, listed(again)[0].id, "a" * 100)
         assert again.folder.bytes == size(again.folder.path)
     small.delete(listed(small)[0].id)
@@ -142,7 +144,7 @@ def test_uploaded_state_learns_as_asked(trained: TrainedLanguageModel, tmp_path:
         trained.save_state(trained.read("abc", learn=learn), tmp_path / "book.state")
         data = (tmp_path / "book.state").read_bytes()
         assert store.upload(data).learns is learn and store.upload(data, True).learns
-    with pytest.raises(LearnsAlready):
+    with pytest.raises(ApiError, match="learns until its end"):
         store.upload(data, False)
 
 
@@ -162,7 +164,7 @@ def test_upload_that_is_not_a_state_of_this_model_is_refused(trained: TrainedLan
         trained.save_state(text._replace(state=text.state._replace(blocks=broken)), tmp_path / "broken.state")
         uploads.append((tmp_path / "broken.state").read_bytes())
     for data in uploads:
-        with pytest.raises(NoState):
+        with pytest.raises(ApiError, match="not a state of this model"):
             store.upload(data)
     assert store.folder.count == 0 and files(store.folder.path) == set()
 
@@ -175,7 +177,7 @@ def test_files_of_deleted_sessions_stay_while_forks_need_them(trained: TrainedLa
     expected = session(store, names[-1])
     for name in names[:-1]:
         store.delete(name)
-        with pytest.raises(UnknownSession):
+        with pytest.raises(ApiError, match="There is no session"):
             store.get(name)
     for again in (store, opened(trained, tmp_path)):
         assert [info.id for info in listed(again)] == names[-1:] and len(files(tmp_path)) == 4
@@ -395,7 +397,7 @@ def test_session_that_another_program_changes_is_refused(trained: TrainedLanguag
         with pytest.raises(CheckpointError, match="changed"):
             call()
     path_of(store, name).unlink()
-    with pytest.raises(UnknownSession):
+    with pytest.raises(ApiError, match="There is no session"):
         store.get(name)
     assert store.folder.bytes == 0
 

@@ -10,7 +10,6 @@ from serving.schedulers import tiny
 from serving.servers import until
 
 from lmlong.serving.api_errors import ApiError
-from lmlong.serving.scheduler import Closed
 from lmlong.serving.worker import Worker, score
 
 
@@ -45,8 +44,9 @@ def test_jobs_run_one_after_the_other_and_few_wait() -> None:
         assert jobs[0].over.is_set() and jobs[1].begun.is_set(), "who leaves makes room"
         worker.close()
         cancelled, running, waiting = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 30)
-        assert isinstance(cancelled, asyncio.CancelledError) and running is None and isinstance(waiting, Closed)
-        with pytest.raises(Closed):
+        assert isinstance(cancelled, asyncio.CancelledError) and running is None
+        assert isinstance(waiting, ApiError) and waiting.code == "shutting_down"
+        with pytest.raises(ApiError, match="shutting down"):
             await worker.run(Job())
 
     asyncio.run(go())
@@ -75,6 +75,6 @@ def test_a_job_ends_within_its_text() -> None:
         asked.append(None)
         return len(asked) == 2
 
-    with pytest.raises(Closed):
+    with pytest.raises(ApiError, match="shutting down"):
         score(tiny(), "It was a dark and stormy night. " * 2000, ended)
     assert len(asked) == 2, "the rest is not read"

@@ -7,9 +7,7 @@ import torch
 from torch import Tensor
 
 from lmlong import recipe
-from lmlong.interop.llama import ARCHITECTURE as LLAMA
-from lmlong.interop.llama import llama_names
-from lmlong.interop.llama_config import LLAMA3_ROPE
+from lmlong.interop.llama import ARCHITECTURE, LLAMA3_ROPE, llama_names
 
 MODULE, CONFIG, MODEL = "modeling_lmlong", "LmlongConfig", "LmlongForCausalLM"
 
@@ -35,9 +33,18 @@ def llama_config(chosen: recipe.Recipe, vocabulary: int) -> dict[str, Any]:
     if scaling:
         rope |= {"rope_type": "llama3", **{key: getattr(scaling, option) for key, option in LLAMA3_ROPE.items()}}
     return {
-        "architectures": [LLAMA],
+        "architectures": [ARCHITECTURE],
         "model_type": "llama",
-        **_sizes(model, vocabulary),
+        "vocab_size": vocabulary,
+        "hidden_size": model.width,
+        "intermediate_size": model.inner_width,
+        "num_hidden_layers": model.layers,
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": model.kv_heads or model.heads,
+        "head_dim": model.head_dims.key,
+        "rms_norm_eps": model.norm_epsilon,
+        "tie_word_embeddings": model.tied_output,
+        "use_cache": True,
         "hidden_act": "silu",
         "attention_bias": False,
         "mlp_bias": False,
@@ -55,21 +62,6 @@ def lmlong_config(model: recipe.Model, vocabulary: int) -> dict[str, Any]:
         "model_type": "lmlong",
         "model": model.model_dump(mode="json"),
         "vocab_size": vocabulary,
-        "tie_word_embeddings": model.tied_output,
-        "use_cache": True,
-    }
-
-
-def _sizes(model: recipe.Model, vocabulary: int) -> dict[str, Any]:
-    return {
-        "vocab_size": vocabulary,
-        "hidden_size": model.width,
-        "intermediate_size": model.inner_width,
-        "num_hidden_layers": model.layers,
-        "num_attention_heads": model.heads,
-        "num_key_value_heads": model.kv_heads or model.heads,
-        "head_dim": model.head_dims.key,
-        "rms_norm_eps": model.norm_epsilon,
         "tie_word_embeddings": model.tied_output,
         "use_cache": True,
     }

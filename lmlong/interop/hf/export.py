@@ -74,7 +74,7 @@ def export_hf(run: str, folder: Path, evaluation: dict[str, Any] | None = None) 
         "README.md": model_card(folder.name, source, state, evaluation),
     }
     write_folder(folder, files, lambda into: save_file(named, into / manifest.WEIGHTS, metadata={"format": "pt"}))
-    return Exported(folder, sum(weight.numel() for weight in weights.values()), config["architectures"][0])
+    return Exported(folder, source.parameters, config["architectures"][0])
 
 
 def model_card(name: str, source: RunSource, state: StateSize | None, evaluation: dict[str, Any] | None) -> str:
