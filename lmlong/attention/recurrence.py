@@ -6,6 +6,7 @@ B batch, H heads, T time, F features, V value dim.
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -106,16 +107,15 @@ class Recurrence(CausalAttention[State]):
             with without_autocast(q):
                 fq, fk = self.feature_map.query(q), self.feature_map.key(k)
                 return self.step(fq, fk, v, state, document_starts, log_decay, beta)
-        y, packed = self.scan_packed(self.pack(state), ScanInputs(q, k, v, document_starts, log_decay, beta))
+        packed, x = self.pack(state), ScanInputs(q, k, v, document_starts, log_decay, beta)
+        done = self.kernel.operation(self.feature_map, packed, x)
+        y, packed, *_ = done or self.apart(Scan.apply)(*self.scan_arguments(packed, x))
         return y, self.unpack(packed)
 
-    def scan_packed(self, packed: Tensor, x: ScanInputs) -> tuple[Tensor, Tensor]:
-        """Return the outputs of many tokens, and the packed state after them, given the one before."""
-        if done := self.kernel.operation(self.feature_map, packed, x):
-            return done
+    def scan_arguments(self, packed: Tensor, x: ScanInputs) -> tuple[Any, ...]:
+        """Return the arguments of `Scan` for many tokens after a packed state."""
         how = self.kernel, self.feature_map, self.policy_for(x.q), torch.is_grad_enabled()
-        y, after, _ = self.apart(Scan.apply)(*how, packed, *x, *self.feature_map.parameters())
-        return y, after
+        return *how, packed, *x, *self.feature_map.parameters()
 
     def token_log_decay(self, q: Tensor, inputs: Inputs) -> Tensor | None:
         """Return the log decay of each token (B, H, T) or feature (B, H, T, F): learned, fixed, or None."""

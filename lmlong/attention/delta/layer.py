@@ -24,7 +24,7 @@ from lmlong.attention.inputs import NOTHING, Gate, Inputs
 from lmlong.attention.native_weights import pack_features, pack_forgetting, pack_gate
 from lmlong.attention.parallel_window.layer import with_window
 from lmlong.attention.recurrence import Recurrence
-from lmlong.attention.scan import ScanInputs, recomputed, without_autocast
+from lmlong.attention.scan import Scan, ScanInputs, recomputed, without_autocast
 from lmlong.native.decode.kind import DecodeKind, Packer
 from lmlong.native.decode.structures import FeatureMapWeights, Forgetting, ints, pointers, structure
 from lmlong.native.decode.structures import Gate as GateWeights
@@ -119,7 +119,10 @@ class DeltaAttention(Recurrence[DeltaState]):
         features, dtype = self.feature_map.features, torch.promote_types(x.v.dtype, self.state_dtype)
         identity = torch.eye(features, device=x.v.device, dtype=dtype)
         before = pad(identity, (x.v.shape[-1], 0)).expand(*x.v.shape[:2], -1, -1).contiguous()
-        return self.scan_packed(before, x._replace(v=pad(x.v, (0, features))))[1]
+        x = x._replace(v=pad(x.v, (0, features)))
+        done = self.kernel.operation(self.feature_map, before, x)
+        _, after, *_ = done or self.apart(Scan.apply)(*self.scan_arguments(before, x))
+        return after
 
     def after_effect(self, state: DeltaState, effect: DeltaEffect) -> DeltaState:
         with without_autocast(state.S):
