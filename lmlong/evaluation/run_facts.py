@@ -40,7 +40,7 @@ def run_facts(loaded: TrainedModel) -> dict[str, Any]:
         **({"n-gram heads added to layers": model.add_ngram} if model.add_ngram else {}),
         **({"plug-ins": loaded.recipe.plugins} if loaded.recipe.plugins else {}),
         "tokens read as one by layer": [model.factor if at in model.downsampled_layers else 1 for at in layers],
-        **({"decoded by": describe_engine(model)} if isinstance(model, LanguageModel) else {}),
+        **({"decoded by": describe_engine(loaded.model)} if isinstance(loaded.model, LanguageModel) else {}),
         **_kernels(loaded),
         **({"state bytes": state.empty.bytes, "state bytes per token": state.per_token.bytes} if state else {}),
         **({"state bytes with --learn": learning.empty.bytes} if learning else {}),
