@@ -64,7 +64,7 @@ class SessionFolder:
             if name in self._listed and not self._files[name].path.exists():
                 self._forget(name)
             if name not in self._listed:
-                raise ApiError(404, f"There is no session {name!r}.", "session", "session_not_found")
+                raise ApiError(404, f"Session {name!r} not found.", "session", "session_not_found")
             return self._files[name]
 
     def page(self, most: int, after: str | None = None) -> tuple[Sequence[SessionFile], str | None]:

@@ -177,7 +177,7 @@ def test_files_of_deleted_sessions_stay_while_forks_need_them(trained: TrainedLa
     expected = session(store, names[-1])
     for name in names[:-1]:
         store.delete(name)
-        with pytest.raises(ApiError, match="There is no session"):
+        with pytest.raises(ApiError, match="not found"):
             store.get(name)
     for again in (store, opened(trained, tmp_path)):
         assert [info.id for info in listed(again)] == names[-1:] and len(files(tmp_path)) == 4
@@ -397,7 +397,7 @@ def test_session_that_another_program_changes_is_refused(trained: TrainedLanguag
         with pytest.raises(CheckpointError, match="changed"):
             call()
     path_of(store, name).unlink()
-    with pytest.raises(ApiError, match="There is no session"):
+    with pytest.raises(ApiError, match="not found"):
         store.get(name)
     assert store.folder.bytes == 0
 
