@@ -206,6 +206,7 @@ REFUSED: list[tuple[Craft, str]] = [
         "continuing_subword_prefix is '##'",
     ),
     (file("tokenizer.json", tokenizer_json(model={"vocab": {"a": 2**31}})), "'a' has the id 2147483648"),
+    (file("tokenizer.json", tokenizer_json(model={"vocab": {"a": 7, "b": 7}})), "'a' and 'b' have the same id, 7"),
     (file("tokenizer.json", tokenizer_json(added_tokens=[{"id": 0}])), "added_tokens.0.content is missing"),
     (given(lambda weights: weights["model.layers.1.mlp.up_proj.weight"].fill_(torch.nan)), "infinite or NaN values"),
     (given(lambda weights: weights.pop("model.norm.weight")), "norm.weight: missing"),

@@ -38,9 +38,12 @@ def _is_pair(value: Any, second: tuple[type, ...]) -> bool:
 
 def _numbered(vocabulary: dict[str, Any]) -> dict[str, Any]:
     """Validate the ids of pieces; a loop, since there are hundreds of thousands."""
+    pieces: dict[int, str] = {}
     for piece, token in vocabulary.items():
         if type(token) is not int or not 0 <= token < bounds.VOCABULARY:
             raise ValueError(f"{shown(piece)} has the id {shown(token)}, not a number from 0 to {bounds.VOCABULARY:,}")
+        if (other := pieces.setdefault(token, piece)) != piece:
+            raise ValueError(f"{shown(other)} and {shown(piece)} have the same id, {token}")
     return vocabulary
 
 
