@@ -101,7 +101,7 @@ class Training(Budget):
     clip: float = Field(default=1.0, gt=0, le=bounds.FACTOR)
     """Maximum norm of the gradient; larger gradients are scaled down to it."""
     precision: Literal["auto", "32", "bf16", "16"] = "auto"
-    """Number format of the forward pass. auto is bf16 if the hardware computes in it, else 32."""
+    """Number format of the forward pass. auto is bf16 if the hardware is faster in it, else 32."""
     compile: bool = False
     """Let torch.compile fuse operations of the blocks and of the loss. Needs Triton on a GPU, else a C++ compiler, and
     the first steps take much longer."""

@@ -17,7 +17,7 @@ from lmlong.data.token_dataset import TokenDataset, prepare
 from lmlong.errors import UsageError
 from lmlong.model.base import TextModel
 from lmlong.model.build import build, check_memory, without_memory
-from lmlong.model.device import Precision, computes_in_bf16, pick_device
+from lmlong.model.device import Precision, is_faster_in_bf16, pick_device
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.layers import Linear
 from lmlong.model.sinks import make_sinks
@@ -220,11 +220,11 @@ def _outline(recipe: Recipe) -> LanguageModel:
 
 
 def resolve(precision: Literal["auto", "32", "bf16", "16"], device: torch.device) -> Precision:
-    """Return the number format; `auto` is bf16 if the hardware computes in it, without emulation, else 32."""
+    """Return the number format; `auto` is bf16 where it is faster, else 32."""
     if precision == "16" and device.type == "cpu":
         raise UsageError("training.precision: 16 needs a GPU. Use bf16, 32 or auto.")
     if precision in ("16", "bf16") and device.type == "mps":
         raise UsageError(f"training.precision: {precision} is not offered on mps. Use 32 or auto.")
     if precision != "auto":
         return precision
-    return "bf16" if computes_in_bf16(device) else "32"
+    return "bf16" if is_faster_in_bf16(device) else "32"

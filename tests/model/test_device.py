@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 from lmlong.errors import UsageError
 from lmlong.inference.sampling import Sampler, Sampling, sample
 from lmlong.model import device as devices
-from lmlong.model.device import pick_device
+from lmlong.model.device import pick_device, processor_is_faster_in_bf16
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.metrics import loss_totals
 from lmlong.model.segments import text_loss
@@ -99,3 +99,17 @@ def test_a_mac_trains_in_float32() -> None:
     assert resolve("auto", mps) == resolve("32", mps) == "32"
     with pytest.raises(UsageError, match="precision: bf16 is not offered on mps"):
         resolve("bf16", mps)
+
+
+@pytest.mark.parametrize(
+    ("features", "vendor", "is_faster"),
+    [
+        ({"avx512_bf16", "amx_bf16"}, "GenuineIntel", True),
+        ({"avx512_bf16"}, "GenuineIntel", False),  # a virtual machine that hides AMX
+        ({"avx512_bf16"}, "AuthenticAMD", True),
+        ({"avx512f"}, "AuthenticAMD", False),
+        ({"asimd"}, None, False),
+    ],
+)
+def test_processor_trains_in_its_faster_format(features: set[str], vendor: str | None, is_faster: bool) -> None:
+    assert processor_is_faster_in_bf16(features, vendor) is is_faster
