@@ -46,6 +46,11 @@ class Engine(ABC):
     def __init__(self, model: LanguageModel):
         self.model = model
 
+    @property
+    def is_stale(self) -> bool:
+        """Whether the weights changed after the engine copied them."""
+        return False
+
     def __deepcopy__(self, memo: object) -> None:
         """Return no engine for a copied model, which may get other weights."""
         return None

@@ -118,6 +118,10 @@ class NativeEngine(Engine):
         self._reuses = not self._grows and model.hourglass is None
         self._threads, self._threads_ahead = ThreadChoice(), ThreadChoice()
 
+    @property
+    def is_stale(self) -> bool:
+        return self.packed.is_stale
+
     def load(self, state: ModelState) -> NativeRow:
         blocks = (
             BlockState(kind.as_native(attention), None if tail is None else native(tail))

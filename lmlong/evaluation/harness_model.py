@@ -49,7 +49,6 @@ class HarnessModel(LM):
         if plugin:
             load_plugin(plugin)
         device = "auto" if device.startswith("cuda:") else device  # the harness's default, even without a GPU
-        self._owns_model = not isinstance(run, TrainedLanguageModel)
         formats: Any = {"weights": str(weights), "state_dtype": str(state_dtype)}  # the harness reads 64 as a number
         self.loaded = run if isinstance(run, TrainedLanguageModel) else load(run, device, learn=False, **formats)
         self.tokenizer = self.loaded.tokenizer
@@ -74,8 +73,6 @@ class HarnessModel(LM):
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """Return the text that follows each context, up to the first of its stop strings."""
-        if self._owns_model and self.loaded.model.engine is None:
-            self.loaded.use_fast_engine(None)
         same_options: dict[str, list[int]] = {}
         for number, request in enumerate(requests):
             same_options.setdefault(repr(request.args[1]), []).append(number)

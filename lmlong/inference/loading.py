@@ -16,6 +16,7 @@ from lmlong.checkpoint.manifest import WEIGHTS
 from lmlong.checkpoint.read import read_model, reading, trained_tokens
 from lmlong.data.tokenizers.base import Tokenizer
 from lmlong.decode.choice import describe_engine, fast_engine, why_no_fast_engine
+from lmlong.decode.engine import EagerEngine
 from lmlong.errors import UsageError
 from lmlong.inference import hidden_states, state_file
 from lmlong.inference.chat import Conversation
@@ -132,6 +133,7 @@ class TrainedLanguageModel(TrainedModel):
         `rows` are numbers that seed each row's draws, together with the seed. With `keep`, tokens and their
         log-probabilities are kept. Without `drafts` each token of a single text takes a step of its own.
         """
+        self.use_fast_engine(None)
         ahead = Drafts() if drafts else None
         return Generation(self.model, self.tokenizer, sessions, options, rows, max_tokens, stop, keep, ahead)
 
@@ -178,6 +180,7 @@ class TrainedLanguageModel(TrainedModel):
         """
         if self.tokenizer.chat_template is None:
             raise UsageError(f"{self.checkpoint}: the tokenizer has no chat template. Use a model made for chat.")
+        self.use_fast_engine(None)
         return Conversation(self.model, self.tokenizer, system, self.learn)
 
     def hidden_states(
@@ -227,20 +230,27 @@ class TrainedLanguageModel(TrainedModel):
 
     def use_fast_engine(self, wanted: bool | None = True) -> None:
         """Decode several times faster: on a CPU by native code, which may be compiled first; on a GPU by a CUDA graph,
-        recorded at the first step of each batch size. It is first compared with torch. With None, only if that takes no
-        wait but for the first on a machine, on a CPU."""
-        if wanted is False or (wanted is None and self.device.type != "cpu"):
+        recorded at the first step of each batch size. It is first compared with torch. False decodes by torch.
+
+        With None, as when the first text is generated, an earlier choice stays; without one, native code is chosen on a
+        CPU if the model has any, torch elsewhere.
+        """
+        chosen = self.model.engine
+        if wanted is None and chosen is not None and not chosen.is_stale:
             return
-        if (why := why_no_fast_engine(self.model)) is None:
-            self.model.engine = fast_engine(self.model)
-        elif wanted:
-            raise UsageError(f"--fast-decode: {why}")
+        is_fast = wanted is True or (wanted is None and self.device.type == "cpu")
+        if is_fast and (why := why_no_fast_engine(self.model)):
+            if wanted:
+                raise UsageError(f"--fast-decode: {why}")
+            is_fast = False
+        self.model.engine = fast_engine(self.model) if is_fast else EagerEngine(self.model)
 
     @property
     def decoder(self) -> str:
         """The decoder as a text: native code and how it was made, a CUDA graph, or torch, with the reason if nothing
         faster is possible."""
-        is_torch = self.model.engine is None and why_no_fast_engine(self.model) is None
+        self.use_fast_engine(None)
+        is_torch = isinstance(self.model.engine, EagerEngine) and why_no_fast_engine(self.model) is None
         return "torch" if is_torch else describe_engine(self.model)
 
     def save_state(self, state: Session, path: str | Path) -> None:

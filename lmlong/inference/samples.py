@@ -74,7 +74,6 @@ def write_samples(run: str, file: Path, tokens: int, length: int, seed: int) -> 
     if written >= tokens:
         return
     model = load(run)
-    model.use_fast_engine(None)
     print(f"{file}: {tokens:,} tokens of {run}'s own text", file=sys.stderr)
     file.parent.mkdir(parents=True, exist_ok=True)
     with Progress(file.name, tokens, "tokens") as progress, file.open("w", encoding="utf-8") as out:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner
 from machine import needs_native
 
@@ -35,6 +36,20 @@ def test_on_a_cpu_a_step_is_compiled_unless_it_is_unwanted(run: Path, monkeypatc
         asked = [str(run), "--device", "cpu", "--prompt", "a", "--max-tokens", "2", "--temperature", "0", *flags]
         done = CliRunner().invoke(generate, asked)
         assert (done.exit_code, done.stderr, len(steps)) == (0, "", expected)
+
+
+@needs_native
+def test_a_loaded_model_decodes_by_native_code_which_is_packed_again_when_weights_change(run: Path) -> None:
+    model = load(run, "cpu")
+    engines = []
+    for _ in range(2):
+        for _ in range(2):
+            list(model.stream("a", max_tokens=1))
+            engines.append(model.model.engine)
+        with torch.no_grad():
+            model.model.norm.weight.mul_(2.0)
+    assert all(isinstance(engine, native.NativeEngine) for engine in engines)
+    assert engines[0] is engines[1] is not engines[2] is engines[3]
 
 
 @pytest.mark.gpu

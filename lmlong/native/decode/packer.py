@@ -36,6 +36,7 @@ class Packer:
         self._known: set[nn.Module] = set()
         self._held: list[Tensor] = []
         self._packed: set[tuple[int, int]] = set()
+        self._versions = _versions(model)
 
     def known(self, module: Any, *classes: type[Module]) -> Module:
         """Return a module if it is of one of these classes, which native code reimplements. A subclass, a hook or a
@@ -63,6 +64,11 @@ class Packer:
         """Count a weight as packed: `address` was given what is computed from it."""
         self._packed.add(_memory(weight))
 
+    @property
+    def is_stale(self) -> bool:
+        """Whether a weight was changed or moved after it was packed."""
+        return self._versions != _versions(self._model)
+
     def check_complete(self) -> None:
         """Raise NoNativeForm if the model has a module that is not known, or a parameter or buffer that was not
         packed."""
@@ -72,6 +78,10 @@ class Packer:
         for name, weight in chain(self._model.named_parameters(), self._model.named_buffers()):
             if _memory(weight) not in self._packed:
                 raise NoNativeForm(self._model, f"has {name}, which is not supported")
+
+
+def _versions(model: nn.Module) -> list[tuple[int, int]]:
+    return [(weight.data_ptr(), weight._version) for weight in model.parameters()]
 
 
 def _unknown(module: nn.Module) -> NoNativeForm:
