@@ -21,7 +21,7 @@ from lmlong.recipe.find import find_recipe, read_tree, sections_of
 from lmlong.recipe.kinds import ATTENTION_KINDS, FEATURE_MAP_KINDS, attention_words, plugin_sections, plugins_needed
 from lmlong.recipe.mistakes import REMOVED, messages, sentences
 from lmlong.recipe.model import Model
-from lmlong.recipe.objective import CAUSAL_ONLY, ENCODER_DEFAULTS, Sections, disagreements
+from lmlong.recipe.objective import ENCODER_DEFAULTS, Sections, disagreements
 from lmlong.recipe.paths import absolute, is_file, with_absolute, without_folders
 from lmlong.recipe.section import Options, completed, mistake
 from lmlong.recipe.text import Text
@@ -113,7 +113,7 @@ class Recipe(Options):
     def disagreements(self) -> Iterator[PydanticCustomError]:
         yield from disagreements(self.objective, Sections(self.text, self.model, self.training))
         if self.learn and self.objective == "masked":
-            yield mistake("learn", f"{CAUSAL_ONLY['training.learn']}. Leave it out.")
+            yield mistake("learn", "an encoder reads its text at once, and learns nothing while it reads. Leave it out.")
         parts, within = self.training.sequence_parallel, min(self.training.sequence_parallel, self.devices)
         if self.devices % within or parts % within or self.processes % parts:
             why = f"{parts} devices cannot read a row together with devices: {self.devices} on nodes: {self.nodes}."
@@ -226,7 +226,7 @@ def _drop_removed(values: dict[str, Any], as_trained: bool) -> None:
     `as_trained` have had their effect."""
     for path in REMOVED:
         section = at(values, path[:-1])
-        if isinstance(section, dict) and (as_trained or section.get(path[-1]) is None):
+        if isinstance(section, dict) and (as_trained or not section.get(path[-1])):
             section.pop(path[-1], None)
 
 

@@ -35,8 +35,9 @@ similar."""
 REMOVED: dict[KeyPath, str] = {
     ("training", "keep_predictions"): "The teacher predicts in each step.",
     ("conversion", "keep_predictions"): "The teacher predicts in each step.",
+    ("training", "learn"): "Every model can learn while it reads.",
 }
-"""Options of earlier versions, and what happens without them. All were null by default."""
+"""Options of earlier versions, and what happens without them. All were off by default."""
 
 
 def sentences(tree: Tree, mistakes: Iterable[Mistake]) -> list[str]:

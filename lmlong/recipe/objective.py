@@ -35,7 +35,6 @@ CAUSAL_ONLY = {
     "training.sequence_parallel": NO_STATE,
     "training.carry_state": NO_STATE,
     "training.state_passing": NO_STATE,
-    "training.learn": "an encoder reads its text at once, and learns nothing while it reads",
     "training.quantize": "--weights is for decoding, and an encoder writes no text",
     "training.sample_tokens": "an encoder writes no text",
     "training.teacher": "an encoder cannot learn from a teacher, which predicts next tokens",

@@ -120,9 +120,6 @@ class Training(Budget):
     """Share of rows that begin with the state after a row of the previous batch, a different text, instead of an empty
     state, and without its gradient. The model meets the states of long texts at the cost of short ones. Positions
     continue as in one document."""
-    learn: float = Field(default=0.0, ge=0, le=1)
-    """Share of the steps, the last ones, in which the output layer learns from each row while it reads, as with
-    --learn. The model then predicts better with --learn, and worse without. Validation does not learn."""
     quantize: Literal["int4", "int8"] | None = None
     """Format of `--weights` for which the model is trained: in the last quarter of the steps, and in their validation,
     the matrices have the values to which that format rounds them. Decoding with `--weights` then computes with the
@@ -222,9 +219,8 @@ class Training(Budget):
             yield mistake("strategy", why)
         if freezing and self.quantize:
             yield mistake("quantize", f"{freezing} trains parts of the model only. Leave out one of them.")
-        for key, other in (("quantize", "compile"), ("learn", "segment"), ("learn", "teacher")):
-            if getattr(self, key) and getattr(self, other):
-                yield mistake(key, f"not supported with {other}. Leave out one of them.")
+        if self.quantize and self.compile:
+            yield mistake("quantize", "not supported with compile. Leave out one of them.")
         if self.sequence_parallel > 1:
             yield from (mistake(key, why) for key, why in UNDIVIDABLE.items() if getattr(self, key))
         if deepspeed and self.precision == "16":
@@ -239,7 +235,6 @@ UNDIVIDABLE = {
     "other. Use activation_checkpointing and more devices instead, or leave out sequence_parallel.",
     "compile": "the exchange between the parts of a row cannot be compiled. Leave out one of them.",
     "teacher": "a teacher reads whole rows. Leave it out, or sequence_parallel.",
-    "learn": "what a row teaches the output layer does not pass between its parts. Leave out one of them.",
 }
 """Options that do not go together with several parts of a row, and why."""
 

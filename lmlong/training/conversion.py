@@ -78,7 +78,7 @@ def _from_teacher(recipe: Recipe, training: dict[str, Any], stage: Stage) -> Rec
     """Return the recipe of a stage with a teacher, which reads each sequence from an empty state."""
     whole = recipe.text.sequence_length
     length = stage.sequence_length or (recipe.conversion and recipe.conversion.sequence_length) or whole
-    not_with_a_teacher = {"carry_state": False, "state_passing": 0.0, "segment": None, "learn": 0.0, "quantize": None}
+    not_with_a_teacher = {"carry_state": False, "state_passing": 0.0, "segment": None, "quantize": None}
     rows = {"batch_size": recipe.training.batch_size * (whole // length)}
     return _changed(recipe, {**not_with_a_teacher, **rows, **training}, {"sequence_length": length})
 

@@ -30,7 +30,6 @@ from lmlong.errors import DivergedError
 from lmlong.model.base import round_weights
 from lmlong.model.kernel_check import checked_kernels
 from lmlong.model.language_model import LanguageModel
-from lmlong.model.learning.loss import loss_while_learning
 from lmlong.model.segments import loss_of_part, text_loss
 from lmlong.model.sequence_group import SequenceGroup, longest_part
 from lmlong.model.state import detach_state, where_state
@@ -74,8 +73,8 @@ class TrainingModule(LightningModule):
         self.first_batch = prepared.first_step * self.recipe.training.accumulate
         self.register_buffer("token_bytes", torch.from_numpy(prepared.tokens.tokenizer.token_bytes), persistent=False)
         self.register_buffer("skipped", torch.zeros((), dtype=torch.int64), persistent=False)
-        # whether validation measures what is trained: predictions without --learn, with rounded weights where they are
-        self.is_judged = not (training.quantize or training.learn or training.teacher_of == "layers")
+        # whether validation measures what is trained: predictions, with rounded weights where they are
+        self.is_judged = not (training.quantize or training.teacher_of == "layers")
         self.learning_rate = math.nan  # of the current optimizer step
         self.features_drawn = 0  # how often random features were redrawn since the model was built
         self.row_optimizer: RowAdagrad | None = None  # of the model's tables
@@ -132,9 +131,8 @@ class TrainingModule(LightningModule):
         self.learning_rate = options.learning_rate * factor
         set_learning_rate(self.trainer.optimizers[0], self.learning_rate)
         if options.quantize and isinstance(self.model, LanguageModel):
-            rounds = self.in_last(QUANTIZED_SHARE)
-            round_weights(self.model, options.quantize if rounds else None)
-            self.is_judged = rounds and not options.learn
+            self.is_judged = self.in_last(QUANTIZED_SHARE)
+            round_weights(self.model, options.quantize if self.is_judged else None)
         if every := self.recipe.model.attention.favor.resample_every:
             self._resample_features(self.step // every)
 
@@ -237,8 +235,6 @@ class TrainingModule(LightningModule):
         tokens that this process reads. A loss of two numbers is the one to minimize and the one to report."""
         if self.teacher is not None:
             return partial(taught_loss, teacher=self.teacher, segment=self.recipe.training.segment)
-        if (share := self.recipe.training.learn) and self.in_last(share):
-            return loss_while_learning
         if self.group is not None:
             return partial(loss_of_part, group=self.group)
         return partial(text_loss, segment=self.recipe.training.segment)

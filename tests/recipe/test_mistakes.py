@@ -74,22 +74,6 @@ def test_carried_states_exclude_resampling(complaints: Complaints) -> None:
     assert mistake.startswith("file:4: training.carry_state: states become invalid when random features are resampled")
 
 
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        ("segment=64", "learn: not supported with segment"),
-        ("teacher=runs/old", "learn: not supported with teacher"),
-        ("sequence_parallel=2", "learn: what a row teaches the output layer does not pass between its parts"),
-    ],
-)
-def test_learning_takes_whole_rows_and_no_teacher(complaints: Complaints, option: str, message: str) -> None:
-    text = "devices: 2\ntraining:\n  steps: 1\n  learn: 0.5\n"
-    (mistake,) = complaints(text, f"training.{option}")
-    assert mistake.startswith(f"file:4: training.{message}")
-    (mistake,) = complaints(f"objective: masked\n{text}")
-    assert mistake.startswith("file:5: training.learn: an encoder reads its text at once")
-
-
 def test_source_is_checked_by_its_kind(complaints: Complaints) -> None:
     text = """\
 text:
