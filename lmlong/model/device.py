@@ -39,7 +39,7 @@ def float64_device(device: torch.device) -> torch.device:
 
 def as_float64(x: Tensor) -> Tensor:
     """Return a tensor in float64, on the CPU if its device has no float64."""
-    return x.to(float64_device(x.device)).double()  # not at once: a device may convert before it copies
+    return (x.cpu() if x.device.type in WITHOUT_FLOAT64 else x).double()  # not at once: it may convert before it copies
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:

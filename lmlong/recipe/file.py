@@ -113,7 +113,9 @@ class Recipe(Options):
     def disagreements(self) -> Iterator[PydanticCustomError]:
         yield from disagreements(self.objective, Sections(self.text, self.model, self.training))
         if self.learn and self.objective == "masked":
-            yield mistake("learn", "an encoder reads its text at once, and learns nothing while it reads. Leave it out.")
+            yield mistake(
+                "learn", "an encoder reads its text at once, and learns nothing while it reads. Leave it out."
+            )
         parts, within = self.training.sequence_parallel, min(self.training.sequence_parallel, self.devices)
         if self.devices % within or parts % within or self.processes % parts:
             why = f"{parts} devices cannot read a row together with devices: {self.devices} on nodes: {self.nodes}."
