@@ -36,8 +36,7 @@ def decoded(name: str, options: Options, weights: Weights, workspace: Workspace)
         logits = trained.model.logits(hidden)
     values: dict[str, Any] = {"prefill": logits, "state": list(tensors(state))}
     for engine in ("torch", "native"):
-        if engine == "native":
-            trained.use_fast_engine()
+        trained.use_fast_engine(engine == "native")
         alone = greedy(trained.model, logits[:, -1], state)
         text = trained.stream(PROMPT, max_tokens=STEPS, temperature=1.0, top_p=0.9, seed=3)
         served_rows = served(trained.model, state, alone["tokens"])
@@ -61,6 +60,7 @@ def saved(name: str, options: Options, workspace: Workspace) -> dict[str, Any]:
     run, values = workspace.run_of(name, options), {}
     for dtype in ("32", "64"):
         trained = lmlong.load(run, "cpu", state_dtype=dtype)  # type: ignore[arg-type]
+        trained.use_fast_engine(False)
         file = workspace.folder / f"{name} {dtype}.state"
         trained.save_state(trained.read(PROMPT), file)
         text = "".join(trained.stream("the", state=trained.load_state(file), max_tokens=STEPS, temperature=0.0))
