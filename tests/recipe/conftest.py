@@ -6,14 +6,27 @@ from pathlib import Path
 import pytest
 
 from lmlong.errors import RecipeError
+from lmlong.recipe import Recipe
 from lmlong.recipe.file import load
 
 Complaints = Callable[..., list[str]]
+Loaded = Callable[..., Recipe]
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     return tmp_path / "books.yaml"
+
+
+@pytest.fixture
+def loaded(file: Path) -> Loaded:
+    """The recipe of a text, with overrides."""
+
+    def recipe(text: str, *overrides: str) -> Recipe:
+        file.write_text(text)
+        return load(str(file), overrides)
+
+    return recipe
 
 
 @pytest.fixture

@@ -12,6 +12,8 @@ from lmlong.recipe import Files, Hub, PythonStdlib, Recipe, Text, Training, boun
 from lmlong.recipe.file import dump, dump_without_folders, load
 from lmlong.recipe.find import shipped_recipes
 
+from .conftest import Complaints
+
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -57,31 +59,11 @@ def test_any_recipe_is_dumped_and_loaded(
     assert load(str(file)) == recipe
 
 
-def test_numbers_and_words_are_plain(here: Path) -> None:
-    file = write(
-        here / "books.yaml",
-        "text:\n  sources: [{kind: files, paths: [12:30, no], column: on}]\n"
-        "training: {steps: 1_000, learning_rate: 1e-4, weight_decay: 1, precision: 32}\n",
-    )
-    recipe = load(file)
-    assert recipe.training.learning_rate == 1e-4
-    assert recipe.training.steps == 1000
-    assert recipe.training.weight_decay == 1.0
-    assert recipe.training.precision == "32"
-    (source,) = recipe.text.sources
-    assert isinstance(source, Files)
-    assert (source.paths, source.column) == ([str(here / "12:30"), str(here / "no")], "on")
-
-
 def test_recipe_is_named_by_its_file(here: Path) -> None:
-    assert load(write(here / "books.yaml", "training: {steps: 1}")).name == "books"
+    assert load(write(here / "books.yaml", "\ufeffseed: 7\ntraining: {steps: 1}")).name == "books"
+    assert load("books.yaml").seed == 7, "after a byte order mark"
     assert load(write(here / "books.yaml", "name: novels\ntraining: {steps: 1}")).name == "novels"
     assert load("books.yaml", ["name=poems"]).name == "poems"
-
-
-def test_byte_order_mark_is_skipped(here: Path) -> None:
-    (here / "books.yaml").write_bytes(b"\xef\xbb\xbfseed: 7\ntraining: {steps: 1}\n")
-    assert load("books.yaml").seed == 7
 
 
 def test_relative_paths_start_at_the_current_folder(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,25 +94,13 @@ training: {steps: 1, init_from: run}
 
 def test_overrides_replace_values(here: Path) -> None:
     text = "text: {sources: [{kind: files, paths: [a]}]}\nmodel: {widht: 3, width: abc}\ntraining: {steps: -1}\n"
-    recipe = load(
-        write(here / "books.yaml", text),
-        [
-            "training.steps=20",
-            "training.steps=30",
-            "training.learning_rate=1e-4",
-            "training.precision=16",
-            "model={}",
-            "model.width=64",
-            "model.attention.kind=[linear, softmax]",
-            "text.sources.0.weight=2",
-            "text.validation.sources=[{kind: files, paths: [v.txt]}]",
-        ],
-    )
-    assert recipe.training.steps == 30
-    assert recipe.training.learning_rate == 1e-4
-    assert recipe.training.precision == "16"
-    assert recipe.model.width == 64
-    assert recipe.model.attention.kind == ["linear", "softmax"]
+    overrides = ["training.steps=20", "training.steps=30", "training.learning_rate=1e-4", "training.precision=16"]
+    overrides += ["model={}", "model.width=64", "model.attention.kind=[linear, softmax]", "text.sources.0.weight=2"]
+    overrides += ["text.validation.sources=[{kind: files, paths: [v.txt]}]"]
+    recipe = load(write(here / "books.yaml", text), overrides)
+    training, model = recipe.training, recipe.model
+    assert (training.steps, training.learning_rate, training.precision) == (30, 1e-4, "16")
+    assert (model.width, model.attention.kind) == (64, ["linear", "softmax"])
     assert recipe.text.sources == [Files(kind="files", paths=[str(here / "a")], weight=2)]
     assert recipe.text.validation.sources == [Files(kind="files", paths=[str(here / "v.txt")])]
 
@@ -151,27 +121,20 @@ def test_override_leaves_an_alias_alone(here: Path) -> None:
     assert recipe.text.validation.sources[0].weight == 1
 
 
+STEPS = "expected a whole number, above 0, or null"
+
+
 @pytest.mark.parametrize(
     ("override", "complaint"),
     [
-        ("training.steps", "training.steps: expected key.path=value, such as training.steps=20."),
         ("=3", "=3: expected key.path=value, such as training.steps=20."),
         ("a..b=3", "a..b=3: expected key.path=value, such as training.steps=20."),
-        (
-            "text.sources.0.weight=2",
-            "text.sources.0.weight=2: text.sources has no entry 0 here. Give the whole list: 'text.sources=[...]'",
-        ),
-        (
-            "training.steps.x=3",
-            "training.steps.x=3: training.steps: expected a whole number, above 0, or null, got a section.",
-        ),
+        ("training.steps.x=3", f"training.steps.x=3: training.steps: {STEPS}, got a section."),
         ("seed=", "seed=: expected a whole number, at least 0, below 4294967296, got nothing."),
     ],
 )
-def test_unusable_override_is_refused(here: Path, override: str, complaint: str) -> None:
-    with pytest.raises(RecipeError) as caught:
-        load(write(here / "books.yaml", "training: {steps: 1}\n"), [override])
-    assert caught.value.mistakes == [complaint]
+def test_unusable_override_is_refused(complaints: Complaints, override: str, complaint: str) -> None:
+    assert complaints("training: {steps: 1}\n", override) == [complaint]
 
 
 @pytest.mark.parametrize(
@@ -240,25 +203,16 @@ def test_dict_may_hold_typed_sections(here: Path) -> None:
 
 def test_published_recipe_names_no_folders() -> None:
     paths = ["/home/secret: me/a b.txt", "/secret/#1.txt", "C:\\secret\\c.txt", "~/secret/d*.txt", "../secret/'e'.txt"]
-    sources = [{"kind": "files", "paths": paths}, {"kind": "hub", "dataset": "owner/name"}]
-    hub = {"kind": "hub", "dataset": "/secret/set"}
-    chosen = Recipe.model_validate(
-        {
-            "text": {
-                "sources": sources,
-                "validation": {"sources": [hub]},
-                "tokenizer": {"path": "/secret/\x85/t.model"},
-            },
-            "training": {
-                "init_from": "/secret/run",
-                "teacher": "/secret/teacher",
-                "deepspeed": {"config": "/secret/z.json"},
-            },
-        }
-    )
-    text = dump_without_folders(chosen)
-    assert "secret" not in text and "secret" in dump(chosen)
-    values = YAML(typ="safe").load(text)
+    text = {
+        "sources": [{"kind": "files", "paths": paths}, {"kind": "hub", "dataset": "owner/name"}],
+        "validation": {"sources": [{"kind": "hub", "dataset": "/secret/set"}]},
+        "tokenizer": {"path": "/secret/\x85/t.model"},
+    }
+    training = {"init_from": "/secret/run", "teacher": "/secret/teacher", "deepspeed": {"config": "/secret/z.json"}}
+    chosen = Recipe.model_validate({"text": text, "training": training})
+    published = dump_without_folders(chosen)
+    assert "secret" not in published and "secret" in dump(chosen)
+    values = YAML(typ="safe").load(published)
     shown = [source.get("paths") or source["dataset"] for source in values["text"]["sources"]]
     assert shown == [["a b.txt", "#1.txt", "c.txt", "d*.txt", "'e'.txt"], "owner/name"]
     assert values["text"]["validation"]["sources"][0]["dataset"] == "set"

@@ -1,48 +1,42 @@
 """What a recipe for an encoder may hold: it has what it needs by itself, and every misfit is told at once."""
 
-from pathlib import Path
-
 import pytest
 
-from lmlong.recipe import Recipe
-from lmlong.recipe.file import dump, load
+from lmlong.recipe.file import dump
 
-from .conftest import Complaints
+from .conftest import Complaints, Loaded
 
 START = "objective: masked\ntraining: {steps: 1}\n"
 
 
-def loaded(file: Path, text: str, *overrides: str) -> Recipe:
-    file.write_text(text)
-    return load(str(file), overrides)
-
-
 @pytest.mark.parametrize("kind", ["linear", "full", "linformer", "efficient", "[linformer, full]"])
-def test_encoder_needs_only_its_objective(file: Path, kind: str) -> None:
-    recipe = loaded(file, START, f"model.attention.kind={kind}")
+def test_encoder_needs_only_its_objective(loaded: Loaded, kind: str) -> None:
+    recipe = loaded(START, f"model.attention.kind={kind}")
     assert (recipe.model.convolution, recipe.model.attention.decay) == (0, "none")
     assert (recipe.text.masking.share, recipe.text.masking.kind) == (0.15, "bert")
     assert recipe.targets_per_sequence == 0.15 * recipe.text.sequence_length
-    assert loaded(file, dump(recipe)) == recipe
-    assert loaded(file, "training: {steps: 1}\n", "objective=masked").model.convolution == 0
+    assert loaded(dump(recipe)) == recipe
+    assert loaded("training: {steps: 1}\n", "objective=masked").model.convolution == 0
+
+
+NGRAM_AMONG_FOUR = ["linear", "ngram", "linear", "linear"]
 
 
 @pytest.mark.parametrize(
     ("text", "kinds"),
     [
-        ("", ["linear", "ngram", "linear", "linear"]),
-        ("  attention: {decay: none}\n", ["linear", "ngram", "linear", "linear"]),
-        ("  downsample: {factor: 4}\n", 4 * ["linear"]),
-        ("  downsample: {factor: 4}\n  attention: {decay: none}\n", 4 * ["linear"]),
-        ("  downsample: {factor: 4}\n  attention: {kind: delta}\n", 4 * ["delta"]),
-        ("objective: masked\n", 4 * ["linear"]),
+        ("model:\n  layers: 4\n", NGRAM_AMONG_FOUR),
+        ("model:\n  layers: 4\n  attention: {decay: none}\n", NGRAM_AMONG_FOUR),
+        ("model:\n  layers: 4\n  downsample: {factor: 4}\n", 4 * ["linear"]),
+        ("model:\n  layers: 4\n  downsample: {factor: 4}\n  attention: {decay: none}\n", 4 * ["linear"]),
+        ("model:\n  layers: 4\n  downsample: {factor: 4}\n  attention: {kind: delta}\n", 4 * ["delta"]),
+        ("objective: masked\nmodel:\n  layers: 4\n", 4 * ["linear"]),
     ],
 )
-def test_default_model_has_ngram_layers(file: Path, text: str, kinds: list[str]) -> None:
-    own = "" if text.startswith("objective") else text
-    recipe = loaded(file, f"model:\n  layers: 4\n{own}{text.removeprefix(own)}")
+def test_default_model_has_ngram_layers(loaded: Loaded, text: str, kinds: list[str]) -> None:
+    recipe = loaded(text)
     assert recipe.model.kinds == kinds
-    assert loaded(file, dump(recipe)) == recipe
+    assert loaded(dump(recipe)) == recipe
 
 
 def test_all_that_an_encoder_cannot_have_is_reported(complaints: Complaints) -> None:
@@ -62,6 +56,7 @@ training:
   segment: 64
   carry_state: true
   kernel: triton
+learn: true
 """
     starts = [
         "file:3: model.convolution: it only sees the past",
@@ -73,15 +68,11 @@ training:
         "file:13: training.segment: an encoder reads its text at once",
         "file:14: training.carry_state: an encoder reads its text at once",
         "file:15: training.kernel: the kernels only read the past",
+        "file:16: learn: an encoder reads its text at once",
     ]
     found = complaints(text)
     assert len(found) == len(starts)
     assert all(message.startswith(start) for message, start in zip(found, starts, strict=True)), found
-
-
-def test_encoder_does_not_learn(complaints: Complaints) -> None:
-    (message,) = complaints("objective: masked\nlearn: true\ntraining: {steps: 1}\n")
-    assert message.startswith("file:2: learn: an encoder reads its text at once")
 
 
 def test_all_that_a_causal_model_cannot_have_is_reported(complaints: Complaints) -> None:
@@ -115,6 +106,10 @@ UNEQUAL = "projected: [8, 8, [8, 8, 8, 4]]"
         (FLAT, "projected: [8, 8]", "projected: [8, 8] is not one number, one for each of 3 layers, or 4 for each."),
         (FLAT, UNEQUAL, "projected: heads with different k cannot share a matrix; sharing is headwise. Use none."),
         (FLAT, "projected: [8, 8, 4], sharing: layerwise", "projected: layers with different k cannot share a matrix"),
+        (FLAT, "projected: 0", "projected: expected a whole number, above 0"),
+        (FLAT, "projected: [4, 0]", "projected.1: expected a whole number, above 0"),
+        (FLAT, "projected: [[4, x], 4]", "projected.0.1: expected a whole number, above 0, got 'x'."),
+        (FLAT, "projected: []", "projected: expected a list of 1 or more"),
         (HOURGLASS, "", "projected: 128 slots for a longest input of 65. Use 1 up to that."),
         (
             HOURGLASS,
@@ -132,47 +127,22 @@ def test_slots_that_do_not_fit_are_refused(complaints: Complaints, shape: str, l
     assert found.endswith(remedy) == (shape == HOURGLASS)
 
 
-def test_list_of_slots_has_one_for_each_layer(file: Path) -> None:
-    attention = "{kind: [linformer, full], linformer: {projected: [8, [4, 4, 4, 4]]}}"
-    assert loaded(file, START, "model.layers=3", f"model.attention={attention}").model.kinds.count("linformer") == 2
-
-
 @pytest.mark.parametrize("linformer", ["{projected: [257, 65, 257]}", "{projected: [1, 13, 257], projection: max}"])
-def test_encoder_reads_blocks_of_any_length(file: Path, linformer: str) -> None:
+def test_encoder_reads_blocks_of_any_length(loaded: Loaded, linformer: str) -> None:
     attention = f"model.attention={{kind: linformer, linformer: {linformer}}}"
-    assert loaded(file, START + HOURGLASS, attention).model.layer_lengths("linformer", 257) == [257, 65, 257]
+    assert loaded(START + HOURGLASS, attention).model.layer_lengths("linformer", 257) == [257, 65, 257]
     inside = "model.attention={kind: [full, linformer, full], linformer: {projected: 65, sharing: layerwise}}"
-    assert loaded(file, START + HOURGLASS, inside).model.layer_lengths("linformer", 257) == [65]
+    assert loaded(START + HOURGLASS, inside).model.layer_lengths("linformer", 257) == [65]
+    listed = "model.attention={kind: [linformer, full], linformer: {projected: [8, [4, 4, 4, 4]]}}"
+    assert loaded(START + FLAT, listed).model.kinds.count("linformer") == 2
 
 
-@pytest.mark.parametrize(
-    ("projected", "message"),
-    [
-        ("0", "projected: expected a whole number, above 0"),
-        ("[4, 0]", "projected.1: expected a whole number, above 0"),
-        ("[[4, x], 4]", "projected.0.1: expected a whole number, above 0, got 'x'."),
-        ("[]", "projected: expected a list of 1 or more"),
-    ],
-)
-def test_slots_of_another_type_are_refused(complaints: Complaints, projected: str, message: str) -> None:
-    text = f"{START}model:\n  attention:\n    linformer:\n      projected: {projected}\n"
-    (found,) = complaints(text)
-    assert found.startswith(f"file:6: model.attention.linformer.{message}")
-
-
-def test_head_sizes_need_not_divide_the_width(complaints: Complaints, file: Path) -> None:
-    sizes = loaded(
-        file, "training: {steps: 1}\n", "model.width=15", "model.heads=4", "model.head_dim=6"
-    ).model.head_dims
-    assert sizes == (6, 6)
-    assert loaded(
-        file, "training: {steps: 1}\n", "model.width=16", "model.heads=4", "model.value_dim=9"
-    ).model.head_dims == (4, 9)
-    odd = complaints("training: {steps: 1}\n", "model.positions=rotary", "model.head_dim=7")
-    assert odd == ["model.head_dim=7: rotary positions need queries of an even size, not 7. Use an even size."]
-
-
-def test_odd_head_takes_absolute_positions(complaints: Complaints, file: Path) -> None:
+def test_head_sizes_need_not_divide_the_width(complaints: Complaints, loaded: Loaded) -> None:
+    causal = "training: {steps: 1}\n"
+    assert loaded(causal, "model.width=15", "model.head_dim=6").model.head_dims == (6, 6)
+    assert loaded(causal, "model.width=16", "model.heads=4", "model.value_dim=9").model.head_dims == (4, 9)
+    even = "rotary positions need queries of an even size, not 7. Use an even size."
+    assert complaints(causal, "model.positions=rotary", "model.head_dim=7") == [f"model.head_dim=7: {even}"]
     odd = [START, "model.width=15", "model.heads=5"]
     assert "rotary positions need queries of an even size" in complaints(*odd)[0]
-    assert loaded(file, *odd, "model.positions=absolute").model.width == 15
+    assert loaded(*odd, "model.positions=absolute").model.width == 15

@@ -1,4 +1,4 @@
-"""The reference of options is complete and says in words what the declarations say in types."""
+"""The reference of options is complete; docs/reference has its words, which tests/tools/test_docs.py compares."""
 
 from lmlong.recipe import (
     ATTENTION_KINDS,
@@ -14,10 +14,9 @@ from lmlong.recipe import (
 )
 from lmlong.recipe.file import dump, recipe_class
 from lmlong.recipe.kinds import candidates
-from lmlong.recipe.reference import Option, reference
+from lmlong.recipe.reference import reference
 from lmlong.recipe.yaml import parse_yaml
 
-KINDS = ", ".join(ATTENTION_KINDS)
 EVERY_ROPE = Rope(scaling=RopeScaling(factor=8, original_length=8192))
 
 
@@ -38,29 +37,6 @@ def test_every_key_is_listed_with_a_meaning() -> None:
     assert [option.key for option in options[:4]] == ["format", "name", "seed", "device"]
     assert [option.key for option in options if not option.meaning] == []
     assert not [option.key for option in options if "\n" in option.meaning]
-
-
-def test_an_option_is_described_in_plain_words() -> None:
-    options = {(option.key, option.kind): option for option in reference(recipe_class())}
-    assert options["model.width", None] == Option(
-        "model.width",
-        "a whole number, above 0",
-        False,
-        256,
-        "Size of a token's vector between blocks.",
-        None,
-    )
-    assert options["training.steps", None].type == "a whole number, above 0, or null"
-    assert options["training", None].type == "a section"
-    assert not options["training", None].required
-    assert options["model.attention.kind", None].type == (f"one of {KINDS} or a list of 1 or more, each one of {KINDS}")
-    listed = options["model.attention.kind", None].meaning
-    assert all(about.summary and f"{kind} ({about.summary}" in listed for kind, about in ATTENTION_KINDS.items())
-    assert options["text.sources", None].type == "a list of 1 or more, each a section of kind python-stdlib, files, hub"
-    assert options["text.sources", None].default == [{"kind": "python-stdlib", "weight": 1.0}]
-    assert options["text.sources.N.paths", "files"].required
-    assert options["text.sources.N.dataset", "hub"].type == "text"
-    assert options["text.validation.sources.N.weight", "python-stdlib"].default == 1.0
 
 
 def test_candidates_of_benchmarks_are_valid_and_have_every_causal_kind() -> None:

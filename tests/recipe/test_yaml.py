@@ -38,15 +38,6 @@ def test_keys_and_entries_have_lines() -> None:
     assert tree.origin(("z",)) == 1
 
 
-def test_equal_keys_are_reported() -> None:
-    document = parse_yaml("a: 1\nb: {c: 1, c: 2}\na: 2\na: 3\n")
-    assert document.mistakes == [
-        (("b", "c"), 2, "given twice, first on line 2. Keep one of them."),
-        (("a",), 3, "given twice, first on line 1. Keep one of them."),
-        (("a",), 4, "given twice, first on line 1. Keep one of them."),
-    ]
-
-
 def test_own_keys_and_the_first_merged_section_win() -> None:
     document = parse_yaml("x: &x {a: 1, b: 1}\ny: &y {a: 2, c: 2}\nz:\n  <<: [*x, *y]\n  b: 3\n")
     assert document.values["z"] == {"a": 1, "b": 3, "c": 2}
@@ -55,14 +46,14 @@ def test_own_keys_and_the_first_merged_section_win() -> None:
     assert document.origin(("z", "b")) == 5
 
 
+PLAIN_VALUES = "a recipe holds plain values only. Remove the tag"
+
+
 @pytest.mark.parametrize(
     ("text", "mistake"),
     [
-        (
-            "a: !!python/name:os.system x",
-            (("a",), 1, "a recipe holds plain values only. Remove the tag !!python/name:os.system."),
-        ),
-        ("a: !secret x", (("a",), 1, "a recipe holds plain values only. Remove the tag !secret.")),
+        ("a: !!python/name:os.system x", (("a",), 1, f"{PLAIN_VALUES} !!python/name:os.system.")),
+        ("a: !secret x", (("a",), 1, f"{PLAIN_VALUES} !secret.")),
         ("a: 1\nb: !!int x", (("b",), 2, "'x' cannot be read. Write a number, a word or a list.")),
         ("[a]: 1", ((), 1, "a key must be a single word.")),
         ("<<: 3", (("<<",), 1, "only sections can be merged.")),
@@ -77,6 +68,8 @@ def test_value_that_is_not_plain_is_refused(text: str, mistake: tuple[object, ..
 
 ALIKE = "Indent the entries of a section alike."
 QUOTES = f"A text that holds ': ' needs quotes. {ALIKE}"
+BLOCK = "while parsing a block mapping, expected <block end>, but found '<block mapping start>'"
+TAB = "while scanning for the next token, found character '\\t' that cannot start any token. Indent with spaces."
 
 
 @pytest.mark.parametrize(
@@ -84,16 +77,8 @@ QUOTES = f"A text that holds ': ' needs quotes. {ALIKE}"
     [
         ("a:\n  b: 1\n    c: 2\n", 3, f"mapping values are not allowed here. {QUOTES}"),
         ("a: 1\nb: c: d\n", 2, f"mapping values are not allowed here. {QUOTES}"),
-        (
-            "a:\n  b: 1\n c: 2\n",
-            3,
-            "while parsing a block mapping, expected <block end>, but found '<block mapping start>'. " + ALIKE,
-        ),
-        (
-            "a:\n\tb: 1\n",
-            2,
-            "while scanning for the next token, found character '\\t' that cannot start any token. Indent with spaces.",
-        ),
+        ("a:\n  b: 1\n c: 2\n", 3, f"{BLOCK}. {ALIKE}"),
+        ("a:\n\tb: 1\n", 2, TAB),
         ("a: 1\n---\nb: 2\n", 2, "expected a single document in the stream, but found another document."),
         ("a: *b\n", 1, "found undefined alias 'b'."),
         ("b: 1\na: &a [*a, *a]\n", 2, "it is nested too deeply. An alias cannot stand in the value it stands for."),

@@ -11,7 +11,7 @@ from torch import Tensor
 from lmlong.checkpoint import read
 from lmlong.checkpoint.location import BEST
 from lmlong.data.shuffle import draw
-from lmlong.errors import RecipeError, UsageError
+from lmlong.errors import UsageError
 from lmlong.model.base import round_weights
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.learning.loss import loss_while_learning
@@ -36,19 +36,15 @@ def carried(model: LanguageModel, number: int, batch: Batch, before: Any) -> tup
     return text_loss(model, *batch, before)
 
 
-def passed(model: LanguageModel, number: int, batch: Batch, before: Any, share: float = 0.5) -> tuple[Tensor, Any]:
+def passed(model: LanguageModel, number: int, batch: Batch, before: Any) -> tuple[Tensor, Any]:
     """Some rows begin with the state after the same row of the batch before."""
     tokens, targets, starts = batch
     state = model.init_state(4)
     if number:
-        rows = torch.tensor([draw(0, PASSED, number, row) < share * 2**64 for row in range(4)])
+        rows = torch.tensor([draw(0, PASSED, number, row) < 2**63 for row in range(4)])
         starts = starts & ~(rows[:, None] & (torch.arange(64) == 0))
         state = where_state(rows, before, state)
     return text_loss(model, tokens, targets, starts, state)
-
-
-def all_passed(*given: Any) -> tuple[Tensor, Any]:
-    return passed(*given, share=1.0)
 
 
 def learning(model: LanguageModel, number: int, batch: Batch, before: Any) -> tuple[Tensor, Any]:
@@ -65,7 +61,6 @@ def rounded(model: LanguageModel, number: int, batch: Batch, before: Any) -> tup
     [
         (CARRY, carried, 1),
         (HALF, passed, 1),
-        ("training.state_passing=1.0", all_passed, 1),
         ("training.learn=0.5", learning, 4),
         ("training.quantize=int4", rounded, 6),
     ],
@@ -118,17 +113,3 @@ def test_carried_state_is_carried_through_validation(recipe_of: Recipes, tmp_pat
     assert outcome.validation is not None and outcome.validation.nats == pytest.approx(nats, rel=1e-5)
     alone = sum(float(text_nll(setup.model, *batch)[0].sum()) for batch in batches)
     assert abs(alone - nats) > 1e-3 * nats
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        ["model.attention.kind=softmax"],
-        ["text.rows=documents"],
-        ["objective=masked", "model.attention.kind=full"],
-        ["model.attention.feature_map=favor", "model.attention.favor.resample_every=5"],
-    ],
-)
-def test_model_without_a_state_to_pass_is_refused(recipe_of: Recipes, options: list[str]) -> None:
-    with pytest.raises(RecipeError, match=r"training\.state_passing"):
-        recipe_of(HALF, *options)
