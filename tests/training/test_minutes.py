@@ -46,16 +46,19 @@ def test_expected_steps_follow_the_mean_time() -> None:
     assert clock(1.0, 1.0, steps=5).ends_at(5)
 
 
+def trainer_of(processes: int) -> Any:
+    strategy = SimpleNamespace(reduce=lambda number, reduce_op: number, root_device=torch.device("cpu"))
+    return SimpleNamespace(world_size=processes, is_global_zero=True, strategy=strategy)
+
+
 def test_time_of_processes_advances_at_agreements() -> None:
-    trainer: Any = SimpleNamespace(world_size=2, is_global_zero=True)
-    trainer.strategy = SimpleNamespace(reduce=lambda number, reduce_op: number, root_device=torch.device("cpu"))
     ours = clock(1.0, 15.0)
     for _ in range(3):
         time.sleep(0.01)
-        ours.step(trainer, agrees=False)
+        ours.step(trainer_of(2), agrees=False)
         assert ours.seconds == 15.0
     assert ours.expected_steps(102) == 400, "by the time at step 99"
-    ours.step(trainer)
+    ours.step(trainer_of(2))
     assert 15.03 <= ours.seconds < 20
     assert ours.expected_steps(103) == math.ceil(104 * 60 / ours.seconds)
 
@@ -104,34 +107,14 @@ def test_processor_clock_stops_while_waiting(
     assert re.search(r"step 2, \d+% of processor time: loss .* 00:00 of processor time left", printed)
 
 
-def test_processor_time_is_divided_by_threads() -> None:
-    trainer: Any = SimpleNamespace(world_size=1, is_global_zero=True)
-    ours = TrainingClock(Training(minutes=1.0, clock="process"), ENDLESS)
+def test_processor_time_is_divided_by_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    spent = 0.0
+    monkeypatch.setattr(time, "process_time", lambda: spent)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    ours, alone = TrainingClock(Training(minutes=1.0, clock="process"), ENDLESS), trainer_of(1)
     with ours.pause():
-        compute()
-    compute()
-    ours.step(trainer)
-    once, before = ours.seconds, torch.get_num_threads()
-    assert 0.1 / before <= once < 0.2 / before, "without the pause"
-    torch.set_num_threads(4 * before)
-    try:
-        ours = TrainingClock(Training(minutes=1.0, clock="process"), ENDLESS)
-        compute()
-        ours.step(trainer)
-    finally:
-        torch.set_num_threads(before)
-    assert 0.1 / 4 / before <= ours.seconds < 0.1 / before
-
-
-def compute() -> None:
-    """Use a tenth of a second of processor time."""
-    begun = time.process_time()
-    while time.process_time() - begun < 0.1:
-        pass
-
-
-def test_step_without_time_has_a_speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(CLOCKS, "process", lambda: 7.0)
-    trainer: Any = SimpleNamespace(world_size=1, is_global_zero=True)
-    ours = TrainingClock(Training(minutes=1.0, clock="process"), ENDLESS)
-    assert ours.step(trainer) > 0
+        spent += 7
+    spent += 2
+    ours.step(alone)
+    assert ours.seconds == 0.5
+    assert ours.step(alone) > 0, "a step without time has a speed"
