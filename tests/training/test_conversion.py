@@ -17,7 +17,7 @@ from lmlong.recipe import file as recipe_file
 from lmlong.training import conversion, conversion_report
 from lmlong.training.run import train
 
-from .conftest import Recipes, ignored
+from .conftest import Recipes, ignored, same_tensors
 
 STEPS = [
     "training.steps=10",
@@ -91,7 +91,7 @@ def test_recurrence_beside_a_window_has_a_share(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "recurrences contribute " in done.stdout
     *_, point = json.loads((folder / "beside.json").read_text())
-    weights = read.read_weights(read.find(folder / "beside", BEST))
+    weights = weights_of(folder / "beside")
     of_windows = {name: bias + 100 for name, bias in weights.items() if name.endswith(".window_share.bias")}
     assert point["without_recurrence"]["nats"] == pytest.approx(loss_with(folder / "beside", of_windows), rel=1e-5)
     assert point["without_recurrence"]["nats"] != pytest.approx(point["totals"]["nats"], rel=1e-4)
@@ -101,7 +101,7 @@ def test_recurrence_beside_a_window_has_a_share(folder: Path) -> None:
 
 def loss_with(run: Path, changed: dict[str, torch.Tensor]) -> float:
     """The summed loss of a run's model with other weights, as a conversion measures it."""
-    recipe, weights = read.read_recipe(read.find(run, BEST)), read.read_weights(read.find(run, BEST))
+    recipe, weights = read.read_recipe(read.find(run, BEST)), weights_of(run)
     tokens = conversion_report.prepare(recipe.text, read.read_tokenizer(read.find(run, BEST)))
     model = conversion_report.build(recipe, tokens.tokenizer.vocabulary)
     model.load_state_dict(weights | changed)
@@ -111,38 +111,24 @@ def loss_with(run: Path, changed: dict[str, torch.Tensor]) -> float:
     return conversion_report.loss_totals(model, map(conversion_report.batch_tensors, text), token_bytes).nats
 
 
-def test_first_stage_trains_attention_alone(folder: Path, converted: dict) -> None:
-    before, after = (read.read_weights(read.find(folder / run, BEST)) for run in ("teacher", "student-layers"))
-    rest = [name for name in before if ".mixer." not in name]
-    assert rest and all(torch.equal(before[name], after[name]) for name in rest)
-
-
-def test_stages_read_as_many_tokens(folder: Path, converted: dict) -> None:
-    recipes = [
-        read.read_recipe(read.find(folder / run, BEST)) for run in ("student-layers", "student-predictions", "student")
-    ]
-    assert [recipe.text.sequence_length for recipe in recipes] == [32, 32, 64]
-    assert len({recipe.tokens_per_step for recipe in recipes}) == 1
-    assert recipes[2].training.teacher is None
-
-
 def test_each_stage_has_its_options(folder: Path) -> None:
-    recipe = recipe_file.load(
-        str(folder / "tiny.yaml"),
-        [
-            *("training.batch_size=2", "training.carry_state=true", "text.sequence_length=64"),
-            *("training.learn=0.5", "training.quantize=int4"),
-            "conversion={sequence_length: 16, predictions: {sequence_length: 64, state_passing: 0.5, steps: 3}}",
-        ],
-    )
-    layers, predictions, text = (stage.recipe for stage in conversion.stages(recipe, "teacher", folder / "none"))
-    assert [each.text.sequence_length for each in (layers, predictions, text)] == [16, 64, 64]
-    assert [each.training.batch_size for each in (layers, predictions, text)] == [8, 2, 2]
-    assert [each.training.state_passing for each in (layers, predictions, text)] == [0, 0.5, 0]
-    assert [each.training.carry_state for each in (layers, predictions, text)] == [False, False, True]
-    assert [each.training.learn for each in (layers, predictions, text)] == [0, 0, 0.5]
-    assert [each.training.quantize for each in (layers, predictions, text)] == [None, None, "int4"]
-    assert [each.training.teacher_of for each in (layers, predictions)] == ["layers", "predictions"]
+    """And reads as many tokens."""
+    options = ["training.batch_size=2", "training.carry_state=true", "text.sequence_length=64", "training.learn=0.5"]
+    options += ["conversion={sequence_length: 16, predictions: {sequence_length: 64, state_passing: 0.5, steps: 3}}"]
+    recipe = recipe_file.load(str(folder / "tiny.yaml"), [*options, "training.quantize=int4"])
+    stages = [stage.recipe for stage in conversion.stages(recipe, "teacher", folder / "none")]
+
+    def of_training(name: str) -> list[object]:
+        return [getattr(stage.training, name) for stage in stages]
+
+    assert [stage.text.sequence_length for stage in stages] == [16, 64, 64]
+    assert of_training("batch_size") == [8, 2, 2]
+    assert of_training("state_passing") == [0, 0.5, 0]
+    assert of_training("carry_state") == [False, False, True]
+    assert of_training("learn") == [0, 0, 0.5]
+    assert of_training("quantize") == [None, None, "int4"]
+    assert of_training("teacher_of")[:2] == ["layers", "predictions"]
+    assert stages[2].training.teacher is None
 
 
 @pytest.mark.usefixtures("stages_here")
@@ -162,25 +148,26 @@ def test_window_of_a_whole_sequence_is_softmax(folder: Path) -> None:
 @pytest.mark.usefixtures("stages_here")
 def test_added_heads_are_trained_after_the_first_stage(folder: Path) -> None:
     words = [*HYBRID, "model.add_ngram=[2]", "model.attention.ngram.buckets=64", "training.steps=2", "--out", "headed"]
-    words += ["conversion={layers: {steps: 2}, predictions: {steps: 4}}"]
-    done = convert(folder, *words)
+    done = convert(folder, *words, "conversion={layers: {steps: 2}, predictions: {steps: 4}}")
     assert done.returncode == 0, done.stderr
-    after = [
-        read.read_weights(read.find(folder / run, BEST)) for run in ("headed-layers", "headed-predictions", "headed")
-    ]
+    after = [weights_of(folder / run) for run in ("headed-layers", "headed-predictions", "headed")]
     outputs = [bool(weights["blocks.1.ngram.out_proj.weight"].any()) for weights in after]
     assert outputs == [False, True, True]
 
 
+def weights_of(run: Path) -> dict[str, torch.Tensor]:
+    """The weights of the best checkpoint."""
+    return read.read_weights(read.find(run, BEST))
+
+
 @pytest.mark.usefixtures("stages_here")
 def test_finished_conversion_is_not_repeated(folder: Path, converted: dict) -> None:
-    weights = read.read_weights(read.find(folder / "student", BEST))
+    weights = weights_of(folder / "student")
     again = convert(folder, *HYBRID, *STEPS, "--out", "student", "--resume", "--json", "-")
     assert again.returncode == 0, again.stderr
-    assert again.stdout.count("has no more to do") == 0  # the result alone
+    assert "has no more to do" not in again.stdout  # the result alone
     assert json.loads(again.stdout)[-1]["totals"] == converted["text"]["totals"]
-    after = read.read_weights(read.find(folder / "student", BEST))
-    assert all(torch.equal(weights[name], after[name]) for name in weights)
+    assert same_tensors(weights_of(folder / "student"), weights)
 
 
 def test_failing_stage_ends_a_conversion(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -215,8 +202,7 @@ def test_stopped_conversion_resumes_exactly(folder: Path, converted: dict, numbe
     assert not (folder / name).exists()
     assert convert(folder, *words).returncode == 2  # --resume was left out
     assert convert(folder, *words, "--resume").returncode == 0
-    there, here = (read.read_weights(read.find(folder / run, BEST)) for run in ("student", name))
-    assert all(torch.equal(there[key], here[key]) for key in there)
+    assert same_tensors(weights_of(folder / "student"), weights_of(folder / name))
 
 
 @pytest.mark.parametrize(
@@ -230,7 +216,6 @@ def test_stopped_conversion_resumes_exactly(folder: Path, converted: dict, numbe
         (["conversion.sequence_length=48"], "not a multiple of 48"),
         (["conversion.predictions.sequence_length=48"], "not a multiple of 48"),
         (["training.teacher=teacher"], "training.teacher"),
-        (["devices=2", "training.sequence_parallel=2"], "learns from a teacher, which reads whole rows"),
         (["--resume", "--overwrite"], "Leave out one"),
         (["--dry-run", "--from-teacher", "1k"], "--from-teacher has no effect with --dry-run"),
         (["objective=masked", "model.attention.kind=linear"], "an encoder"),
@@ -282,9 +267,9 @@ def test_student_learns_from_text_of_the_teacher(folder: Path) -> None:
 
 
 def test_text_of_the_user_is_not_taken_for_samples(folder: Path) -> None:
-    for name in ("mine-samples.jsonl", "yours-samples.txt"):
-        (folder / name).write_text('{"text": "my own"}\n' * 20)
-        for how in ("--resume", "--overwrite"):
-            refused = convert(folder, *HYBRID, "--from-teacher", "2k", "--out", name.partition("-")[0], how)
-            assert refused.returncode == 2 and f"{name}: not text that lmlong sampled" in refused.stderr
-            assert (folder / name).read_text() == '{"text": "my own"}\n' * 20
+    own = '{"text": "my own"}\n' * 20
+    for name, how in (("mine-samples.jsonl", "--resume"), ("yours-samples.txt", "--overwrite")):
+        (folder / name).write_text(own)
+        refused = convert(folder, *HYBRID, "--from-teacher", "2k", "--out", name.partition("-")[0], how)
+        assert refused.returncode == 2 and f"{name}: not text that lmlong sampled" in refused.stderr
+        assert (folder / name).read_text() == own
