@@ -48,34 +48,24 @@ def gathered(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 KINDS = [
-    ["model.attention.kind=[linear, delta]", "model.convolution=3", "model.tied_output=false"],
-    pytest.param(["model.attention.feature_map=favor", "model.attention.decay=learned"], marks=pytest.mark.slow),
-    ["objective=masked", "model.attention.kind=linformer", "model.attention.linformer.projected=8"],
+    (["model.attention.kind=[linear, delta]", "model.convolution=3", "model.tied_output=false"], False),
+    pytest.param(["model.attention.feature_map=favor", "model.attention.decay=learned"], False, marks=pytest.mark.slow),
+    (["objective=masked", "model.attention.kind=linformer", "model.attention.linformer.projected=8"], False),
+    (["model.attention.feature_map=taylor", "model.convolution=4"], True),
 ]
+"""What is built, and whether it begins from a run, where its convolutions and its attention are new."""
 
 
-@pytest.mark.parametrize("options", KINDS, ids=["delta", "favor", "linformer"])
-def test_weights_are_those_of_one_process(
-    recipe_of: Recipes, tmp_path: Path, options: list[str], gathered: list[int]
+@pytest.mark.parametrize(("options", "loads"), KINDS, ids=["delta", "favor", "linformer", "loaded"])
+def test_weights_are_those_of_one_process_and_whole_one_at_a_time(
+    recipe_of: Recipes, four_steps: Path, tmp_path: Path, options: list[str], loads: bool, gathered: list[int]
 ) -> None:
+    options = [*options, f"training.init_from={four_steps}"] if loads else options
     train(recipe_of(*UNMOVED, *options), tmp_path / "run")
     *counts, left = gathered
     assert left == 0 and set(counts) == {1}
-    expected, built = prepare_run(recipe_of(*options)).model.state_dict(), weights(tmp_path / "run")
-    assert built.keys() == expected.keys()
-    assert all(torch.allclose(built[name], expected[name], rtol=0, atol=1e-25) for name in expected)
-
-
-def test_weights_are_loaded_one_at_a_time(
-    recipe_of: Recipes, four_steps: Path, tmp_path: Path, gathered: list[int]
-) -> None:
-    """Its convolutions and the weights of its attention are new, and start as without DeepSpeed."""
-    options = ["model.attention.feature_map=taylor", "model.convolution=4", f"training.init_from={four_steps}"]
-    train(recipe_of(*UNMOVED, *options), tmp_path / "run")
-    *counts, left = gathered
-    assert left == 0 and set(counts) == {1}
-    built, start = weights(tmp_path / "run"), read.find(four_steps)
-    expected = prepare_run(recipe_of(*options), start, new_attention=True).model.state_dict()
+    start = read.find(four_steps) if loads else None
+    expected, built = prepare_run(recipe_of(*options), start, loads).model.state_dict(), weights(tmp_path / "run")
     assert built.keys() == expected.keys() != weights(four_steps).keys()
     assert all(torch.allclose(built[name], expected[name], rtol=0, atol=1e-25) for name in expected)
 

@@ -27,35 +27,29 @@ TO_SCAN, TO_STEP = 9, 4
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="there is no C++ compiler")
 
 
-class Hops:
-    """The first chain of calls from a function to native code."""
+def first_chain(patch: pytest.MonkeyPatch, module: ModuleType, first: Any) -> list[str]:
+    """The calls from a function to native code, once there was one."""
+    calls: list[str] = []
 
-    def __init__(self, patch: pytest.MonkeyPatch, module: ModuleType, first: Any):
-        self.first, self.calls = first.__code__, list[str]()
-        patch.setattr(module, "run_on_threads", self._run)
-
-    def _run(self, *arguments: Any) -> None:
-        if not self.calls:
-            self.calls = self._chain()
+    def run(*arguments: Any) -> None:
+        frame, found = sys._getframe(1), ["run_on_threads"]
+        while frame is not None and not calls:
+            if PACKAGE in Path(frame.f_code.co_filename).parents:
+                found.append(frame.f_code.co_qualname)
+            if frame.f_code is first.__code__:
+                calls.extend(found)
+            frame = frame.f_back
         threads.run_on_threads(*arguments)
 
-    def _chain(self) -> list[str]:
-        frame, calls = sys._getframe(2), ["run_on_threads"]
-        while frame is not None:
-            if PACKAGE in Path(frame.f_code.co_filename).parents:
-                calls.append(frame.f_code.co_qualname)
-            if frame.f_code is self.first:
-                return calls
-            frame = frame.f_back
-        return []
+    patch.setattr(module, "run_on_threads", run)
+    return calls
 
 
 def test_few_calls_lead_to_native_code(recipe_of: Recipes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    scan = Hops(monkeypatch, native_kernel, TrainingModule.training_step)
-    step = Hops(monkeypatch, native, row.advance)
-    run = train(recipe_of("training.steps=1"), tmp_path / "run").run
-    model = load(run)
+    scan = first_chain(monkeypatch, native_kernel, TrainingModule.training_step)
+    step = first_chain(monkeypatch, native, row.advance)
+    model = load(train(recipe_of("training.steps=1"), tmp_path / "run").run)
     model.use_fast_engine()
     list(model.stream("a", max_tokens=2))
-    assert 0 < len(scan.calls) <= TO_SCAN, scan.calls
-    assert 0 < len(step.calls) <= TO_STEP, step.calls
+    assert 0 < len(scan) <= TO_SCAN, scan
+    assert 0 < len(step) <= TO_STEP, step

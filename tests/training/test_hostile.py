@@ -80,9 +80,7 @@ def test_unlisted_files_are_refused(checkpoint: Path, recipe_of: Recipes, missin
 
 @thinned(
     pytest.mark.parametrize("name", [RECIPE, TOKENIZER]),
-    pytest.mark.parametrize(
-        "text", [b"", b"\x00" * 50, b"lmlong", b"[[[", b"a: &a [*a]", b"training: {steps: 1, no: 2}"]
-    ),
+    pytest.mark.parametrize("text", [b"", b"\x00" * 50, b"[[[", b"a: &a [*a]", b"training: {steps: 1, no: 2}"]),
 )
 def test_malformed_recipe_or_tokenizer_is_refused(checkpoint: Path, recipe_of: Recipes, name: str, text: bytes) -> None:
     (checkpoint / name).write_bytes(text)
@@ -142,11 +140,7 @@ def test_carried_states_of_another_model_are_refused(recipe_of: Recipes, tmp_pat
             train(recipe_of("training.carry_state=true"), tmp_path / f"new-{number}", resume=str(checkpoint))
 
 
-def test_trained_tokens_follow_from_steps(checkpoint: Path) -> None:
-    sign(checkpoint)
-    assert read.trained_tokens(checkpoint) == 4 * 256
-
-
 def test_sound_checkpoint_is_resumed(checkpoint: Path, recipe_of: Recipes) -> None:
     sign(checkpoint)
+    assert read.trained_tokens(checkpoint) == 4 * 256, "which follows from the steps"
     assert train(recipe_of("training.steps=5"), checkpoint.parents[2] / "new", resume=str(checkpoint)).step == 5

@@ -72,16 +72,19 @@ def test_slurm_tasks_pass_over_a_damaged_checkpoint(tiny: Path, recipe_of: Recip
     assert logged_steps(run) == list(range(1, 15))
 
 
+TASKS_OF_TWO = {"SLURM_NTASKS": "4", "SLURM_PROCID": "1", "SLURM_NODEID": "1", "SLURM_LOCALID": "0"}
+BOOKS = {"SLURM_NTASKS": "2", "SLURM_JOB_NAME": "books"}
+
 LAUNCHES = [
     (
         {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "4"},
         [],
-        "torchrun started 4 processes, but the recipe has nodes: 1 with d",
+        "torchrun started 4 processes, but the recipe has nodes: 1 w",
     ),
-    ({"SLURM_NTASKS": "2", "SLURM_JOB_NAME": "books"}, ["devices=3"], "srun started 2 processes"),
+    (BOOKS, ["devices=3"], "srun started 2 processes"),
     ({"SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "2"}, ["nodes=2"], "srun started 2 processes on each machine"),
     (
-        {"SLURM_NTASKS": "4", "SLURM_PROCID": "1", "SLURM_NODEID": "1", "SLURM_LOCALID": "0"},
+        TASKS_OF_TWO,
         ["nodes=2", "devices=2", "training.sequence_parallel=2"],
         "srun made rank 1 process 0 of machine 1, so neighbouring ranks, .* Give srun --distribution=block",
     ),
@@ -107,11 +110,9 @@ def test_ranks_of_a_row_are_neighbours(recipe_of: Recipes, monkeypatch: pytest.M
     check_launch(recipe_of("nodes=2", "devices=2", "training.sequence_parallel=2"))
 
 
-def test_shell_of_slurm_starts_its_own_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SLURM_NTASKS", "1")
-    monkeypatch.setenv("SLURM_PROCID", "0")
+@pytest.mark.parametrize(("job", "is_main"), [("bash", False), ("books", True)])
+def test_shell_of_slurm_starts_its_own_processes(monkeypatch: pytest.MonkeyPatch, job: str, is_main: bool) -> None:
+    for name, value in {"NTASKS": "1", "PROCID": "0", "JOB_NAME": job}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
     monkeypatch.setenv("LOCAL_RANK", "1")
-    monkeypatch.setenv("SLURM_JOB_NAME", "bash")
-    assert not is_main_process()
-    monkeypatch.setenv("SLURM_JOB_NAME", "books")
-    assert is_main_process()
+    assert is_main_process() == is_main

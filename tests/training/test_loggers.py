@@ -44,38 +44,33 @@ def assert_as_printed(figures: dict[str, float], result: TrainingResult) -> None
         assert line.startswith(f"{name:12} {figures[NAMES[name]]:.3f} ")
 
 
-def test_tensorboard_receives_metrics_recipe_and_figures(recipe_of: Recipes, tmp_path: Path) -> None:
-    result = train(recipe_of("training.loggers=[tensorboard]"), tmp_path / "run")
-    logged = events(tmp_path / "run")
-    assert {event.step: event.value for event in logged.Scalars("loss")} == pytest.approx(
-        of(tmp_path / "run"), rel=1e-6
-    )
-    last = metrics(tmp_path / "run")[-1]["validation"]["bits_per_byte"]
-    assert logged.Scalars("validation/bits_per_byte")[-1].value == pytest.approx(last, rel=1e-6)
-    final = {tag: logged.Scalars(tag)[-1].value for tag in logged.Tags()["scalars"] if tag.startswith("final/")}
-    assert_as_printed(final, result)
-    (text,) = logged.Tensors("recipe/text_summary")
-    lines = text.tensor_proto.string_val[0].decode().splitlines()
-    assert all(line.startswith("    ") for line in lines)  # code to Markdown
-    assert [line[4:] for line in lines] == (tmp_path / "run" / "recipe.yaml").read_text().splitlines()
-    assert len([*(tmp_path / "run" / "tensorboard").glob("events.*")]) == 1  # two may be read in any order
-
-
-def test_tensorboard_is_continued(recipe_of: Recipes, tmp_path: Path) -> None:
+def test_tensorboard_receives_metrics_recipe_and_figures_of_all_starts(recipe_of: Recipes, tmp_path: Path) -> None:
     run, options = tmp_path / "run", ["training.loggers=[tensorboard]", "training.keep_last=9"]
     train(recipe_of(*options, "training.steps=6"), run)
+    assert len([*(run / "tensorboard").glob("events.*")]) == 1  # two may be read in any order
+    text, _ = last_text(run)
+    assert all(line.startswith("    ") for line in text)  # code to Markdown
+    assert [line[4:] for line in text] == (run / "recipe.yaml").read_text().splitlines()
     next_second()
-    train(recipe_of(*options), run, resume=str(run / "checkpoints" / "step-00000004"))
+    result = train(recipe_of(*options), run, resume=str(run / "checkpoints" / "step-00000004"))
     logged = events(run)
     assert [event.step for event in logged.Scalars("loss")] == [*range(1, 13)]
     assert {event.step: event.value for event in logged.Scalars("loss")} == pytest.approx(of(run), rel=1e-6)
-    assert [event.step for event in logged.Tensors("recipe/text_summary")] == [1, 5]
-    assert {tag: [event.step for event in logged.Scalars(tag)] for tag in NAMES.values()} == {
-        tag: [12] for tag in NAMES.values()
-    }
+    last = metrics(run)[-1]["validation"]["bits_per_byte"]
+    assert logged.Scalars("validation/bits_per_byte")[-1].value == pytest.approx(last, rel=1e-6)
+    assert last_text(run)[1] == [1, 5]
+    final = {tag: logged.Scalars(tag) for tag in logged.Tags()["scalars"] if tag.startswith("final/")}
+    assert_as_printed({tag: values[-1].value for tag, values in final.items()}, result)
+    assert all([event.step for event in final[tag]] == [12] for tag in NAMES.values())
     next_second()
     train(recipe_of(*options), run, resume="auto")  # takes no step
     assert [event.step for event in events(run).Scalars("final/gzip")] == [12]
+
+
+def last_text(run: Path) -> tuple[list[str], list[int]]:
+    """The lines of the recipe that was logged last, and the steps of all."""
+    logged = events(run).Tensors("recipe/text_summary")
+    return logged[-1].tensor_proto.string_val[0].decode().splitlines(), [event.step for event in logged]
 
 
 def test_csv_is_continued(recipe_of: Recipes, tmp_path: Path) -> None:

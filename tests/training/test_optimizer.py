@@ -1,7 +1,7 @@
 """The course of the learning rate in closed form, and what decays."""
 
-from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -18,24 +18,19 @@ def options(**changes: object) -> recipe.Training:
     return recipe.Training(**({"steps": 100, "warmup_steps": 10} | changes))  # type: ignore[arg-type]
 
 
-def test_warmup_is_linear() -> None:
-    for schedule in ("cosine", "constant", "warmup-stable-decay"):
-        rates = [learning_rate_factor(step, 100, options(schedule=schedule)) for step in range(10)]
-        assert rates == pytest.approx([(step + 1) / 10 for step in range(10)])
-
-
-def test_cosine_falls_to_the_final_rate() -> None:
-    training = options(schedule="cosine", final_learning_rate=0.1)
-    assert learning_rate_factor(10, 100, training) == 1
-    assert learning_rate_factor(55, 100, training) == pytest.approx(0.55)
-    assert learning_rate_factor(100, 100, training) == pytest.approx(0.1)
-
-
-def test_warmup_stable_decay_stays_at_the_peak() -> None:
-    training = options(schedule="warmup-stable-decay", decay_fraction=0.2)
-    assert {learning_rate_factor(step, 100, training) for step in range(10, 81)} == {1.0}
-    assert learning_rate_factor(90, 100, training) == pytest.approx(0.5)
-    assert learning_rate_factor(100, 100, training) == 0
+@pytest.mark.parametrize("schedule", ["cosine", "constant", "warmup-stable-decay"])
+def test_learning_rate_follows_its_schedule(schedule: Literal["cosine", "constant", "warmup-stable-decay"]) -> None:
+    training = options(schedule=schedule, final_learning_rate=0.1, decay_fraction=0.2)
+    factors = [learning_rate_factor(step, 100, training) for step in range(101)]
+    assert factors[:11] == pytest.approx([*((step + 1) / 10 for step in range(10)), 1])
+    match schedule:
+        case "cosine":
+            assert (factors[55], factors[100]) == pytest.approx((0.55, 0.1))
+        case "constant":
+            assert set(factors[10:]) == {1.0}
+        case _:
+            assert set(factors[10:81]) == {1.0}
+            assert (factors[90], factors[100]) == pytest.approx((0.55, 0.1))
 
 
 def test_short_run_warms_up_over_half_at_most() -> None:
@@ -101,16 +96,14 @@ def _changes(width: int) -> dict[str, float]:
 @torch.no_grad()
 def _read(model: LanguageModel, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
     """Return what the blocks, their gates and the head put out."""
-    found = {}
+    found: dict[str, torch.Tensor] = {}
+
+    def keep(name: str, module: torch.nn.Module, inputs: object, output: Any) -> None:
+        found[name] = output if isinstance(output, torch.Tensor) else output[0]
+
     parts: dict[str, torch.nn.Module] = {f"block {n}": block for n, block in enumerate(model.blocks)}
     parts |= {f"gate {n}": block.mixer.forget_gate for n, block in enumerate(model.blocks)}
-
-    def keep(name: str) -> Callable[..., None]:
-        return lambda module, inputs, output: found.update(
-            {name: output if isinstance(output, torch.Tensor) else output[0]}
-        )
-
-    hooks = [part.register_forward_hook(keep(name)) for name, part in parts.items()]
+    hooks = [part.register_forward_hook(partial(keep, name)) for name, part in parts.items()]
     found["logits"] = predict(model, tokens[:, :-1])[0]
     for hook in hooks:
         hook.remove()

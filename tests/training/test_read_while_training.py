@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner
+from commands import lmlong
 from grids import thinned
 
 from lmlong.checkpoint import manifest, read, write
-from lmlong.cli.main import lmlong
 from lmlong.inference.loading import load
 from lmlong.io.folder_manifest import seal
 from lmlong.recipe import Recipe
@@ -33,10 +32,9 @@ def run(recipe_of: Recipes, cache: Path, tmp_path_factory: pytest.TempPathFactor
 
 
 def command(*words: object) -> str:
-    result = CliRunner().invoke(lmlong, [*map(str, words)], catch_exceptions=False, standalone_mode=False)
-    if result.exception:
-        raise result.exception
-    return result.stdout
+    finished = lmlong(*words)
+    assert finished.returncode == 0, finished.stderr
+    return finished.stdout
 
 
 READERS: dict[str, Callable[[Path, Path], object]] = {

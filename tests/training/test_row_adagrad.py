@@ -14,7 +14,7 @@ from lmlong.training.prepare import prepare_new_run
 from lmlong.training.row_adagrad import RowAdagrad
 from lmlong.training.run import train
 
-from .conftest import TABLES, Recipes, equal, weights
+from .conftest import TABLES, Recipes, weights
 
 
 def optimizer_of(reads_values: bool = True) -> RowAdagrad:
@@ -44,13 +44,13 @@ def test_a_step_is_row_wise_adagrad(reads_values: bool) -> None:
 
 @pytest.mark.parametrize("bad", ["skipped", "not finite"])
 def test_a_skipped_step_changes_nothing(bad: str) -> None:
-    optimizer = optimizer_of()
-    optimizer.gradients.add(torch.tensor([3, 4, 3]), torch.ones(3, 4, dtype=torch.float64))
+    optimizer, one = optimizer_of(), torch.ones(1, 4, dtype=torch.float64)
+    optimizer.gradients.add(torch.tensor([3, 4, 3]), one.expand(3, 4))
     optimizer.step()
     assert optimizer.squares is not None
     before = optimizer.tables.table.clone(), optimizer.squares.clone()
     assert before[0][3].allclose(torch.tensor(-0.1).double()) and before[1][3] == 4 and before[1][4] == 1
-    optimizer.gradients.add(torch.tensor([3]), torch.full((1, 4), torch.nan if bad == "not finite" else 1.0).double())
+    optimizer.gradients.add(torch.tensor([3]), one * (torch.nan if bad == "not finite" else 1.0))
     optimizer.step(1.0, torch.tensor(bad == "skipped"))
     assert torch.equal(optimizer.tables.table, before[0]) and torch.equal(optimizer.squares, before[1])
     assert not optimizer.gradients.pieces
@@ -94,14 +94,12 @@ def test_added_tables_change_no_logit(recipe_of: Recipes, run: Path, tmp_path: P
 
 
 def test_frozen_tables_do_not_move(recipe_of: Recipes, tmp_path: Path) -> None:
-    """While only the mixers learn a teacher's layers. A run with tables writes and repeats."""
+    """While only the mixers learn a teacher's layers. A run with tables writes."""
     train(recipe_of(TABLES, "training.steps=3"), tmp_path / "base")
     assert "".join(lmlong.load(str(tmp_path / "base")).stream("the ", max_tokens=20))
-    train(recipe_of(TABLES, "training.steps=3"), tmp_path / "again")
-    assert equal(tmp_path / "base", tmp_path / "again")
     learned = ["training.teacher_of=layers", "model.attention.kind=delta", "training.steps=2"]
     base = [f"training.{key}={tmp_path / 'base'}" for key in ("init_from", "teacher")]
     train(recipe_of(*base, *learned), tmp_path / "student")
-    names = ("ngram_embedding.table", "ngram_embedding.projection.weight")
     before, after = weights(tmp_path / "base"), weights(tmp_path / "student")
-    assert all(torch.equal(before[name], after[name]) for name in names) and before[names[0]].any()
+    assert before["ngram_embedding.table"].any()
+    assert all(torch.equal(before[name], after[name]) for name in before if name.startswith("ngram_embedding."))

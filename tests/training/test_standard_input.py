@@ -62,29 +62,25 @@ def test_pipe_is_trained_on_like_a_file_and_resumed(tiny: Path, four_steps: Path
     assert file.returncode == 0 and table(file.stdout) == table(pipe.stdout), pipe.stderr
 
 
-def test_suffix_names_the_format() -> None:
+def test_suffix_names_the_format_and_a_folder_makes_it_a_file(tmp_path: Path) -> None:
     lines = "".join(json.dumps({"text": text, "title": text.upper()}) + "\n" for text in ("one", "two"))
     shown = piped(lines.encode(), "data", "show", "--json", "--", "-.jsonl")
     assert [json.loads(line)["title"] for line in shown.stdout.splitlines()] == ["ONE", "TWO"], shown.stderr
-    wrong = piped(b"no record\n", "data", "show", "--", "-.jsonl")
-    assert wrong.returncode == 2 and "cannot read it" in wrong.stderr and "Traceback" not in wrong.stderr
+    (tmp_path / "-").write_text("a file")
+    assert piped(b"a pipe", "data", "show", "./-", cwd=tmp_path).stdout == "a file\n"
 
 
-def test_empty_input_and_terminal_are_refused(own_cache: Path) -> None:
-    empty = piped(b"", "data", "show", "-")
-    assert empty.returncode == 2 and "standard input is empty" in empty.stderr
+def test_empty_broken_and_typed_input_is_refused(own_cache: Path) -> None:
     ours, terminal = pty.openpty()
     with standard_input(terminal):
         asked = command("data", "show", "-")
     os.close(ours)
     os.close(terminal)
-    assert asked.returncode == 2 and "standard input is a terminal" in asked.stderr
-    assert not list(own_cache.glob("input/*"))
-
-
-def test_file_named_dash_is_read(tmp_path: Path) -> None:
-    (tmp_path / "-").write_text("a file")
-    assert piped(b"a pipe", "data", "show", "./-", cwd=tmp_path).stdout == "a file\n"
+    empty = piped(b"", "data", "show", "-")
+    broken = piped(b"no record\n", "data", "show", "--", "-.jsonl")
+    told = {"is a terminal": asked, "standard input is empty": empty, "cannot read it": broken}
+    assert all(done.returncode == 2 and message in done.stderr for message, done in told.items())
+    assert "Traceback" not in broken.stderr and len(list(own_cache.glob("input/*"))) == 1, "of the broken one"
 
 
 def test_only_unfinished_copies_are_removed(own_cache: Path) -> None:
