@@ -40,8 +40,7 @@ scan(Elu(64), torch.zeros(1, 2, 64, 65), ScanInputs(q, k, v, torch.zeros(1, 100,
 
 
 @pytest.fixture
-def compiled(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(TOOLS)
+def compiled() -> ModuleType:
     from gpu_ready_parts import compiled
 
     return compiled

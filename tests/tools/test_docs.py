@@ -1,16 +1,14 @@
 """The reference pages are those that tools/docs.py writes from the code."""
 
 import re
-import sys
-from pathlib import Path
 
 import click
 import pytest
 
-TOOLS = Path(__file__).parents[2] / "tools"
-sys.path.insert(0, str(TOOLS))
-
-import docs  # noqa: E402
+import docs
+import lmlong
+from lmlong.recipe.file import recipe_class
+from lmlong.recipe.reference import reference
 
 
 @pytest.mark.parametrize("name", docs.PAGES)
@@ -20,10 +18,6 @@ def test_generated_pages_are_up_to_date(name: str) -> None:
 
 
 def test_pages_have_every_command_option_and_name() -> None:
-    import lmlong
-    from lmlong.recipe.file import recipe_class
-    from lmlong.recipe.reference import reference
-
     text = {name: page() for name, page in docs.PAGES.items()}
     for name, command, _ in docs.leaves(docs.command_line, "lmlong"):
         assert f"\n## {name}\n" in text["commands.md"]

@@ -9,17 +9,14 @@ from typing import Any, get_args
 
 import pytest
 import torch
+from baseline_parts import digests, exact, variants
+from baseline_parts.model_step import gradients
+from baseline_parts.workspace import Workspace, workspace
 
 from lmlong.recipe.attention import Attention
 from lmlong.recipe.kinds import ATTENTION_KINDS, FEATURE_MAP_KINDS
 
-TOOLS = Path(__file__).parents[2] / "tools"
-sys.path.insert(0, str(TOOLS))
-
-from baseline_parts import digests, exact, variants  # noqa: E402
-from baseline_parts.model_step import gradients  # noqa: E402
-from baseline_parts.workspace import Workspace, workspace  # noqa: E402
-
+BASELINE = Path(__file__).parents[2] / "tools" / "baseline"
 CASE = "gradients linear elu none"
 
 
@@ -57,12 +54,13 @@ def test_digest_knows_shape_and_type() -> None:
 def test_every_kind_has_a_case() -> None:
     tables = {**variants.LINEAR, **variants.KINDS, **variants.DETAILS, **variants.ENCODERS}
     chosen = [options["model.attention"] for options in tables.values()]
-    built_in = [
-        {name for name, about in kinds.items() if not about.plugin} for kinds in (ATTENTION_KINDS, FEATURE_MAP_KINDS)
-    ]
-    kinds = {kind for each in chosen for kind in ([each["kind"]] if isinstance(each["kind"], str) else each["kind"])}
-    assert kinds == built_in[0]
-    assert {each["feature_map"] for each in chosen if "feature_map" in each} == built_in[1]
+    kinds, maps = (
+        {name for name, about in each.items() if not about.plugin} for each in (ATTENTION_KINDS, FEATURE_MAP_KINDS)
+    )
+    assert {
+        kind for each in chosen for kind in ([each["kind"]] if isinstance(each["kind"], str) else each["kind"])
+    } == kinds
+    assert {each["feature_map"] for each in chosen if "feature_map" in each} == maps
     decays = {each["decay"] for each in chosen if "decay" in each}
     assert decays == set(get_args(Attention.model_fields["decay"].annotation))
     names = {case.name for case in exact.find_cases()}
@@ -80,7 +78,7 @@ def test_differences_are_named() -> None:
 def test_command_names_a_changed_case(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    module = runpy.run_path(str(TOOLS / "baseline"))
+    module = runpy.run_path(str(BASELINE))
     history = tmp_path / "history.jsonl"
     monkeypatch.setattr(sys, "argv", ["baseline", "--exact", "--only", f"^{CASE}$", "--history", str(history)])
 
@@ -89,10 +87,8 @@ def test_command_names_a_changed_case(
 
     assert command()[0] == 1  # there is nothing to compare with
     line = module["line_of"](0.0, {}, {}, exact.measure(exact.find_cases(f"^{CASE}$")).cases)
-    history.write_text(json.dumps(line) + "\n")
-    code, output = command()
-    assert code == 0 and output.startswith("1 cases, ")
-    line["exact"][CASE] = "0" * digests.SHORT
-    history.write_text(json.dumps(line) + "\n")
-    code, output = command()
-    assert code == 1 and output.startswith(f"differs: {CASE}\n")
+    for digest, code, told in ((line["exact"][CASE], 0, "1 cases, "), ("0" * digests.SHORT, 1, f"differs: {CASE}\n")):
+        line["exact"][CASE] = digest
+        history.write_text(json.dumps(line) + "\n")
+        found, output = command()
+        assert found == code and output.startswith(told)

@@ -21,8 +21,7 @@ SHORT, LONG = 1024, 16384
 
 
 @pytest.fixture
-def counts(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(TOOLS)
+def counts() -> ModuleType:
     from gpu_ready_parts import counts
 
     counts.build.cache_clear()
