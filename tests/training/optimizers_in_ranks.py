@@ -33,7 +33,7 @@ def weights() -> list[nn.Parameter]:
     return [nn.Parameter(drawn(*shape, seed=number)) for number, shape in enumerate([*STACKS, *STACKS])]
 
 
-def drawn(*shape: int, seed: int) -> Tensor:
+def drawn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
