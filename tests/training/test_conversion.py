@@ -35,14 +35,13 @@ def folder(tiny: Path, recipe_of: Recipes, cache: Path, tmp_path_factory: pytest
     return folder
 
 
-def convert(folder: Path, *words: str) -> Finished:
-    return lmlong("convert", "teacher", "--to", "tiny.yaml", *words, cwd=folder)
-
-
-@pytest.fixture
-def stages_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stages are trained in this process; in processes of their own they are below."""
-    monkeypatch.setattr(conversion, "_train", train_here)
+def convert(folder: Path, *words: str, code: int = 0) -> Finished:
+    """Stages are trained in this process; in processes of their own they are in a test that stops them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(conversion, "_train", train_here)
+        done = lmlong("convert", "teacher", "--to", "tiny.yaml", *words, cwd=folder)
+    assert done.returncode == code, done.stderr
+    return done
 
 
 def train_here(stage: conversion.StageRun, overwrite: bool) -> int:
@@ -53,13 +52,15 @@ def train_here(stage: conversion.StageRun, overwrite: bool) -> int:
 @pytest.fixture(scope="module")
 def converted(folder: Path) -> dict[str, dict]:
     """The points of a conversion, by name."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(conversion, "_train", train_here)
-        done = convert(folder, *HYBRID, *STEPS, "--out", "student", "--json", "points.json")
-    assert done.returncode == 0, done.stderr
+    done = convert(folder, *HYBRID, *STEPS, "--out", "student", "--json", "points.json")
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert "teacher" in done.stdout and "swapped" in done.stdout
     return {point["name"]: point for point in json.loads((folder / "points.json").read_text())}
+
+
+def weights_of(run: Path) -> dict[str, torch.Tensor]:
+    """The weights of the best checkpoint."""
+    return read.read_weights(read.find(run, BEST))
 
 
 def bits(point: dict) -> float:
@@ -83,12 +84,10 @@ def test_loss_without_recurrence_is_that_of_zero_outputs(folder: Path, converted
     assert point["recurrent_shares"] is None
 
 
-@pytest.mark.usefixtures("stages_here")
 def test_recurrence_beside_a_window_has_a_share(folder: Path) -> None:
     words = ["model.attention={kind: linear, parallel_window: 8}", "training.steps=1"]
     words += ["conversion={layers: {steps: 40}, predictions: {steps: 1}, sequence_length: 32}", "--out", "beside"]
     done = convert(folder, *words, "--json", "beside.json")
-    assert done.returncode == 0, done.stderr
     assert "recurrences contribute " in done.stdout
     *_, point = json.loads((folder / "beside.json").read_text())
     weights = weights_of(folder / "beside")
@@ -131,11 +130,9 @@ def test_each_stage_has_its_options(folder: Path) -> None:
     assert stages[2].training.teacher is None
 
 
-@pytest.mark.usefixtures("stages_here")
 def test_window_of_a_whole_sequence_is_softmax(folder: Path) -> None:
     words = ["model.attention.kind=window", "model.attention.window=64", "training.steps=2", "--out", "near", "--json"]
     done = convert(folder, *words, "-", "conversion={layers: null, predictions: null}")
-    assert done.returncode == 0, done.stderr
     assert not list(folder.glob("near-*"))
     points = {point["name"]: point for point in json.loads(done.stdout)}
     assert list(points) == ["teacher", "swapped", "text"]
@@ -145,26 +142,9 @@ def test_window_of_a_whole_sequence_is_softmax(folder: Path) -> None:
     assert nats["text"] != nats["swapped"]
 
 
-@pytest.mark.usefixtures("stages_here")
-def test_added_heads_are_trained_after_the_first_stage(folder: Path) -> None:
-    words = [*HYBRID, "model.add_ngram=[2]", "model.attention.ngram.buckets=64", "training.steps=2", "--out", "headed"]
-    done = convert(folder, *words, "conversion={layers: {steps: 2}, predictions: {steps: 4}}")
-    assert done.returncode == 0, done.stderr
-    after = [weights_of(folder / run) for run in ("headed-layers", "headed-predictions", "headed")]
-    outputs = [bool(weights["blocks.1.ngram.out_proj.weight"].any()) for weights in after]
-    assert outputs == [False, True, True]
-
-
-def weights_of(run: Path) -> dict[str, torch.Tensor]:
-    """The weights of the best checkpoint."""
-    return read.read_weights(read.find(run, BEST))
-
-
-@pytest.mark.usefixtures("stages_here")
 def test_finished_conversion_is_not_repeated(folder: Path, converted: dict) -> None:
     weights = weights_of(folder / "student")
     again = convert(folder, *HYBRID, *STEPS, "--out", "student", "--resume", "--json", "-")
-    assert again.returncode == 0, again.stderr
     assert "has no more to do" not in again.stdout  # the result alone
     assert json.loads(again.stdout)[-1]["totals"] == converted["text"]["totals"]
     assert same_tensors(weights_of(folder / "student"), weights)
@@ -200,8 +180,8 @@ def test_stopped_conversion_resumes_exactly(folder: Path, converted: dict, numbe
         child.communicate()
     assert child.returncode == 128 + number
     assert not (folder / name).exists()
-    assert convert(folder, *words).returncode == 2  # --resume was left out
-    assert convert(folder, *words, "--resume").returncode == 0
+    convert(folder, *words, code=2)  # --resume was left out
+    convert(folder, *words, "--resume")
     assert same_tensors(weights_of(folder / "student"), weights_of(folder / name))
 
 
@@ -216,14 +196,14 @@ def test_stopped_conversion_resumes_exactly(folder: Path, converted: dict, numbe
         (["conversion.sequence_length=48"], "not a multiple of 48"),
         (["conversion.predictions.sequence_length=48"], "not a multiple of 48"),
         (["training.teacher=teacher"], "training.teacher"),
+        (["devices=2", "training.sequence_parallel=2"], "learns from a teacher, which reads whole rows"),
         (["--resume", "--overwrite"], "Leave out one"),
         (["--dry-run", "--from-teacher", "1k"], "--from-teacher has no effect with --dry-run"),
         (["objective=masked", "model.attention.kind=linear"], "an encoder"),
     ],
 )
 def test_impossible_conversion_is_refused(folder: Path, words: list[str], message: str) -> None:
-    refused = convert(folder, *words, "--out", "never")
-    assert refused.returncode == 2
+    refused = convert(folder, *words, "--out", "never", code=2)
     assert message in refused.stderr
     assert "Traceback" not in refused.stderr and not list(folder.glob("never*"))
 
@@ -231,38 +211,36 @@ def test_impossible_conversion_is_refused(folder: Path, words: list[str], messag
 @pytest.mark.slow
 def test_dry_run_measures_each_stage(folder: Path) -> None:
     planned = convert(folder, *HYBRID, *STEPS, "--out", "planned", "--dry-run", "--json", "-")
-    assert planned.returncode == 0, planned.stderr
     stages = json.loads(planned.stdout)
     assert list(stages) == ["layers", "predictions", "text"]
     assert all(stage["length"] == stage["longest"] and stage["run_seconds"] > 0 for stage in stages.values())
     assert not list(folder.glob("planned*"))
 
 
-@pytest.mark.usefixtures("stages_here")
 def test_student_learns_from_text_of_the_teacher(folder: Path) -> None:
+    """And added heads are trained after the first stage."""
     words = [*HYBRID, *STEPS, "training.steps=2", "conversion.layers.steps=2", "conversion.predictions.steps=2"]
+    words += ["model.add_ngram=[2]", "model.attention.ngram.buckets=64"]
     words += ["text.validation.fraction=0.2", "--from-teacher", "1k", "--out"]
-    done = convert(folder, *words, "sampled")
-    assert done.returncode == 0, done.stderr
+    convert(folder, *words, "sampled")
     samples = (folder / "sampled-samples.jsonl").read_text()
     texts = [json.loads(line) for line in samples.splitlines()]
     assert sum(text["tokens"] for text in texts) >= 1024
     assert max(text["tokens"] for text in texts) <= 32
     assert len({text["text"] for text in texts}) > 25 and "the" in samples
-    held_out = [sha256(text["text"].encode()).digest()[:8] < (2**64 // 5).to_bytes(8) for text in texts]
-    assert 0 < sum(held_out) < len(texts)
+    held_out = {text["text"]: sha256(text["text"].encode()).digest()[:8] < (2**64 // 5).to_bytes(8) for text in texts}
+    assert 0 < sum(held_out.values()) < len(held_out)
     joined = (folder / "sampled-samples.txt").read_bytes().decode()  # with carriage returns
-    assert joined == "".join(
-        text["text"] + "\n" for text, out in zip(texts, held_out, strict=True) if text["text"] and not out
-    )
-    read_by = [
-        [Path(source.paths[0]).name for source in read.read_recipe(read.find(folder / run, BEST)).text.sources]
-        for run in ("sampled-predictions", "sampled")
-    ]
-    assert read_by == [["sampled-samples.jsonl"], ["sampled-samples.jsonl", "sampled-samples.txt"]]
+    assert joined == "".join(f"{text['text']}\n" for text in texts if text["text"] and not held_out[text["text"]])
+    stages = [folder / f"sampled{stage}" for stage in ("-layers", "-predictions", "")]
+    sources = [read.read_recipe(read.find(run, BEST)).text.sources for run in stages]
+    names = [[Path(source.paths[0]).name for source in of_stage] for of_stage in sources]
+    assert names[1:] == [["sampled-samples.jsonl"], ["sampled-samples.jsonl", "sampled-samples.txt"]]
+    heads = [bool(weights_of(run)["blocks.1.ngram.out_proj.weight"].any()) for run in stages]
+    assert heads == [False, True, True]
     (folder / "again-samples.jsonl").write_text("".join(samples.splitlines(keepends=True)[:20]) + '{"te')
-    assert convert(folder, *words, "again").returncode == 2  # --resume was left out
-    assert convert(folder, *words, "again", "--resume").returncode == 0
+    convert(folder, *words, "again", code=2)  # --resume was left out
+    convert(folder, *words, "again", "--resume")
     assert (folder / "again-samples.jsonl").read_text() == samples
 
 
@@ -270,6 +248,6 @@ def test_text_of_the_user_is_not_taken_for_samples(folder: Path) -> None:
     own = '{"text": "my own"}\n' * 20
     for name, how in (("mine-samples.jsonl", "--resume"), ("yours-samples.txt", "--overwrite")):
         (folder / name).write_text(own)
-        refused = convert(folder, *HYBRID, "--from-teacher", "2k", "--out", name.partition("-")[0], how)
-        assert refused.returncode == 2 and f"{name}: not text that lmlong sampled" in refused.stderr
+        refused = convert(folder, *HYBRID, "--from-teacher", "2k", "--out", name.partition("-")[0], how, code=2)
+        assert f"{name}: not text that lmlong sampled" in refused.stderr
         assert (folder / name).read_text() == own

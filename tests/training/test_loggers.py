@@ -1,7 +1,8 @@
-"""Loggers receive what the run itself logs, also when it is resumed."""
+"""What a run logs: its own lines, as they happen and cut back to where it resumes, and the same for loggers."""
 
 import csv
 import json
+import math
 import struct
 import time
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from lmlong.cli.after_training import after_training
 from lmlong.errors import UsageError
 from lmlong.training import loggers
+from lmlong.training.metrics_log import MetricsLog, last_validation, read_entries
 from lmlong.training.run import TrainingResult, train
 
 from .conftest import Recipes, logged_steps, losses, metrics
@@ -48,9 +50,6 @@ def test_tensorboard_receives_metrics_recipe_and_figures_of_all_starts(recipe_of
     run, options = tmp_path / "run", ["training.loggers=[tensorboard]", "training.keep_last=9"]
     train(recipe_of(*options, "training.steps=6"), run)
     assert len([*(run / "tensorboard").glob("events.*")]) == 1  # two may be read in any order
-    text, _ = last_text(run)
-    assert all(line.startswith("    ") for line in text)  # code to Markdown
-    assert [line[4:] for line in text] == (run / "recipe.yaml").read_text().splitlines()
     next_second()
     result = train(recipe_of(*options), run, resume=str(run / "checkpoints" / "step-00000004"))
     logged = events(run)
@@ -58,19 +57,16 @@ def test_tensorboard_receives_metrics_recipe_and_figures_of_all_starts(recipe_of
     assert {event.step: event.value for event in logged.Scalars("loss")} == pytest.approx(of(run), rel=1e-6)
     last = metrics(run)[-1]["validation"]["bits_per_byte"]
     assert logged.Scalars("validation/bits_per_byte")[-1].value == pytest.approx(last, rel=1e-6)
-    assert last_text(run)[1] == [1, 5]
+    texts = logged.Tensors("recipe/text_summary")
+    assert [text.step for text in texts] == [1, 5]
+    lines = texts[-1].tensor_proto.string_val[0].decode().splitlines()
+    assert lines == [f"    {line}" for line in (run / "recipe.yaml").read_text().splitlines()]  # code to Markdown
     final = {tag: logged.Scalars(tag) for tag in logged.Tags()["scalars"] if tag.startswith("final/")}
     assert_as_printed({tag: values[-1].value for tag, values in final.items()}, result)
     assert all([event.step for event in final[tag]] == [12] for tag in NAMES.values())
     next_second()
     train(recipe_of(*options), run, resume="auto")  # takes no step
     assert [event.step for event in events(run).Scalars("final/gzip")] == [12]
-
-
-def last_text(run: Path) -> tuple[list[str], list[int]]:
-    """The lines of the recipe that was logged last, and the steps of all."""
-    logged = events(run).Tensors("recipe/text_summary")
-    return logged[-1].tensor_proto.string_val[0].decode().splitlines(), [event.step for event in logged]
 
 
 def test_csv_is_continued(recipe_of: Recipes, tmp_path: Path) -> None:
@@ -137,3 +133,59 @@ def test_missing_logger_is_refused(recipe_of: Recipes, tmp_path: Path, monkeypat
     monkeypatch.setattr(loggers, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"pip install -e '\.\[wandb\]'"):
         train(recipe_of("training.loggers=[csv, wandb]"), tmp_path / "run")
+
+
+GARBAGE = (b"garbage\n", b"\xff\xfe\x00\n", b"[]\n", b'{"step": "3"}\n', b"\n", b'{"loss": 1}\n', b"[" * 10_000 + b"\n")
+
+
+def test_later_and_invalid_lines_are_dropped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    metrics_log = MetricsLog(tmp_path / "metrics.jsonl")
+    for step in (10, 20, 20, 30):
+        metrics_log.write(step=step, loss=step / 10)
+    lines = metrics_log.path.read_bytes().splitlines(keepends=True)
+    metrics_log.path.write_bytes(b"".join([lines[0], *GARBAGE, *lines[1:], b'{"step": 4']))
+    metrics_log.cut_back(20)
+    assert metrics_log.path.read_bytes() == b"".join(lines[:3])
+    assert f"{len(GARBAGE)} invalid lines were dropped" in capsys.readouterr().err
+
+
+def test_nonfinite_numbers_become_null(tmp_path: Path) -> None:
+    metrics_log = MetricsLog(tmp_path / "metrics.jsonl")
+    metrics_log.cut_back(5)
+    assert not metrics_log.path.exists(), "a missing log is not created"
+    metrics_log.write(step=1, loss=math.nan, gradient_norm=math.inf, validation={"nats": math.inf})
+    written = json.loads(metrics_log.path.read_text())
+    assert written == {"step": 1, "loss": None, "gradient_norm": None, "validation": {"nats": None}}
+
+
+LARGE = "1" + "0" * 400
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"step": 1e3}',
+        '{"step": true}',
+        '{"step": -1}',
+        '{"step": ' + LARGE + "}",
+        '{"step": 2, "loss": "low"}',
+        '{"step": 2, "loss": ' + LARGE + "}",
+        '{"step": 2, "loss": NaN}',
+        '{"step": 2, "loss": 1e999}',
+        '{"step": 2, "bits_per_byte": [1]}',
+        '{"step": 2, "validation": 3}',
+        '{"step": 2, "validation": {}}',
+        '{"step": 2, "validation": {"bits_per_byte": null}}',
+        '{"step": 2, "validation": {"bits_per_byte": {}}}',
+        '{"step": 2, "final_validation": {"nats": ' + LARGE + "}}",
+        "[" * 100_000,
+        "9" * 5000,
+    ],
+)
+def test_invalid_line_is_skipped_when_read(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "metrics.jsonl"
+    step = {"step": 1, "loss": None, "bits_per_byte": 3, "event": "a spike"}
+    validation = {"step": 1, "validation": {"bits_per_byte": 2.5}}
+    path.write_text(f"{json.dumps(step)}\n{line}\n{json.dumps(validation)}\n")
+    assert read_entries(path) == [step, validation]
+    assert last_validation(read_entries(path)) == {"step": 1, "bits_per_byte": 2.5}

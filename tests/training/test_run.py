@@ -1,8 +1,10 @@
-"""Whole runs of a tiny recipe: what they report is true, and how they are cut up changes nothing."""
+"""Whole runs of tiny models, causal ones and encoders: they learn, and what they report is true."""
 
+import math
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from wrong_kernel import WrongDk
@@ -15,7 +17,6 @@ from lmlong.data.batches import scored_tokens, validation_batches
 from lmlong.errors import CheckpointError, UsageError
 from lmlong.inference.loading import load, open_run
 from lmlong.model.metrics import batch_tensors, loss_totals
-from lmlong.model.segments import text_loss
 from lmlong.training.prepare import prepare_run
 from lmlong.training.resume import resume_point
 from lmlong.training.run import train
@@ -28,6 +29,8 @@ def test_run_learns_and_reports_its_weights(recipe_of: Recipes, tmp_path: Path) 
     assert result.step == 40 and result.signal is None and result.validation is not None
     first, last = losses(run)[0], losses(run)[-1]
     assert first > 5.4 and last < 2.5  # ln 258 = 5.55; the text's own letters alone give about 2.8
+    written = {"recipe.yaml", "environment.json", "metrics.jsonl", "tokenizer.model", "checkpoints"}
+    assert {path.name for path in run.iterdir()} == written
 
     setup = prepare_run(recipe_of(), read.find(run))
     tokens = setup.tokens
@@ -60,30 +63,8 @@ def test_downsampled_model_learns_and_scores_all_bytes(recipe_of: Recipes, tmp_p
     blocks = recipe_of("training.steps=40", "model.downsample={factor: 4, layers: 1}", f"text.rows={rows}")
     outcome = train(blocks, tmp_path / "run")
     assert losses(tmp_path / "run")[-1] < 2.7 and outcome.validation is not None
-    setup = prepare_run(blocks, read.find(tmp_path / "run"))
-    tokens, tokenizer = setup.tokens.validation.tokens, setup.tokens.tokenizer
-    assert outcome.validation.bytes == len(tokenizer.decode_bytes(tokens))
-    # padding changes no figure: blocks that documents cut short are read to the same loss
-    lost = 0.0
-    for begin in range(0, 3 * 64, 64):  # the text is one document, so its windows are cut alike
-        text = torch.from_numpy(tokens[begin : begin + 65].astype("int64"))[None]
-        lost += float(text_loss(setup.model, text[:, :-1], text[:, 1:], text[:, :-1] == tokenizer.bos)[0].detach())
-    first, *_ = validation_batches(scored_tokens(tokens, tokenizer.bos, tokenizer.eos, factor=4), 64, 3)
-    assert float(text_loss(setup.model, *batch_tensors(first))[0].detach()) == pytest.approx(lost, rel=1e-4)
-
-
-def test_run_folder_has_the_documented_files(recipe_of: Recipes, tmp_path: Path) -> None:
-    """Each validation saves the checkpoint that may be the best."""
-    options = ("training.validate_every=5", "training.checkpoint_every=100", "training.keep_last=9")
-    train(recipe_of(*options), tmp_path / "run")
-    names = {path.name for path in (tmp_path / "run").iterdir()}
-    assert names == {"recipe.yaml", "environment.json", "metrics.jsonl", "tokenizer.model", "checkpoints"}
-    checkpoints = tmp_path / "run" / "checkpoints"
-    assert sorted(path.name for path in checkpoints.iterdir()) == ["step-00000005", "step-00000010", "step-00000012"]
-    assert read.find(checkpoints / "latest").name == "step-00000012"
-    for path in checkpoints.iterdir():
-        manifest.verify(path)
-    assert read.read_recipe(read.find(tmp_path / "run")).training.precision == "32"
+    tokens = prepare_run(blocks).tokens
+    assert outcome.validation.bytes == len(tokens.tokenizer.decode_bytes(tokens.validation.tokens))
 
 
 def test_features_are_resampled_every_few_steps(recipe_of: Recipes, tmp_path: Path) -> None:
@@ -162,27 +143,23 @@ def test_resume_begins_a_run_without_a_checkpoint(
     assert "new run" not in capsys.readouterr().err
 
 
+MISSING = "device is cpu" if find_spec("triton") else "triton is not installed"
+
+
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("option", "kind", "message"),
     [
-        (["training.precision=16"], "training.precision: 16 needs a GPU"),
-        (["training.kernel=triton"], "training.kernel: triton cannot be used here: "),
-        (
-            ["training.kernel=triton", "model.attention.kind=softmax"],
-            "training.kernel: no attention of the model (softmax) has a kernel triton",
-        ),
+        ("precision=16", "linear", r"training\.precision: 16 needs a GPU"),
+        ("kernel=triton", "linear", rf"training\.kernel: triton cannot be used here: .*{MISSING}.* Use torch"),
+        ("kernel=triton", "softmax", r"training\.kernel: no attention of the model \(softmax\) has a kernel triton"),
     ],
 )
 def test_what_needs_a_gpu_is_refused_without(
-    recipe_of: Recipes, monkeypatch: pytest.MonkeyPatch, options: list[str], message: str
+    recipe_of: Recipes, monkeypatch: pytest.MonkeyPatch, option: str, kind: str, message: str
 ) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    with pytest.raises(UsageError) as refused:
-        prepare_run(recipe_of("device=cpu", *options))
-    assert message in str(refused.value)
-    if "cannot be used" in message:
-        missing = "device is cpu" if find_spec("triton") else "triton is not installed"
-        assert missing in str(refused.value) and " Use torch" in str(refused.value)
+    with pytest.raises(UsageError, match=message):
+        prepare_run(recipe_of("device=cpu", f"training.{option}", f"model.attention.kind={kind}"))
 
 
 def test_bfloat16_learns_what_float32_learns(recipe_of: Recipes, trained: Path, tmp_path: Path) -> None:
@@ -221,3 +198,65 @@ def test_added_heads_are_trained_alone_and_removed(softmax: Path, recipe_of: Rec
     assert first_loss("again", heads, *HEADS, "training.steps=1") < first
     assert first_loss("removed", heads, *still, "model.add_ngram=[]") == first
     assert weights(tmp_path / "removed").keys() == before.keys()
+
+
+SLOTS = ["model.attention.kind=linformer", "model.attention.linformer={projected: 16, projection: mean}"]
+FULL = "model.attention.kind=full"
+BLOCKS = ["model.downsample={factor: 7, kind: conv, layers: 1}"]
+HOURGLASS = ["model.layers=3", FULL, "model.downsample={factor: 3, kind: max}"]
+
+
+@pytest.fixture
+def masked(recipe_of: Recipes) -> Recipes:
+    """The tiny recipe with an encoder's objective."""
+    return lambda *overrides: recipe_of("objective=masked", *overrides)
+
+
+@pytest.mark.parametrize(
+    ("options", "steps"), [(HOURGLASS, 60), pytest.param(SLOTS, 200, marks=pytest.mark.slow)], ids=["full", "linformer"]
+)
+def test_encoder_learns_from_both_sides(masked: Recipes, tmp_path: Path, options: list[str], steps: int) -> None:
+    """Letters in turn, each as frequent as the others: only the visible ones around tell a hidden one."""
+    (tmp_path / "book.txt").write_text("abcdefgh" * 2000)
+    longer = [f"training.steps={steps}", "training.batch_size=8", f"text.sources.0.paths=[{tmp_path}/book.txt]"]
+    outcome = train(masked(*longer, "training.validate_every=150", *options), tmp_path / "run")
+    assert outcome.validation is not None and outcome.baselines is None
+    assert outcome.validation.nats_per_token < 0.3 * math.log(8)
+
+
+def test_figures_are_those_of_the_weights(masked: Recipes, tmp_path: Path) -> None:
+    outcome = train(masked(), tmp_path / "run")
+    setup = prepare_run(masked(), read.find(tmp_path / "run"))
+    batches = [batch_tensors(batch) for batch in setup.data.validation()]
+    again = loss_totals(setup.model.eval(), batches, torch.from_numpy(setup.tokens.tokenizer.token_bytes))
+    assert outcome.validation is not None
+    assert again.nats == pytest.approx(outcome.validation.nats, rel=1e-6)
+    assert again.tokens == outcome.validation.tokens == sum(int((t != -100).sum()) for _, t, _ in batches)
+
+    lines = metrics(tmp_path / "run")
+    assert after_training(outcome).startswith("validation   perplexity ")
+    validation = lines[-1]["validation"]
+    assert validation["perplexity"] == pytest.approx(math.exp(again.nats / again.tokens), rel=1e-6)
+    assert "bits_per_byte" not in validation
+    step = next(line for line in lines if "loss" in line)
+    assert step["perplexity"] == pytest.approx(math.exp(step["loss"])) and "bits_per_byte" not in step
+    validated = {line["step"]: line["validation"]["perplexity"] for line in lines if "validation" in line}
+    best = read.find(tmp_path / "run" / "checkpoints" / "best")
+    assert int(best.name[5:]) == min(validated, key=lambda at: validated[at])
+
+
+@pytest.mark.parametrize("rows", ["windows", "documents"])
+def test_downsampling_reads_the_same_batches(masked: Recipes, rows: str) -> None:
+    flat, hourglass = (prepare_run(masked(f"text.rows={rows}", *options)).data for options in ([], BLOCKS))
+    for step in range(3):
+        pairs = zip(flat.training().batch(step), hourglass.training().batch(step), strict=True)
+        assert all(np.array_equal(mine, others) for mine, others in pairs)
+
+
+def test_fine_tuning_takes_weights_of_an_encoder(recipe_of: Recipes, masked: Recipes, tmp_path: Path) -> None:
+    train(masked(FULL), tmp_path / "base")
+    start = f"training.init_from={tmp_path / 'base'}"
+    train(masked(*SLOTS, start, "training.steps=1"), tmp_path / "tuned")
+    assert losses(tmp_path / "tuned")[0] < losses(tmp_path / "base")[0] - 0.3
+    with pytest.raises(CheckpointError, match="embedding"):
+        train(recipe_of(start), tmp_path / "causal")
