@@ -1,25 +1,30 @@
-"""Encoders as wholes, with every attention they can have: padding, places, loss, and weights that layers share."""
+"""Encoders as wholes, with every attention they can have: padding, places, loss, weights that layers share, and
+layers in the middle that read blocks."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from attention.cases import ENCODER_FORMS
+from grids import thinned
 from models import stirred
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, linear, pad
 from torch.testing import assert_close
 
 from lmlong import recipe
 from lmlong.attention.encoder.linformer import Linformer
 from lmlong.attention.registry import ENCODER
 from lmlong.checkpoint import read, write
+from lmlong.errors import UsageError
 from lmlong.model.base import count_parameters
 from lmlong.model.encoder import Encoder
+from lmlong.model.hourglass import BlockPooling, encoder_hourglass_reference
 from lmlong.model.loss import IGNORED
 from lmlong.model.metrics import text_nll
 from lmlong.model.segments import text_loss
-from lmlong.recipe import Attention, Favor
+from lmlong.recipe import Attention, Downsample, Favor
 
 VOCABULARY, LONGEST = 20, 12
 LENGTHS = [12, 7, 1, 5]
@@ -144,3 +149,95 @@ def test_activations_may_be_computed_again(cut: recipe.Downsample | None) -> Non
     model.activation_checkpointing = True
     again = torch.autograd.grad(text_loss(model, tokens, targets, padding)[0], list(model.parameters()))
     assert all(torch.allclose(a, b, rtol=1e-12) for a, b in zip(plain, again, strict=True))
+
+
+LINFORMER = recipe.Linformer(projected=3)
+HOURGLASS_FORMS = {
+    **{name: FORMS[name] for name in ("full", "efficient", "elu", "favor-hyperbolic")},
+    "linformer": Attention(kind="linformer", linformer=LINFORMER),
+    "pattern": Attention(kind=["linformer", "full", "linear"], linformer=LINFORMER),
+}
+
+
+def pooled(hourglass: BlockPooling, block: Tensor) -> Tensor:
+    """A block of up to `factor` tokens, by its definition."""
+    if hourglass.convolution is not None:
+        return hourglass.convolution.weight @ pad(block, (0, 0, 0, hourglass.factor - len(block))).flatten()
+    return block.mean(0) if hourglass.kind == "mean" else block.max(0).values
+
+
+def defined(model: Encoder, tokens: Tensor) -> Tensor:
+    """What the model reads of a text (time,) alone, layer by layer."""
+    hourglass, middle = model.hourglass, model.downsampled_layers
+    assert hourglass is not None
+
+    def inner(blocks: Tensor) -> Tensor:
+        x = blocks[None]
+        for block in model.blocks[middle.start : middle.stop]:
+            x = block(x, None)
+        return linear(hourglass.norm(x[0]), hourglass.out_proj.weight)
+
+    x = model.embedding(tokens)[None] * model.embedding.embedding_dim**0.5
+    for block in model.blocks[: middle.start]:
+        x = block(x, None)
+    x = encoder_hourglass_reference(x[0], hourglass.factor, lambda block: pooled(hourglass, block), inner)[None]
+    for block in model.blocks[middle.stop :]:
+        x = block(x, None)
+    return model.norm(x)[0]
+
+
+@thinned(
+    pytest.mark.parametrize("form", HOURGLASS_FORMS),
+    pytest.mark.parametrize(("kind", "layers"), [("mean", None), ("max", 2), ("conv", 1)]),
+)
+def test_padded_rows_are_read_as_each_alone_by_the_definition(form: str, kind: Any, layers: int | None) -> None:
+    """Values and gradients. Of 12 tokens, the last block of 5 is half empty."""
+    for cut in (Downsample(factor=3, kind=kind, layers=layers), Downsample(factor=5, kind=kind)):
+        model = stirred(fresh(HOURGLASS_FORMS[form], downsample=cut), 0.5).double().eval()
+        check_definition(model)
+        check_padding(model)
+
+
+def check_definition(model: Encoder) -> None:
+    tokens, padding = texts()
+    mine = model(tokens, None, padding)[0][~padding]
+    truth = torch.cat([defined(model, row[:length]) for row, length in zip(tokens, LENGTHS, strict=True)])
+    assert_close(mine, truth, rtol=1e-9, atol=1e-9)
+    weights = list(model.parameters())
+    slope = torch.randn(truth.shape, dtype=truth.dtype, generator=torch.Generator().manual_seed(1))
+    slopes = (torch.autograd.grad(y, weights, slope, materialize_grads=True) for y in (mine, truth))
+    for gradient, other in zip(*slopes, strict=True):
+        assert_close(gradient, other, rtol=1e-8, atol=1e-8 * max(1, float(other.abs().max())))
+
+
+def test_a_fresh_hourglass_adds_nothing_and_learns() -> None:
+    model, (tokens, padding) = fresh(FORMS["full"], downsample=Downsample(kind="conv")).eval(), texts()
+    assert model.hourglass is not None and model.hourglass.convolution is not None
+    assert float(model.hourglass.convolution.weight.detach().std()) == pytest.approx((4 * 8) ** -0.5, rel=0.1)
+    x = torch.randn(2, 9, 8)
+    pooled, _ = model.hourglass.downsample(x, None)
+    assert torch.equal(model.hourglass.upsample(x, pooled), x)
+    text_loss(model, tokens, torch.where(padding, IGNORED, tokens % VOCABULARY), padding)[0].backward()
+    grad = model.hourglass.out_proj.weight.grad
+    assert grad is not None and grad.any()
+
+
+def test_matrices_are_as_long_as_what_their_layer_reads() -> None:
+    def lengths(cut: Downsample, longest: int = LONGEST, **options: object) -> list[int]:
+        attention = Attention(kind="linformer", linformer=recipe.Linformer.model_validate(options))
+        blocks = fresh(attention, longest=longest, downsample=cut).blocks
+        return [block.mixer.attention.longest for block in blocks if isinstance(block.mixer.attention, Linformer)]
+
+    cut = Downsample(factor=4)
+    assert lengths(cut, projected=3) == [12, 3, 12]
+    assert lengths(cut, longest=13, projected=[6, 4, 6]) == [13, 4, 13]
+    for options, message in [
+        ({"projected": 4}, "projected: 4 slots for a longest input of 3"),
+        ({"projected": [6, 2, 6], "projection": "mean"}, "projected: 2 does not divide a longest input of 3"),
+        (
+            {"projected": 3, "sharing": "layerwise"},
+            "sharing: layers with inputs of 12 and 3 vectors cannot share one matrix",
+        ),
+    ]:
+        with pytest.raises(UsageError, match=message):
+            lengths(cut, **options)
