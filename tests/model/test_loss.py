@@ -4,39 +4,57 @@ import math
 
 import pytest
 import torch
-from grids import thinned
 from torch.nn.functional import cross_entropy, kl_div
 from torch.utils.flop_counter import FlopCounterMode
 
 from lmlong.attention.device_policy import CPU_POLICY
-from lmlong.model.loss import (
-    IGNORED,
-    chunked_cross_entropy,
-    token_nll,
-)
+from lmlong.model.loss import IGNORED, chunked_cross_entropy, token_nll
 from lmlong.training.distillation import Softening, TeacherOutput
 
 CHUNK = CPU_POLICY.logit_tokens
 assert CHUNK
 
 
-@thinned(
-    pytest.mark.parametrize("tokens", [1, CHUNK - 1, CHUNK, 2 * CHUNK + 3]),
-    pytest.mark.parametrize("dtype", [torch.float64, torch.float32]),
-)
-def test_the_loss_and_gradients_are_those_of_cross_entropy(tokens: int, dtype: torch.dtype) -> None:
+SOFTENINGS = [None, Softening(0.5, 1.0), Softening(1.0, 1.0), Softening(0.3, 2.5)]
+
+
+@pytest.mark.parametrize("soft", SOFTENINGS)
+@pytest.mark.parametrize("tokens", [1, CHUNK - 1, CHUNK, 2 * CHUNK + 3])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_the_loss_is_cross_entropy_and_the_divergence_from_a_teacher(
+    soft: Softening | None, tokens: int, dtype: torch.dtype
+) -> None:
+    """Values and gradients, with a teacher or without."""
     draw = torch.Generator().manual_seed(tokens)
     hidden, weight = (torch.randn(n, 12, generator=draw, dtype=torch.float64) for n in (tokens, 30))
+    theirs, their_weight = (torch.randn(n, 7, generator=draw, dtype=torch.float64) for n in (tokens, 30))
     targets = torch.randint(30, (tokens,), generator=draw)
-    targets[::7] = IGNORED
+    targets[3::7] = IGNORED
+
+    def truth(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        nll = _truth(hidden, weight, targets)
+        if soft is None:
+            return nll[None]
+        scored = targets != IGNORED
+        pairs = ((hidden, weight), (theirs.to(hidden), their_weight.to(hidden)))
+        ours, taught = ((h @ w.mT / soft.temperature)[scored].log_softmax(-1) for h, w in pairs)
+        divergence = kl_div(ours, taught, reduction="sum", log_target=True)
+        return torch.stack([(1 - soft.share) * nll + soft.share * soft.temperature**2 * divergence, nll])
+
+    def measured(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        if soft is None:
+            return chunked_cross_entropy(hidden, weight, targets)[None]
+        teacher = TeacherOutput(theirs.to(hidden), their_weight.to(hidden), soft)
+        return chunked_cross_entropy(hidden, weight, targets, of_chunk=teacher.student_loss)
+
     results = []
-    for kind, function in ((torch.float64, _truth), (dtype, chunked_cross_entropy)):
+    for kind, function in ((torch.float64, truth), (dtype, measured)):
         leaves = [hidden.to(kind).requires_grad_(), weight.to(kind).requires_grad_()]
-        loss = function(*leaves, targets)
-        results.append([loss.detach(), *torch.autograd.grad(3 * loss, leaves)])
+        losses = function(*leaves)
+        results.append([losses.detach(), *torch.autograd.grad(3 * losses[0], leaves)])
     allowed = 1e-12 if dtype == torch.float64 else 1e-5
-    for truth, measured in zip(*results, strict=True):
-        assert (measured - truth).norm() <= allowed * truth.norm()
+    for exact, found in zip(*results, strict=True):
+        assert (found - exact).norm() <= allowed * exact.norm()
 
 
 def _truth(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -57,45 +75,6 @@ def test_the_logits_of_a_large_vocabulary_are_of_fewer_tokens_at_a_time() -> Non
     )
     for exact, *found in zip(truth, alone, taught, strict=True):
         assert max((each - exact).norm() for each in found) <= 1e-5 * exact.norm()
-
-
-SOFTENINGS = [Softening(0.5, 1.0), Softening(1.0, 1.0), Softening(0.3, 2.5)]
-
-
-@thinned(
-    pytest.mark.parametrize("soft", SOFTENINGS),
-    pytest.mark.parametrize("tokens", [1, 2 * CHUNK + 3]),
-    pytest.mark.parametrize("dtype", [torch.float64, torch.float32]),
-)
-def test_the_loss_with_a_teacher_is_cross_entropy_and_divergence(
-    soft: Softening, tokens: int, dtype: torch.dtype
-) -> None:
-    draw = torch.Generator().manual_seed(tokens)
-    hidden, weight = (torch.randn(n, 12, generator=draw, dtype=torch.float64) for n in (tokens, 30))
-    theirs, their_weight = (torch.randn(n, 7, generator=draw, dtype=torch.float64) for n in (tokens, 30))
-    targets = torch.randint(30, (tokens,), generator=draw)
-    targets[3::7] = IGNORED
-
-    def truth(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        scored = targets != IGNORED
-        pairs = ((hidden, weight), (theirs.to(hidden), their_weight.to(hidden)))
-        ours, taught = ((h @ w.mT / soft.temperature)[scored].log_softmax(-1) for h, w in pairs)
-        divergence = kl_div(ours, taught, reduction="sum", log_target=True)
-        nll = _truth(hidden, weight, targets)
-        return torch.stack([(1 - soft.share) * nll + soft.share * soft.temperature**2 * divergence, nll])
-
-    def measured(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        teacher = TeacherOutput(theirs.to(hidden), their_weight.to(hidden), soft)
-        return chunked_cross_entropy(hidden, weight, targets, of_chunk=teacher.student_loss)
-
-    results = []
-    for kind, function in ((torch.float64, truth), (dtype, measured)):
-        leaves = [hidden.to(kind).requires_grad_(), weight.to(kind).requires_grad_()]
-        losses = function(*leaves)
-        results.append([losses.detach(), *torch.autograd.grad(3 * losses[0], leaves)])
-    allowed = 1e-12 if dtype == torch.float64 else 1e-5
-    for exact, found in zip(*results, strict=True):
-        assert (found - exact).norm() <= allowed * exact.norm()
 
 
 def test_token_nll_is_the_cross_entropy_of_each_target() -> None:
