@@ -78,17 +78,30 @@ def assert_learned(state: ModelState, row: int, expected: Delta, **tolerance: fl
         torch.testing.assert_close(x[row], y, **tolerance)
 
 
-@pytest.mark.parametrize("cuts", [[], [1], [16], [17], [33, 34, 49], [15, 16, 17, 31, 32, 33, 70]])
-def test_any_cuts_give_the_definition(model: LanguageModel, tokens: Tensor, cuts: list[int]) -> None:
-    nll, state = read(model, tokens, first_state(model, 2, True), cuts)
-    for row, document in enumerate(tokens):
-        expected, delta = define(model, document)
-        torch.testing.assert_close(nll[row], expected)
+@pytest.fixture(params=[None, VOCABULARY * 20], ids=["all keys", "fewer keys"])
+def keys(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many keys as hidden states, and as few as for a large vocabulary."""
+    if request.param is not None:
+        monkeypatch.setattr(learning_state, "MOST_NUMBERS", request.param)
+
+
+@pytest.mark.parametrize("begins", [[0], [0, 20, 21, 53]], ids=["one document", "packed"])
+@pytest.mark.parametrize("cuts", [[], [1], [17], [33, 34, 49], [15, 16, 17, 31, 32, 33, 70]])
+def test_any_cuts_give_the_definition_of_each_document(
+    model: LanguageModel, tokens: Tensor, keys: None, cuts: list[int], begins: list[int]
+) -> None:
+    starts = torch.zeros_like(tokens, dtype=torch.bool)
+    starts[0, begins] = starts[1, 0] = True
+    nll, state = read(model, tokens, first_state(model, 2, True), cuts, starts if len(begins) > 1 else None)
+    for row, documents in ((0, begins), (1, [0])):
+        for begin, end in zip(documents, [*documents[1:], TIME], strict=True):
+            expected, delta = define(model, tokens[row, begin:end])
+            torch.testing.assert_close(nll[row, begin : end - 1], expected)
         assert_learned(state, row, delta)
 
 
-@pytest.mark.parametrize("prompt", [0, 1, 15, 16, 17, 40])
-def test_decode_steps_give_the_definition(model: LanguageModel, tokens: Tensor, prompt: int) -> None:
+@pytest.mark.parametrize("prompt", [0, 1, 15, 16, 40])
+def test_decode_steps_give_the_definition(model: LanguageModel, tokens: Tensor, keys: None, prompt: int) -> None:
     state, losses = first_state(model, 2, True), []
     if prompt:
         _, state = reading.read(model, tokens[:, :prompt], state)
@@ -99,21 +112,6 @@ def test_decode_steps_give_the_definition(model: LanguageModel, tokens: Tensor, 
     for row, document in enumerate(tokens):
         expected, delta = define(model, document)
         torch.testing.assert_close(torch.stack(losses, dim=1)[row], expected[prompt:])
-        assert_learned(state, row, delta)
-
-
-def test_a_large_vocabulary_has_fewer_keys(
-    model: LanguageModel, tokens: Tensor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Read in pieces, then by decode steps."""
-    monkeypatch.setattr(learning_state, "MOST_NUMBERS", VOCABULARY * 20)
-    nll, state = read(model, tokens[:, :40], first_state(model, 2, True), [7])
-    for token in tokens.mT[40:]:
-        _, state = step(model, token, state)
-    for row, document in enumerate(tokens):
-        expected, delta = define(model, document)
-        assert delta.D.shape == (VOCABULARY, 16)
-        torch.testing.assert_close(nll[row], expected[:39])
         assert_learned(state, row, delta)
 
 
@@ -133,42 +131,24 @@ def test_native_decode_steps_learn_the_same(model: LanguageModel, tokens: Tensor
         torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("cuts", [[], [10, 20, 50]])
-def test_nothing_learned_passes_a_document_start(model: LanguageModel, tokens: Tensor, cuts: list[int]) -> None:
-    starts = torch.zeros_like(tokens, dtype=torch.bool)
-    starts[0, [20, 21, 53]] = True
-    starts[1, 0] = True
-    nll, state = read(model, tokens, first_state(model, 2, True), cuts, starts)
-    for row, begins in ((0, [0, 20, 21, 53]), (1, [0])):
-        for begin, end in zip(begins, [*begins[1:], TIME], strict=True):
-            expected, delta = define(model, tokens[row, begin:end])
-            torch.testing.assert_close(nll[row, begin : end - 1], expected)
-        assert_learned(state, row, delta)
-
-
-def test_rows_at_different_positions_are_independent(model: LanguageModel, tokens: Tensor) -> None:
+def test_rows_at_different_positions_are_independent_and_their_states_stay(
+    model: LanguageModel, tokens: Tensor
+) -> None:
+    """So that a session may be forked and rewound."""
     states = []
     for row, read_before in ((0, 37), (1, 16)):
         _, state = reading.read(model, tokens[row : row + 1, :read_before], first_state(model, 1, True))
         states.append(state)
-    more = tokens[:, 40:70]
-    nll, together = read(model, more, concat_states(states), [9])
+    begun, more = concat_states(states), tokens[:, 40:70]
+    kept = [x.clone() for x in state_tensors([begun, *states])]
+    nll, together = read(model, more, begun, [9])
+    step(model, more[:, 0], begun)
     for row, state in enumerate(states):
         alone, after = read(model, more[row : row + 1], state, [])
         torch.testing.assert_close(nll[row], alone[0])
         for x, y in zip(state_tensors(state_row(together, row)), state_tensors(after), strict=True):
             torch.testing.assert_close(x, y)
-
-
-def test_reading_does_not_modify_a_state(model: LanguageModel, tokens: Tensor) -> None:
-    """Reading on from a state twice gives the same, so forks and rewinding are possible."""
-    _, state = reading.read(model, tokens[:, :20], first_state(model, 2, True))
-    kept = [x.clone() for x in state_tensors(state)]
-    for more in (tokens[:, 20:], tokens[:, 20:21]):
-        reading.read(model, more, state)
-    for token in tokens.mT[20:40]:
-        step(model, token, state)
-    assert all(torch.equal(x, y) for x, y in zip(state_tensors(state), kept, strict=True))
+    assert all(torch.equal(x, y) for x, y in zip(state_tensors([begun, *states]), kept, strict=True))
 
 
 def test_text_of_the_model_itself_is_predicted_but_not_learned_from(model: LanguageModel, tokens: Tensor) -> None:
