@@ -15,7 +15,7 @@ from lmlong.native.threads import ThreadChoice, cores_are_busy, spare_busy_cores
 class Machine:
     """A computation that takes a time by the number of threads, told by a clock of its own."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self) -> None:
         self.seconds, self.now, self.calls = {1: 2.0, 4: 1.0}, 0.0, []
 
     def __call__(self, count: int) -> int:
@@ -33,22 +33,16 @@ class Machine:
         return max((1, 4), key=self.calls[-100:].count)
 
 
-def test_faster_number_of_threads_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine, choice = Machine(monkeypatch), ThreadChoice()
+def test_faster_number_of_threads_is_found_by_trials_that_cost_little() -> None:
+    machine, choice = Machine(), ThreadChoice()
     assert machine.last(choice, 1000) == 4
     machine.seconds[4] = 50.0  # the cores are busy now
     assert machine.last(choice, 10_000) == 1
-    machine.seconds[4] = 1.0
-    assert machine.last(choice, 10_000) == 4
-
-
-def test_trials_cost_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine, choice = Machine(monkeypatch), ThreadChoice()
-    machine.seconds[4] = 200.0
-    machine.last(choice, 100)
-    begun = machine.now
+    machine.seconds[4], begun = 200.0, machine.now
     machine.last(choice, 10_000)
     assert machine.now - begun < 1.1 * 10_000 * machine.seconds[1]
+    machine.seconds[4] = 1.0
+    assert machine.last(choice, 10_000) == 4
 
 
 def test_one_thread_needs_no_trial() -> None:
