@@ -1,6 +1,5 @@
 """Without a compiler, the library that was compiled beforehand from the same code for such a processor is used."""
 
-import ctypes
 import platform
 import subprocess
 import sys
@@ -51,56 +50,52 @@ needs_level = pytest.mark.skipif(
 )
 
 
-def loaded(code: NativeCode) -> ctypes.CDLL | None:
-    return load(code, "it is computed otherwise")
-
-
 @needs_level
-def test_prebuilt_code_is_used_without_a_compiler(
-    code: NativeCode, library: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_prebuilt_code_is_used_without_a_compiler_or_by_choice(
+    code: NativeCode,
+    library: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     functions = load(code, "it is computed otherwise")
     assert functions is not None and functions.answer() == 7
     assert functions.origin == f"prebuilt for {library.parent.name}"
     assert capsys.readouterr() == ("", "") and not (tmp_path / "cache").exists()
-
-
-@needs_level
-def test_compiler_is_preferred(code: NativeCode, library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
+    monkeypatch.undo()  # here is a compiler again
     monkeypatch.setattr(prebuilt, "FOLDER", library.parents[1])
-    monkeypatch.setenv("LMLONG_CACHE", str(library.parents[2] / "cache"))
-    functions = load(code, "it is computed otherwise")
-    assert functions is not None and functions.origin == "compiled on this machine"
-    monkeypatch.setenv(CHOICE, "prebuilt")
-    functions = load(code, "it is computed otherwise")
-    assert functions is not None and functions.origin == f"prebuilt for {library.parent.name}"
+    monkeypatch.setenv("LMLONG_CACHE", str(tmp_path / "cache"))
+    for choice, origin in ((None, "compiled on this machine"), ("prebuilt", functions.origin)):
+        if choice:
+            monkeypatch.setenv(CHOICE, choice)
+        chosen = load(code, "it is computed otherwise")
+        assert chosen is not None and chosen.origin == origin
 
 
 @needs_level
-@pytest.mark.parametrize("change", ["source", "new source", "shared header", "constant", "generated header"])
+@pytest.mark.parametrize(
+    "change", ["source", "new source", "shared header", "constant", "generated header", "damage to the library"]
+)
 def test_library_of_other_code_is_not_used(
     code: NativeCode, library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
-    assert loaded(code) is not None
-    if change == "source":
-        (code.folder / "code.cpp").write_text(SOURCE + "\n")
-    elif change == "new source":
-        (code.folder / "more.h").write_text("")
-    elif change == "shared header":
-        monkeypatch.setattr("lmlong.native.source.SHARED_HEADERS", tmp_path / "headers")
-        (tmp_path / "headers").mkdir()
-    elif change == "constant":
-        code = code._replace(shared=shared(8))
-    else:
-        code = code._replace(shared=shared(7, {"kinds.h": ""}))
-    assert loaded(code) is None
-
-
-@needs_level
-def test_damaged_library_is_not_used(code: NativeCode, library: Path) -> None:
-    library.write_bytes(b"")
-    assert loaded(code) is None
+    if change != "damage to the library":  # what is loaded would stay in memory
+        assert load(code, "it is computed otherwise") is not None
+    match change:
+        case "source":
+            (code.folder / "code.cpp").write_text(SOURCE + "\n")
+        case "new source":
+            (code.folder / "more.h").write_text("")
+        case "shared header":
+            monkeypatch.setattr("lmlong.native.source.SHARED_HEADERS", tmp_path / "headers")
+            (tmp_path / "headers").mkdir()
+        case "constant":
+            code = code._replace(shared=shared(8))
+        case "generated header":
+            code = code._replace(shared=shared(7, {"kinds.h": ""}))
+        case _:
+            library.write_bytes(b"")
+    assert load(code, "it is computed otherwise") is None
 
 
 @pytest.mark.parametrize(
