@@ -1,45 +1,25 @@
 """The laws of the contract once more, on the logits of whole language models."""
 
-import shlex
-
 import pytest
 import torch
-from attention.cases import FORMS, both_types, every_form, name
-from grids import every_nth, thinned
-from models import LIKE_LLAMA, predict, stirred
+from attention.cases import both_types
+from grids import thinned
+from model.shapes import SHAPES, shaped
+from models import predict
 
-from lmlong import recipe
 from lmlong.attention import laws
 from lmlong.attention.base import state_tensors
 from lmlong.attention.laws import Subject, Text
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.segments import text_loss
-from lmlong.recipe import file as recipe_file
-from lmlong.recipe.find import shipped_recipes
 
 VOCABULARY, TIME = 50, 131
 EXACT = {torch.float64: 1e-10, torch.float32: 1e-4}
-TABLES = recipe.NgramEmbedding(rows=30, width=8)
-SHAPES: list[dict] = [
-    {},
-    LIKE_LLAMA,
-    {"positions": "rotary"},
-    {"convolution": 2, "positions": "none"},
-    {"ngram_embedding": TABLES},
-    {"add_ngram": [2]},
-]
-
-every_shape = pytest.mark.parametrize(
-    "shape", SHAPES, ids=["default", "like Llama", "rotary", "unplaced", "tables", "added heads"]
+LAWFUL = (
+    *("elu", "softmax like Llama", "long convolution", "sink", "window beside", "tables"),
+    *("conv of blocks", "growing hourglass"),
 )
-
-
-def build(form: recipe.Attention, dtype: torch.dtype, **shape: object) -> LanguageModel:
-    shape = {"width": 16, "layers": 2, "heads": 4 if "kv_heads" in shape else 2} | shape
-    if form.kind == "delta":
-        shape["head_norm"] = True
-    options = recipe.Model(attention=form, **shape)  # type: ignore[arg-type]
-    return stirred(LanguageModel(options, VOCABULARY)).to(dtype).eval()
+"""Models whose logits keep the laws; those of all attentions are in tests/attention."""
 
 
 def subject(model: LanguageModel) -> Subject:
@@ -80,37 +60,23 @@ def check_state_size(model: LanguageModel) -> None:
         assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
 
 
-@thinned(every_nth(3, every_form), both_types, every_shape)
-def test_all_laws(form: recipe.Attention, dtype: torch.dtype, shape: dict) -> None:
-    check_laws(build(form, dtype, **shape), text())
-
-
-def overrides_of(name: str) -> list[str]:
-    """What a shipped recipe needs to be whole, from the command in its first line."""
-    first = shipped_recipes()[name].read_text().splitlines()[0]
-    return [word for word in shlex.split(first)[4:] if "=" in word]
-
-
-CAUSAL_RECIPES = [
-    name for name in shipped_recipes() if recipe_file.load(name, overrides_of(name)).objective == "causal"
-]
-
-
-@every_nth(3, pytest.mark.parametrize("recipe_name", CAUSAL_RECIPES))
-def test_every_recipe_keeps_the_laws(recipe_name: str) -> None:
-    """Its own pattern of layers, convolution and positions, at a small width."""
-    chosen = recipe_file.load(recipe_name, overrides_of(recipe_name)).model
-    small = chosen.model_copy(update={"width": 16, "heads": 2})
-    check_laws(stirred(LanguageModel(small, VOCABULARY), 0.3).double().eval(), text())
-
-
-@every_nth(3, pytest.mark.parametrize("form", [form for form in FORMS if form.kind == "linear"], ids=name))
-def test_the_state_of_a_linear_model_never_grows(form: recipe.Attention) -> None:
-    check_state_size(build(form, torch.float32))
+@thinned(pytest.mark.parametrize("name", LAWFUL), both_types)
+def test_all_laws(name: str, dtype: torch.dtype) -> None:
+    model, (tokens, starts) = shaped(SHAPES[name], deviation=0.3).to(dtype), text()
+    check_laws(model, (tokens, starts))
+    if model.constant_state:
+        check_state_size(model)
+    if model.hourglass:
+        factor, even = model.hourglass.factor, torch.zeros_like(starts)
+        even[0, [0, 4 * factor]] = True
+        even[1, [7 * factor, 8 * factor]] = True
+        # rows that grow at different times are side by side in more than one way
+        for rows in [[0, 1]] if model.constant_state else [[0], [1]]:
+            check_laws(model, (tokens[rows], even[rows]))
 
 
 def test_gradients_of_packed_documents_are_those_of_each_alone() -> None:
-    model = build(recipe.Attention(kind="linear"), torch.float64)
+    model = shaped({}).double()
     tokens, _ = text(batch=1)
     targets = tokens.roll(-1, 1)
     starts = torch.zeros_like(tokens, dtype=torch.bool)

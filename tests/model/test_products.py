@@ -6,15 +6,11 @@ from typing import Any
 import pytest
 import torch
 from grids import thinned
-from models import kinds
+from model.shapes import SHAPES, shaped
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lmlong import recipe
-from lmlong.model.base import quantize
 from lmlong.model.device import autocast
-from lmlong.model.language_model import LanguageModel
 from lmlong.model.learning.read import score
-from lmlong.model.quantization import WeightFormat
 
 CPU = torch.device("cpu")
 LENGTHS = range(1, 301, 13)
@@ -36,14 +32,11 @@ class Shapes(TorchDispatchMode):
 
 
 @thinned(
-    pytest.mark.parametrize("kind", ["linear", "delta", "window", "ngram"]),
+    pytest.mark.parametrize("name", ["elu", "delta", "window", "ngram"]),
     pytest.mark.parametrize("weights", ["32", "bf16"]),
 )
-def test_texts_of_any_length_are_read_by_few_shapes_of_products(kind: str, weights: WeightFormat | str) -> None:
-    options = recipe.Model(width=32, layers=1, heads=2, attention=recipe.Attention(**kinds(70)[kind]))  # type: ignore[arg-type]
-    model = LanguageModel(options, vocabulary=50)
-    if weights == "bf16":
-        quantize(model, "bf16")
+def test_texts_of_any_length_are_read_by_few_shapes_of_products(name: str, weights: str) -> None:
+    model = shaped(SHAPES[name], weights)
     with torch.no_grad(), autocast(CPU, "bf16"), Shapes() as shapes:
         for length in LENGTHS:
             tokens = torch.arange(length)[None] % 50
