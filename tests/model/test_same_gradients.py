@@ -3,7 +3,7 @@ a GPU, and in parts that several processes read, which here are threads of one p
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from threading import Barrier
@@ -11,23 +11,48 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from grids import thinned
-from model.parts import KINDS, TOKENS, build, text
-from models import LIKE_LLAMA, stirred
+from machine import needs_compiler
+from model.shapes import LINEAR, SHAPES, shaped
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lmlong import recipe
 from lmlong.attention.device_policy import CPU_POLICY, GPU_POLICY, DevicePolicy, use_policy
 from lmlong.attention.laws import error
 from lmlong.errors import UsageError
 from lmlong.model.language_model import LanguageModel
+from lmlong.model.metrics import text_nll
 from lmlong.model.segments import loss_of_part, text_loss
 from lmlong.model.sequence_group import SequenceGroup
 from lmlong.model.state import concat_states, detach_state, state_tensors
+from lmlong.model.stretch import any_phase
+
+VOCABULARY, TOKENS = 20, 100
+KINDS = (
+    *("elu", "channel", "relu", "taylor", "favor", "delta", "window", "sink", "window beside", "window beside delta"),
+    *("softmax", "ngram"),
+)
+MODELS = (*KINDS, "own heads", "like Llama", "softmax like Llama", "conv of blocks", "hourglass", "growing hourglass")
+
+
+def build(name: str, policy: DevicePolicy = CPU_POLICY, **more: Any) -> LanguageModel:
+    model = shaped({**SHAPES[name], "width": 16, **more}, deviation=0.3, vocabulary=VOCABULARY).train().double()
+    model.set_state_dtype(torch.float64)
+    use_policy(model, policy)
+    return model
+
+
+def text(starts: list[int], rows: int = 2, time: int = TOKENS) -> tuple[Tensor, Tensor, Tensor]:
+    """Return tokens, targets and document starts; documents start in the first row only."""
+    tokens = torch.randint(VOCABULARY, (rows, time + 1), generator=torch.Generator().manual_seed(1))
+    document_starts = torch.zeros(rows, time, dtype=torch.bool)
+    document_starts[0, starts] = True
+    return tokens[:, :-1], tokens[:, 1:].clone(), document_starts
+
 
 Batch = tuple[Tensor, Tensor, Tensor | None]
 
-BORDERS = [0, 7, 49, 50, 51, 74, 75, 76, TOKENS - 2]
+BORDERS = [0, 7, 33, 34, 35, 49, 50, 51, TOKENS - 2]
 """Documents that start on, before and after the ends of segments and parts."""
 
 
@@ -115,98 +140,75 @@ def in_parts(
 Way = Callable[..., Computed]
 
 
-def assert_same(model: LanguageModel, way: Way, batch: Batch, state: Any = None) -> Any:
-    """Compare a way with a pass over all tokens on a CPU, and return the state after."""
-    expected, found = computed(model, batch, state), way(model, batch, state)
-    assert error(found.loss, expected.loss) < 1e-10
+def assert_same(model: LanguageModel, ways: Iterable[Way], batch: Batch, state: Any = None) -> Any:
+    """Compare ways with a pass over all tokens on a CPU, and return the state after."""
+    expected = computed(model, batch, state)
     largest = max(float(grad.norm()) for grad in expected.grads)
-    for (name, _), got, grad in zip(model.named_parameters(), found.grads, expected.grads, strict=True):
-        # a gradient that is 0 in exact numbers, as of a gain that cancels, is only noise
-        assert error(got, grad) < 1e-9 or float((got - grad).norm()) < 1e-12 * largest, name
-    if not model.constant_state:
-        return None
-    for got, want in zip(*map(state_tensors, (found.after, expected.after)), strict=True):
-        assert not got.is_floating_point() or error(got, want) < 1e-9
-    return expected.after
+    for way in ways:
+        found = way(model, batch, state)
+        assert error(found.loss, expected.loss) < 1e-10, way
+        for (name, _), got, grad in zip(model.named_parameters(), found.grads, expected.grads, strict=True):
+            # a gradient that is 0 in exact numbers, as of a gain that cancels, is only noise
+            assert error(got, grad) < 1e-9 or float((got - grad).norm()) < 1e-12 * largest, (way, name)
+        if model.constant_state:
+            for got, want in zip(*map(state_tensors, (found.after, expected.after)), strict=True):
+                assert not got.is_floating_point() or error(got, want) < 1e-9, way
+    return expected.after if model.constant_state else None
 
 
-def check(model: LanguageModel, way: Way) -> None:
-    """Read two batches, the second from the state after the first."""
-    tokens, targets, starts = text(BORDERS)
-    targets[1, 3:9] = -100
-    state = assert_same(model, way, (tokens, targets, starts))
-    assert_same(model, way, text([55]), state)
+def check(model: LanguageModel, *ways: Way) -> None:
+    """Read three batches, each from the state after the one before. Some parts have no targets. Before the first batch,
+    rows of downsampled layers have read texts of different lengths."""
+    state = None
+    if model.hourglass:
+        with torch.no_grad():
+            rows = zip(text([])[0], (4, 6), strict=True)
+            state = concat_states([model(row[None, :count])[1] for row, count in rows])
+    for starts, ignored, time in (
+        (BORDERS, slice(3, 9), TOKENS),
+        ([55], slice(TOKENS // 2), TOKENS),
+        (None, slice(0), 37),
+    ):
+        tokens, targets, document_starts = text(starts or [], time=time)
+        targets[:, ignored] = -100
+        batch = (tokens, targets, None if starts is None else document_starts)
+        state = assert_same(model, ways, batch, state)
 
 
-every_kind = pytest.mark.parametrize("kind", KINDS)
-CONSTANT = pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "softmax"])
+SEGMENTS = [
+    partial(computed, segment=50),
+    partial(computed, segment=16, recompute=True),
+]
+ON_A_GPU = [
+    partial(computed, policy=GPU_POLICY, recompute=True),
+    partial(computed, policy=GPU_POLICY._replace(span_bytes=10**5)),
+]
+PARTS = [in_parts, partial(in_parts, size=2, policy=GPU_POLICY)]
 
 
-@thinned(
-    CONSTANT,
-    pytest.mark.parametrize("segment", [16, 50, 149]),
-    pytest.mark.parametrize("recompute", [False, True], ids=["", "recomputed"]),
-)
-def test_segments_have_the_gradients_of_the_whole(kind: str, segment: int, recompute: bool) -> None:
-    check(build(kind), partial(computed, segment=segment, recompute=recompute))
+@pytest.mark.parametrize("name", MODELS)
+def test_every_way_has_the_gradients_of_the_whole(name: str) -> None:
+    model = build(name)
+    segments = SEGMENTS if model.constant_state else [partial(computed, recompute=True)]
+    check(model, *segments, *ON_A_GPU, *([] if model.hourglass else PARTS))
 
 
-@thinned(
-    every_kind,
-    pytest.mark.parametrize("span_bytes", [GPU_POLICY.span_bytes, 10**5], ids=["", "short spans"]),
-    pytest.mark.parametrize("recompute", [False, True], ids=["", "recomputed"]),
-)
-def test_the_policy_of_a_gpu_has_the_gradients_of_a_cpu(kind: str, span_bytes: int | None, recompute: bool) -> None:
-    check(build(kind), partial(computed, policy=GPU_POLICY._replace(span_bytes=span_bytes), recompute=recompute))
-
-
-PARTS = {"three by a CPU": partial(in_parts), "two by a GPU's policy": partial(in_parts, size=2, policy=GPU_POLICY)}
-
-
-@thinned(every_kind, pytest.mark.parametrize("way", PARTS.values(), ids=PARTS))
-def test_parts_of_rows_have_the_gradients_of_the_whole(kind: str, way: Way) -> None:
-    check(build(kind), way)
-
-
-SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
-    **{f"shared keys, {kind}": (kind, {**LIKE_LLAMA, "kv_heads": 1}) for kind in ("linear", "window", "softmax")},
-    "added heads": ("linear", {"add_ngram": [1]}),
-    "no convolution": ("linear", {"convolution": 0}),
-    "rotary": ("linear", {"positions": "rotary"}),
-}
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_every_shape_of_model_has_the_gradients_of_the_whole(shape: str) -> None:
-    kind, options = SHAPES[shape]
-    model = build(kind, **options)
-    for way in (partial(computed, recompute=True), in_parts, *([partial(computed, segment=50)] * model.constant_state)):
-        assert_same(model, way, text(BORDERS))
-
-
-@thinned(every_kind, pytest.mark.parametrize("time", [3, 4]))
-def test_parts_may_be_shorter_than_a_convolution(kind: str, time: int) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_parts_may_be_shorter_than_a_convolution(kind: str) -> None:
     """A part of one token is read from the last inputs of several parts before it."""
-    model = build(kind)
-    assert_same(model, in_parts, text([], time=time))
-    state = computed(model, text([7], time=9)).after if model.constant_state else None
-    assert_same(model, in_parts, text([time - 2, time - 1], time=time), state)
+    model, state = build(kind), None
+    for time, starts in ((3, []), (4, [2, 3])):
+        state = assert_same(model, [in_parts], text(starts, time=time), state)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [8, 64])
-@every_kind
+@pytest.mark.parametrize("kind", KINDS)
 def test_many_parts_are_one_text(kind: str, size: int) -> None:
     check(build(kind), partial(in_parts, size=size))
 
 
-def test_a_part_without_targets_has_a_loss_of_0() -> None:
-    tokens, targets, starts = text([])
-    targets[:, : TOKENS // 2] = -100
-    assert_same(build("linear"), partial(in_parts, size=2), (tokens, targets, starts))
-
-
-@pytest.mark.parametrize(("kind", "grows"), [("linear", False), ("ngram", False), ("softmax", True)])
+@pytest.mark.parametrize(("kind", "grows"), [("elu", False), ("ngram", False), ("softmax", True)])
 def test_bytes_sent_do_not_depend_on_the_length(kind: str, grows: bool) -> None:
     model = build(kind)
 
@@ -218,46 +220,7 @@ def test_bytes_sent_do_not_depend_on_the_length(kind: str, grows: bool) -> None:
     assert long > 3 * short if grows else long == short
 
 
-@thinned(
-    pytest.mark.parametrize("kind", ["linear", "window"]),
-    pytest.mark.parametrize(
-        "cut", [recipe.Downsample(factor=4, kind="conv"), recipe.Downsample(factor=3, kind="max")], ids=str
-    ),
-    pytest.mark.parametrize("segment", [16, 50]),
-)
-def test_a_half_filled_block_passes_its_gradient_to_the_segment_before(
-    kind: str, cut: recipe.Downsample, segment: int
-) -> None:
-    model = build(kind, layers=3, downsample=cut)
-    for recompute in (False, True):
-        assert_same(model, partial(computed, segment=segment, recompute=recompute), text([1, 17, 60]))
-
-
-@thinned(
-    pytest.mark.parametrize("starts", [None, [0, 9, 28], [35], [*range(3, 36)]], ids=["none", "few", "late", "many"]),
-    pytest.mark.parametrize(("kind", "factor"), [("linear", 3), ("window", 4), ("delta", 4), ("softmax", 5)]),
-)
-def test_downsampled_layers_need_no_values_on_a_gpu(kind: str, factor: int, starts: list[int] | None) -> None:
-    """The loss of texts that continue texts of different lengths, that of the tokens after them, and all gradients."""
-    model = build(kind, layers=4, downsample=recipe.Downsample(factor=factor, layers=2))
-    tokens = torch.randint(20, (3, 80), generator=torch.Generator().manual_seed(1))
-    with torch.no_grad():
-        before = concat_states([model(row[None, :count])[1] for row, count in zip(tokens, (4, 6, 12), strict=True)])
-    document_starts = None if starts is None else torch.zeros(3, 36, dtype=torch.bool)
-    if document_starts is not None:
-        document_starts[0, starts] = True
-    found = []
-    for policy in (CPU_POLICY, GPU_POLICY._replace(block_sparse=False)):
-        use_policy(model, policy)
-        first, state = text_loss(model, tokens[:, :36], tokens[:, 1:37], document_starts, before)
-        more, state = text_loss(model, tokens[:, 36:43], tokens[:, 37:44], None, state)
-        last, _ = text_loss(model, tokens[:, 43:79], tokens[:, 44:80], document_starts, state)
-        found.append([first, more, last, *gradients_of(first + more + last, model)])
-    for expected, got in zip(*found, strict=True):
-        assert error(got, expected) < 1e-9
-
-
-@pytest.mark.parametrize("kind", ["linear", "delta"])
+@pytest.mark.parametrize("kind", ["elu", "delta"])
 def test_segments_in_bfloat16_are_no_farther_from_the_truth_than_the_whole(kind: str) -> None:
     model = build(kind).float()
     model.set_state_dtype(torch.float32)
@@ -272,7 +235,7 @@ def test_segments_in_bfloat16_are_no_farther_from_the_truth_than_the_whole(kind:
 
 def test_dropout_is_drawn_again_in_the_backward_pass_of_a_segment() -> None:
     """In another order than in one pass, so a step along the gradient must lower the loss of the same draw."""
-    model, losses = build("linear", dropout=0.2), []
+    model, losses = build("elu", dropout=0.2), []
     for _ in range(2):
         torch.manual_seed(1)
         loss, _, grads = computed(model, text([]), segment=64)
@@ -284,10 +247,9 @@ def test_dropout_is_drawn_again_in_the_backward_pass_of_a_segment() -> None:
 
 
 def test_segments_of_layers_whose_state_grows_are_refused() -> None:
-    options = recipe.Model(width=16, layers=2, heads=2, attention=recipe.Attention(kind=["linear", "softmax"]))
     tokens = torch.zeros(1, 20, dtype=torch.long)
     with pytest.raises(UsageError, match=r"segment: the state of softmax attention grows .* Leave this out, or use"):
-        text_loss(stirred(LanguageModel(options, 40)), tokens, tokens, segment=7)
+        text_loss(build("softmax"), tokens, tokens, segment=7)
 
 
 PEAK = """
@@ -310,3 +272,50 @@ def test_memory_is_that_of_a_segment() -> None:
     done = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, text=True, check=True)
     short, long = (int(kilobytes) // 1024 for kilobytes in done.stdout.split())
     assert long - short < 40  # the activations of 9,216 more tokens would take more than a hundred megabytes
+
+
+UNLIKE_OTHERS = ("channel", "favor", "delta", "sink", "window beside delta", "softmax", "ngram", "conv of blocks")
+
+
+def test_a_gpu_reads_a_long_text_in_longer_pieces() -> None:
+    model = LanguageModel(recipe.Model(width=16, layers=1, heads=2), 20)
+    assert [model.piece(rows) for rows in (1, 100)] == [4096, 4096]
+    use_policy(model, GPU_POLICY)
+    assert [model.piece(rows) for rows in (1, 4, 100)] == [65536, 16384, 4096]
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in UNLIKE_OTHERS else pytest.mark.slow) for name in MODELS]
+)
+def test_nothing_waits_for_a_value(name: str) -> None:
+    """Tensors without values raise where a value is read, in training, in scoring, in a prompt and in a decode step."""
+    layers = SHAPES[name].get("layers", len(SHAPES[name].get("attention", LINEAR).kind_names))
+    model = build(name, policy=GPU_POLICY, layers=layers).float()
+    model.use_kernel("torch")
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        tokens, starts = torch.zeros(2, 70, dtype=torch.long), torch.zeros(2, 70, dtype=torch.bool)
+        first, state = text_loss(model, tokens, tokens, starts)
+        second, state = text_loss(model, tokens, tokens, starts, state)
+        torch.autograd.grad(first + second, list(model.parameters()), allow_unused=True)
+        text_nll(model, tokens, tokens, starts, state)
+        with torch.inference_mode():
+            _, state = model(tokens, None, starts)
+            phase = None if model.hourglass is None else any_phase(model.hourglass.factor, 1)
+            model.decode_step(tokens[:, 0], state, phase)
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
+@pytest.mark.parametrize("name", UNLIKE_OTHERS)
+def test_compiled_blocks_have_the_same_gradients(name: str, recompute: bool) -> None:
+    model = build(name)
+
+    def compiled(*batch_and_state: object) -> object:
+        torch._dynamo.reset()
+        model.compile_blocks()
+        return computed(*batch_and_state, policy=GPU_POLICY, recompute=recompute)  # type: ignore[arg-type]
+
+    assert_same(model, [compiled], text([3, 120]))  # type: ignore[arg-type]
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= 2  # of a block and of the loss
