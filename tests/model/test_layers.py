@@ -1,4 +1,4 @@
-"""Products with learned matrices, in float32 or in fewer bits."""
+"""Products with learned matrices, in float32 or in fewer bits, and in training for those."""
 
 import pytest
 import torch
@@ -6,17 +6,20 @@ from models import predict, stirred
 from torch import nn
 from torch.testing import assert_close
 
-from lmlong.model.base import count_parameters, quantize
+from lmlong import recipe
+from lmlong.decode.choice import why_no_fast_engine
+from lmlong.model.base import count_parameters, quantize, round_weights
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.layers import BFloat16Linear, GroupedLinear, SwiGLU, quantized_linear
 from lmlong.model.learning.read import score
 from lmlong.model.metrics import text_nll
-from lmlong.model.quantization import WeightFormat
+from lmlong.model.quantization import GroupFormat, WeightFormat, quantized
+from lmlong.model.segments import text_loss
 from lmlong.model.weight_panels import rounded_activations
 from lmlong.recipe import Model
 
-FORMATS: tuple[WeightFormat, ...] = ("bf16", "int8", "int4")
-every_format = pytest.mark.parametrize("weights", FORMATS)
+TOKENS = torch.randint(40, (2, 48), generator=torch.Generator().manual_seed(0))
+every_format = pytest.mark.parametrize("weights", ["bf16", "int8", "int4"])
 
 
 def test_bfloat16_keeps_8_bits_of_each_weight() -> None:
@@ -76,14 +79,14 @@ def test_a_quantized_model_in_float64_is_that_of_dequantized_weights(weights: We
 
 
 @every_format
+@torch.no_grad()
 def test_scores_are_those_of_the_logits(weights: WeightFormat) -> None:
-    model, tokens = stirred(LanguageModel(Model(width=32, layers=1, heads=2), 50)).eval(), torch.randint(50, (2, 41))
+    model = build().eval()
     quantize(model, weights)
-    with torch.no_grad():
-        logits, _ = predict(model, tokens[:, :-1])
-        expected = nn.functional.cross_entropy(logits.mT, tokens[:, 1:], reduction="none")
-        assert_close(text_nll(model, tokens[:, :-1], tokens[:, 1:])[0], expected)
-        assert_close(score(model, tokens[:, :-1], tokens[:, 1:])[0], expected)
+    logits, _ = predict(model, TOKENS)
+    expected = nn.functional.cross_entropy(logits.mT, TOKENS.roll(-1, 1), reduction="none")
+    for found, _ in (text_nll(model, TOKENS, TOKENS.roll(-1, 1)), score(model, TOKENS, TOKENS.roll(-1, 1))):
+        assert_close(found, expected)
 
 
 @pytest.mark.parametrize(("weights", "bits"), [("bf16", 16), ("int8", 8.5), ("int4", 5)])
@@ -106,3 +109,63 @@ def test_the_smallest_mlp_has_32_inner_channels() -> None:
     model = stirred(LanguageModel(options, 50)).eval()
     quantize(model, "int4")
     assert predict(model, torch.tensor([[3]]))[0].isfinite().all()
+
+
+each_format = pytest.mark.parametrize("rounding", ["int4", "int8"])
+
+
+def build(**options: object) -> LanguageModel:
+    torch.manual_seed(0)
+    return stirred(LanguageModel(recipe.Model(width=48, layers=3, heads=4, **options), 40))  # type: ignore[arg-type]
+
+
+def rounded_by_hand(model: LanguageModel, rounding: GroupFormat) -> LanguageModel:
+    """A copy of a model with untied weights, whose matrices have the values of the grid."""
+    by_hand = LanguageModel(recipe.Model(width=48, layers=3, heads=4, tied_output=False), 40)
+    by_hand.load_state_dict(model.state_dict())
+    matrices = [module for module in by_hand.modules() if isinstance(module, nn.Linear)]
+    with torch.no_grad():
+        for module in matrices:
+            module.weight.copy_(quantized(module.weight, rounding).dequantized())
+        output = by_hand.lm_head.output.weight
+        output.copy_(quantized(output, "int8").dequantized())
+    return by_hand
+
+
+@each_format
+def test_a_model_computes_as_one_whose_matrices_are_on_the_grid(rounding: GroupFormat) -> None:
+    """With the gradients of that model, the output layer's and the embedding's too."""
+    model = build(tied_output=False)
+    by_hand = rounded_by_hand(model, rounding)
+    plain = text_loss(model, TOKENS, TOKENS.roll(-1, 1))[0].item()
+    round_weights(model, rounding)
+    values, gradients = [], []
+    for each in (model, by_hand):
+        nats, _ = text_loss(each, TOKENS, TOKENS.roll(-1, 1))
+        values.append(nats.item())
+        gradients.append(torch.autograd.grad(nats, list(each.parameters())))
+    assert values[0] == values[1] != plain
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+    round_weights(model, None)
+    assert text_loss(model, TOKENS, TOKENS.roll(-1, 1))[0].item() == plain
+
+
+@each_format
+def test_a_tied_embedding_is_looked_up_as_it_is(rounding: GroupFormat) -> None:
+    model = build()
+    round_weights(model, rounding)
+    hidden, _ = model(TOKENS)
+    on_grid = quantized(model.embedding.weight, "int8").dequantized()
+    assert_close(model.logits(hidden), hidden @ on_grid.mT)
+    x, _ = model.embed(TOKENS, model.init_state(2), None)
+    assert torch.equal(x, model.embedding(TOKENS) * model.embedding_scale)
+
+
+def test_native_code_refuses_rounded_weights() -> None:
+    model = build()
+    for name in ("lm_head", "blocks.0.mixer.in_proj", "blocks.0.mixer.out_proj"):
+        module = model.get_submodule(name)
+        module.rounding = "int4"
+        assert why_no_fast_engine(model) == f"{name}: computes with its weight rounded to int4."
+        module.rounding = None
+    assert why_no_fast_engine(model) is None
