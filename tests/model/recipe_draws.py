@@ -243,15 +243,9 @@ def kinds() -> list[str]:
     return words(recipe.Attention, "kind")
 
 
-class Option(NamedTuple):
-    """An option of the model section."""
-
-    key: str  # dotted, below the section
-    words: list[str]  # that it may be; none for a number
-
-
-def declared(section: type[BaseModel] = recipe.Model, prefix: str = "") -> Iterator[Option]:
-    """Iterate over the options of the model section and the sections within it."""
+def declared(section: type[BaseModel] = recipe.Model, prefix: str = "") -> Iterator[tuple[str, list[str]]]:
+    """Iterate over the options of the model section and the sections within it: each key, dotted, with the words that
+    it may be; none for a number."""
     for name, field in section.model_fields.items():
         shape = shape_of_field(field)
         if inner := sections(shape):
@@ -259,7 +253,7 @@ def declared(section: type[BaseModel] = recipe.Model, prefix: str = "") -> Itera
             continue
         listed = entry(shape)
         of_list = choices(listed) if listed else []
-        yield Option(prefix + name, list(dict.fromkeys([*choices(shape), *of_list])))
+        yield prefix + name, list(dict.fromkeys([*choices(shape), *of_list]))
 
 
 def undrawn(recipes: Iterable[Drawn]) -> set[str]:
@@ -269,11 +263,11 @@ def undrawn(recipes: Iterable[Drawn]) -> set[str]:
         for key, value in _chosen(_in_use(drawn.values["model"])):
             seen.setdefault(key, set()).add(value)
     missing = set()
-    for option in declared():
-        found = seen.get(option.key, set())
-        missing |= {f"{option.key}: {word}" for word in option.words if word not in found}
-        if not option.words and len(found) < 2:
-            missing.add(option.key)
+    for key, known in declared():
+        found = seen.get(key, set())
+        missing |= {f"{key}: {word}" for word in known if word not in found}
+        if not known and len(found) < 2:
+            missing.add(key)
     return missing
 
 
