@@ -1,6 +1,7 @@
 """Servers in a thread, on free ports, and their clients."""
 
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +21,10 @@ from lmlong.serving.session_store import SessionStore
 from lmlong.serving.settings import Settings
 
 NAME = "tiny"
+COMPLETIONS, CHAT, SCORE, SESSIONS = "/v1/completions", "/v1/chat/completions", "/v1/score", "/v1/sessions"
+JSON = {"Content-Type": "application/json"}
+TEXT_FILE = {"Content-Type": "application/octet-stream"}
+STATE_FILE = {"Content-Type": "application/vnd.lmlong.state"}
 
 
 @dataclass
@@ -38,11 +43,22 @@ class Served:
     def post(self, path: str, **body: Any) -> httpx.Response:
         return self.client.post(path, json=body)
 
+    def get(self, path: str) -> Any:
+        return answered(self.client.get(path))
+
+    def completion(self, **body: Any) -> dict[str, Any]:
+        return answered(self.post(COMPLETIONS, **body))
+
     def texts(self, **body: Any) -> list[str]:
         """The texts of a completion."""
-        answer = self.post("/v1/completions", **body)
-        assert answer.status_code == 200, answer.text
-        return [choice["text"] for choice in answer.json()["choices"]]
+        return [choice["text"] for choice in self.completion(**body)["choices"]]
+
+    def session(self, text: str, **options: Any) -> dict[str, Any]:
+        """A new session that has read a text."""
+        return answered(self.post(SESSIONS, text=text, **options), 201)
+
+    def upload(self, data: bytes, headers: dict[str, str], path: str = SESSIONS) -> httpx.Response:
+        return self.client.post(path, content=data, headers=headers)
 
     def events(self, path: str, **body: Any) -> list[dict[str, Any]]:
         """The events of a stream, which ends as OpenAI's do."""
@@ -80,6 +96,23 @@ def served(
             server.should_exit = True
             thread.join(60)
             assert not thread.is_alive()
+
+
+def answered(answer: httpx.Response, status: int = 200) -> Any:
+    assert answer.status_code == status, answer.text
+    return answer.json()
+
+
+def error_of(answer: httpx.Response) -> dict[str, Any]:
+    """The error of an answer, which names no file of the server."""
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert "/" not in re.sub(r"/v1/|(application|text|multipart)/[\w-]+", "", error["message"]), "a path"
+    return error
+
+
+def refused(answer: httpx.Response) -> tuple[int, str]:
+    return answer.status_code, error_of(answer)["code"]
 
 
 def until(holds: Callable[[], bool], seconds: float = 30.0) -> None:

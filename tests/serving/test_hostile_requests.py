@@ -3,7 +3,6 @@
 import http.client
 import json
 import random
-import re
 import socket
 import sys
 import time
@@ -16,17 +15,71 @@ from typing import Any
 import httpx
 import pytest
 from serving.chats import chatting
-from serving.request_draws import ENDLESS, PATH, connections, requests
+from serving.request_draws import ENDLESS, connections, requests
 from serving.schedulers import tiny
-from serving.servers import Served, served, until
+from serving.servers import (
+    CHAT,
+    COMPLETIONS,
+    JSON,
+    SCORE,
+    SESSIONS,
+    STATE_FILE,
+    TEXT_FILE,
+    Served,
+    error_of,
+    refused,
+    served,
+    until,
+)
 
 from lmlong.data.formats.table import SUFFIXES
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.serving.guard import Hosts, warning
 from lmlong.serving.server import ACCEPTED, LONGEST_READ, WAITING, Connection
 
-JSON = {"Content-Type": "application/json"}
-POST_HEAD = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\n".encode()
+POST_HEAD = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\n".encode()
+NO_SESSION = f"{SESSIONS}/{'0' * 24}"
+TEN_BYTES = b" " * 10
+
+
+def typed(media_type: str | None) -> dict[str, str]:
+    return {} if media_type is None else {"Content-Type": media_type}
+
+
+HOSTILE: list[tuple[str, str, dict[str, str], bytes, int, str | None]] = [
+    *(
+        ("GET", "/v1/models", {"Host": name}, b"", 421, "unknown_host")
+        for name in ("evil.example", "evil.example:80", "127.0.0.1.evil.example", "", "0.0.0.0", "[::2]")
+    ),
+    *(
+        ("POST", path, typed(media_type), b'{"prompt": "a"}', 415, "unsupported_media_type")
+        for path in (COMPLETIONS, SESSIONS, f"{SESSIONS}/name/append")
+        for media_type in (None, "text/plain", "application/x-www-form-urlencoded", "multipart/form-data")
+    ),
+    *(("POST", path, TEXT_FILE, b"a", 415, "unsupported_media_type") for path in (COMPLETIONS, SCORE, CHAT)),
+    ("POST", f"{NO_SESSION}/fork", TEXT_FILE, b"a", 415, "unsupported_media_type"),
+    *(("OPTIONS", path, {"Origin": "http://evil.example"}, b"", 405, None) for path in (COMPLETIONS, SESSIONS)),
+    *(("GET", path, {}, b"", 404, None) for path in ("/page", "/page/../app.py", "/page/__init__.py")),
+    ("POST", "/", JSON, b"", 405, None),
+    ("POST", "/v1/embeddings", JSON, b"", 404, None),
+    ("GET", COMPLETIONS, {}, b"", 405, None),
+    *(("POST", path, JSON, TEN_BYTES, 413, "body_too_large") for path in ("/health", "/")),
+    *(("GET", path, JSON, TEN_BYTES, 413, "body_too_large") for path in ("/ready", "/v1/models")),
+    ("POST", COMPLETIONS, JSON, b'{"promt": "a"}', 400, "unknown_parameter"),
+    ("POST", COMPLETIONS, JSON, b'{"prompt": "a", "model": "other"}', 404, "model_not_found"),
+    *(("GET", f"/v1/models/{name}", {}, b"", 404, "model_not_found") for name in ("", "other")),
+    *((method, NO_SESSION, {}, b"", 404, "session_not_found") for method in ("GET", "DELETE")),
+    *(("GET", f"{NO_SESSION}/{what}", {}, b"", 404, "session_not_found") for what in ("state", "text")),
+    ("GET", f"{NO_SESSION}/text?logprobs=21", {}, b"", 400, "invalid_value"),
+    ("GET", f"{SESSIONS}?limit=0", {}, b"", 400, "invalid_value"),
+    ("POST", f"{NO_SESSION}/append", JSON, b'{"text": "a"}', 404, "session_not_found"),
+    ("POST", f"{NO_SESSION}/fork", JSON, b'{"text": "a"}', 400, "unknown_parameter"),
+    ("POST", f"{SESSIONS}?lean=true", TEXT_FILE, b"a", 400, "unknown_parameter"),
+    ("POST", SESSIONS, TEXT_FILE, b"\xff", 400, None),
+    ("POST", f"{SESSIONS}?stream=true", TEXT_FILE, b"a\0", 400, None),
+    *(("POST", SESSIONS, STATE_FILE, data, 400, "invalid_state") for data in (b"", b"noise")),
+]
+"""Requests with the status and the code of the answer."""
 
 
 @pytest.fixture(scope="module")
@@ -42,42 +95,51 @@ def server(trained: TrainedLanguageModel) -> Iterator[Served]:
         yield server
 
 
-def error_of(answer: httpx.Response) -> dict[str, Any]:
-    error = answer.json()["error"]
-    assert set(error) == {"message", "type", "param", "code"}
-    assert "/" not in re.sub(r"/v1/|(application|text|multipart)/[\w-]+", "", error["message"]), "a path"
-    return error
-
-
-def unfinished(server: Served, begun: bytes, size: int, **headers: str) -> http.client.HTTPConnection:
+def unfinished(server: Served, begun: bytes, size: int) -> http.client.HTTPConnection:
     """A completion whose body of `size` bytes has only begun."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
-    connection.putrequest("POST", PATH)
-    for name, value in {**JSON, "Content-Length": str(size), **headers}.items():
+    connection.putrequest("POST", COMPLETIONS)
+    for name, value in {**JSON, "Content-Length": str(size)}.items():
         connection.putheader(name, value)
     connection.endheaders(begun)
     return connection
 
 
+@pytest.mark.parametrize(("method", "path", "headers", "body", "status", "code"), HOSTILE)
+def test_a_hostile_request_is_refused(
+    server: Served, method: str, path: str, headers: dict[str, str], body: bytes, status: int, code: str | None
+) -> None:
+    content = iter([body]) if body == TEN_BYTES else body  # of no known size
+    answer = server.client.request(method, path, headers=headers, content=content)
+    assert refused(answer) == (status, code)
+    assert not [name for name in answer.headers if name.startswith("access-control")]
+    assert str(server.service.sessions.store.folder.path) not in answer.text
+    assert server.get(SESSIONS)["data"] == []
+    assert server.client.get("/ready").status_code == 200
+
+
+def test_a_wrong_media_type_is_told_with_the_right_one(server: Served) -> None:
+    answer = server.client.post(COMPLETIONS, content=b"{}")
+    assert error_of(answer)["message"] == "Content-Type is missing. Send application/json."
+    answer = server.upload(b"a text", typed("text/plain"))
+    assert error_of(answer)["message"] == (
+        "Content-Type is text/plain. For a file, send application/octet-stream, for example by "
+        "curl -H 'Content-Type: application/octet-stream' --data-binary @FILE; for JSON, application/json."
+    )
+    assert not {"text/plain", "application/x-www-form-urlencoded", "multipart/form-data"} & SUFFIXES.keys()
+
+
 def test_who_has_no_key_is_told_nothing(trained: TrainedLanguageModel) -> None:
     with served(trained, key="secret") as server:
-        for header in (None, "Bearer", "Bearer wrong", "secret", "Bearer secrets", "Bearer \xff", "Basic secret"):
-            headers = {} if header is None else {"Authorization": header.encode("latin-1")}
-            for method, path in (("GET", "/v1/models"), ("POST", PATH), ("GET", "/metrics"), ("GET", "/none")):
+        for key in (None, "Bearer", "Bearer wrong", "secret", "Bearer secrets", "Bearer \xff", "Basic secret"):
+            headers = {} if key is None else {"Authorization": key.encode("latin-1")}
+            for method, path in (("GET", "/v1/models"), ("POST", COMPLETIONS), ("GET", "/metrics"), ("GET", "/none")):
                 answer = server.client.request(method, path, headers=headers)  # type: ignore[arg-type]
-                assert answer.status_code == 401 and error_of(answer)["code"] == "invalid_api_key"
+                assert refused(answer) == (401, "invalid_api_key")
         right = {"Authorization": "Bearer secret"}
         assert server.client.get("/v1/models", headers=right).status_code == 200
-        assert server.client.post(PATH, headers=right, json={"prompt": "a", "max_tokens": 1}).status_code == 200
+        assert server.client.post(COMPLETIONS, headers=right, json={"prompt": "a"}).status_code == 200
         assert server.client.get("/health").status_code == server.client.get("/ready").status_code == 200
-
-
-@pytest.mark.parametrize("name", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "", "0.0.0.0", "[::2]"])
-def test_a_server_answers_to_its_own_names_alone(server: Served, name: str) -> None:
-    answer = server.client.get("/v1/models", headers={"Host": name})
-    assert answer.status_code == 421 and error_of(answer)["code"] == "unknown_host"
-    for right in ("localhost", f"LOCALHOST:{server.port}", "127.0.0.1", "[::1]:80"):
-        assert server.client.get("/v1/models", headers={"Host": right}).status_code == 200
 
 
 def test_names_of_a_server_follow_from_where_it_listens() -> None:
@@ -85,40 +147,22 @@ def test_names_of_a_server_follow_from_where_it_listens() -> None:
     for name in ("localhost:1", "box.example:8000", "10.1.2.3", "[fe80::1]:9", socket.gethostname()):
         assert name in everywhere
     assert "evil.example" not in everywhere and "10.1.2.3.evil.example" not in everywhere
+    for name in ("localhost", "LOCALHOST:80", "127.0.0.1", "[::1]:80"):
+        assert name in Hosts("127.0.0.1")
     assert "10.1.2.3" in Hosts("10.1.2.3") and "10.1.2.4" not in Hosts("10.1.2.3")
     assert "localhost" not in Hosts("10.1.2.3")
     assert warning(everywhere, "0.0.0.0", None) and not warning(everywhere, "0.0.0.0", "key")
     assert not warning(Hosts("127.0.0.5"), "127.0.0.5", None)
 
 
-@pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded", "multipart/form-data"])
-def test_a_form_of_another_site_is_no_request(server: Served, kind: str | None) -> None:
-    headers = {} if kind is None else {"Content-Type": kind}
-    answer = server.client.post(PATH, content=b'{"prompt": "a"}', headers=headers)
-    assert answer.status_code == 415
-    assert error_of(answer)["message"] == f"Content-Type is {kind or 'missing'}. Send application/json."
-    for path in ("/v1/sessions", "/v1/sessions/name/append"):
-        answer = server.client.post(path, content=b"a text", headers=headers)
-        assert answer.status_code == 415 and error_of(answer)["message"] == (
-            f"Content-Type is {kind or 'missing'}. For a file, send application/octet-stream, for example by "
-            "curl -H 'Content-Type: application/octet-stream' --data-binary @FILE; for JSON, application/json."
-        )
-    assert kind not in SUFFIXES
-    for path in (PATH, "/v1/sessions"):
-        preflight = server.client.options(path, headers={"Origin": "http://evil.example"})
-        assert preflight.status_code == 405 and error_of(preflight)
-        assert not [name for name in preflight.headers if name.startswith("access-control")]
-
-
 def test_bodies_are_limited_one_by_one_and_together(trained: TrainedLanguageModel) -> None:
     with served(trained, max_body=100, held=150) as server:
 
         def send(content: Any) -> httpx.Response:
-            return server.client.post(PATH, content=content, headers=JSON)
+            return server.client.post(COMPLETIONS, content=content, headers=JSON)
 
         assert send(b" " * 101).status_code == 413
-        answer = send(iter([b" "] * 101))  # of no known size
-        assert answer.status_code == 413 and error_of(answer)["code"] == "body_too_large"
+        assert refused(send(iter([b" "] * 101))) == (413, "body_too_large")  # of no known size
         assert send(b" " * 100).status_code == 400
 
         slow = unfinished(server, b" " * 99, 100)
@@ -130,12 +174,6 @@ def test_bodies_are_limited_one_by_one_and_together(trained: TrainedLanguageMode
         slow.send(b" ")
         assert slow.getresponse().status == 400
         assert send(b" " * 60).status_code == 400, "the memory is free again"
-
-
-def test_a_body_has_a_time_limit(trained: TrainedLanguageModel) -> None:
-    with served(trained, timeout=0.3) as server:
-        answer = unfinished(server, b"{", 100).getresponse()
-        assert answer.status == 408 and json.loads(answer.read())["error"]["code"] == "timeout"
 
 
 def test_too_many_connections_are_turned_away(trained: TrainedLanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,23 +208,6 @@ def test_a_burst_of_connections_waits_in_the_queue(server: Served) -> None:
     state = listening.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
     most = int(Path("/proc/sys/net/core/somaxconn").read_text())
     assert int.from_bytes(state[28:32], sys.byteorder) == min(WAITING, most) > ACCEPTED
-
-
-def test_paths_and_methods_that_are_not_there(server: Served) -> None:
-    for method, path, status in [
-        ("GET", "/page", 404),
-        ("GET", "/page/../app.py", 404),
-        ("GET", "/page/__init__.py", 404),
-        ("POST", "/", 405),
-        ("POST", "/v1/embeddings", 404),
-        ("GET", PATH, 405),
-        ("GET", "/v1/models/", 404),
-    ]:
-        answer = server.client.request(method, path, headers=JSON)
-        assert answer.status_code == status and error_of(answer)
-    for method, path in (("POST", "/health"), ("POST", "/"), ("GET", "/ready"), ("GET", "/v1/models")):
-        answer = server.client.request(method, path, content=iter([b" "] * 10), headers=JSON)
-        assert answer.status_code == 413 and error_of(answer)["code"] == "body_too_large"
 
 
 def test_no_body_makes_the_server_fail_or_hang(tmp_path: Path) -> None:
@@ -245,7 +266,7 @@ def test_what_is_no_request_is_turned_away_once(
 def test_the_row_of_a_client_that_left_is_free_at_once(server: Served, stream: bool) -> None:
     scheduler, before = server.service.scheduler, server.service.scheduler.counts.cancelled
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
-    connection.request("POST", PATH, json.dumps({**ENDLESS, "n": 3, "stream": stream}), JSON)
+    connection.request("POST", COMPLETIONS, json.dumps({**ENDLESS, "n": 3, "stream": stream}), JSON)
     until(lambda: scheduler.active == 3)
     if stream:
         assert connection.getresponse().read(10)
@@ -275,7 +296,7 @@ def test_a_reader_that_is_too_slow_is_let_go(trained: TrainedLanguageModel) -> N
 
 def test_tokens_that_come_together_leave_together(server: Served) -> None:
     begun, events = time.monotonic(), 0
-    with server.client.stream("POST", PATH, json=ENDLESS) as answer:
+    with server.client.stream("POST", COMPLETIONS, json=ENDLESS) as answer:
         for line in answer.iter_lines():
             events += line.startswith("data: ")
             if time.monotonic() - begun > 0.5:
@@ -284,13 +305,14 @@ def test_tokens_that_come_together_leave_together(server: Served) -> None:
     assert 1 < events <= 0.5 / 0.02 + 5
 
 
-def test_a_request_takes_no_longer_than_it_may(trained: TrainedLanguageModel) -> None:
+def test_a_body_and_a_request_take_no_longer_than_they_may(trained: TrainedLanguageModel) -> None:
     with served(trained, max_tokens=10**6, timeout=0.3) as server:
-        answer = server.post(PATH, **{**ENDLESS, "stream": False})
-        assert answer.status_code == 504 and error_of(answer)["code"] == "timeout"
-        with server.client.stream("POST", PATH, json=ENDLESS) as stream:
-            lines = [line for line in stream.iter_lines() if line]
-        assert json.loads(lines[-1].removeprefix("data: "))["error"]["code"] == "timeout"
+        late = unfinished(server, b"{", 100).getresponse()
+        assert late.status == 408 and json.loads(late.read())["error"]["code"] == "timeout"
+        assert refused(server.post(COMPLETIONS, **{**ENDLESS, "stream": False})) == (504, "timeout")
+        with server.client.stream("POST", COMPLETIONS, json=ENDLESS) as stream:
+            *_, last = (line for line in stream.iter_lines() if line)
+        assert json.loads(last.removeprefix("data: "))["error"]["code"] == "timeout"
         until(lambda: server.service.scheduler.active == 0)
 
 
@@ -298,14 +320,14 @@ def test_one_who_comes_when_all_places_are_taken_is_told_to_wait(trained: Traine
     with served(trained, rows=1, waiting=2, max_tokens=10**6, lag=1 << 40) as server, ExitStack() as streams:
         scheduler = server.service.scheduler
         for count in range(3):
-            last = streams.enter_context(server.client.stream("POST", PATH, json=ENDLESS))
+            last = streams.enter_context(server.client.stream("POST", COMPLETIONS, json=ENDLESS))
             until(lambda count=count: (scheduler.active, scheduler.queued) == (1, count))  # type: ignore[misc]
-        answer = server.post(PATH, prompt="a")
+        answer = server.post(COMPLETIONS, prompt="a")
         assert answer.status_code == 429 and int(answer.headers["retry-after"]) > 0
         assert error_of(answer)["type"] == "rate_limit_error"
         last.close()
         until(lambda: scheduler.queued == 1)
-        assert server.post(PATH, prompt="a", n=2, stream=True).status_code == 429, "before the stream begins"
+        assert server.post(COMPLETIONS, prompt="a", n=2, stream=True).status_code == 429, "before the stream begins"
         until(lambda: scheduler.queued == 1)  # the first of the two has not kept its place
         streams.close()
         until(lambda: (scheduler.active, scheduler.queued) == (0, 0))
@@ -315,7 +337,7 @@ def test_one_who_comes_when_all_places_are_taken_is_told_to_wait(trained: Traine
 def test_while_it_ends_a_server_takes_nothing_more(trained: TrainedLanguageModel) -> None:
     with served(trained, grace=0.5, max_tokens=10**6) as server:
         late = unfinished(server, b'{"prompt": ', 15)
-        with server.client.stream("POST", PATH, json=ENDLESS) as stream:
+        with server.client.stream("POST", COMPLETIONS, json=ENDLESS) as stream:
             lines = stream.iter_lines()
             assert next(lines)
             server.server.should_exit = True
@@ -331,7 +353,7 @@ def test_while_it_ends_a_server_takes_nothing_more(trained: TrainedLanguageModel
 
 def test_what_takes_no_longer_than_the_grace_is_finished(trained: TrainedLanguageModel) -> None:
     with served(trained, grace=300, max_tokens=10**6) as server:
-        with server.client.stream("POST", PATH, json={**ENDLESS, "max_tokens": 2000}) as stream:
+        with server.client.stream("POST", COMPLETIONS, json={**ENDLESS, "max_tokens": 2000}) as stream:
             lines = stream.iter_lines()
             assert next(lines)
             server.server.should_exit = True
@@ -347,9 +369,9 @@ def test_a_failure_of_the_model_is_told_without_its_words(
 
     with served(trained) as server:
         monkeypatch.setattr("lmlong.inference.state_table.read_tokens", fail)
-        answer = server.post(PATH, prompt="my words")
+        answer = server.post(COMPLETIONS, prompt="my words")
         assert answer.status_code == 500 and error_of(answer)["code"] == "internal_error"
-        events = server.client.post(PATH, json={"prompt": "my words", "stream": True}).text
+        events = server.client.post(COMPLETIONS, json={"prompt": "my words", "stream": True}).text
         assert "internal_error" in events
         monkeypatch.undo()
         assert server.texts(prompt="a", max_tokens=1)
