@@ -8,7 +8,7 @@ import pytest
 from interop import tiny_llama
 from interop.tiny_llama import CONFIG, write_folder
 from serving.schedulers import tiny
-from serving.servers import Served, served
+from serving.servers import CHAT, COMPLETIONS, SCORE, SESSIONS, Served, error_of, refused, served
 
 import lmlong
 from lmlong.errors import UsageError
@@ -18,10 +18,10 @@ PANICS = "x" * 5000
 """A text that the regular expression below takes too many steps for: the library `tokenizers` panics."""
 
 CALLS: dict[str, dict[str, Any]] = {
-    "/v1/completions": {"prompt": PANICS, "max_tokens": 2},
-    "/v1/chat/completions": {"messages": [{"role": "user", "content": PANICS}], "max_tokens": 2},
-    "/v1/score": {"text": PANICS},
-    "/v1/sessions": {"text": PANICS},
+    COMPLETIONS: {"prompt": PANICS, "max_tokens": 2},
+    CHAT: {"messages": [{"role": "user", "content": PANICS}], "max_tokens": 2},
+    SCORE: {"text": PANICS},
+    SESSIONS: {"text": PANICS},
 }
 
 
@@ -43,12 +43,12 @@ def test_a_panic_of_a_library_ends_one_request(
 ) -> None:
     for path, body in CALLS.items():
         answer = server.post(path, **body)
-        assert answer.status_code == 400 and "cannot encode this text" in answer.json()["error"]["message"]
+        assert answer.status_code == 400 and "cannot encode this text" in error_of(answer)["message"]
         assert PANICS[:100] not in caplog.text + answer.text
         assert "panicked" in capfd.readouterr().err  # by Rust's own words
         assert server.client.get("/ready").status_code == 200
     assert server.texts(prompt="ab", max_tokens=2)
-    assert server.post("/v1/score", text="ab").status_code == 200
+    assert server.post(SCORE, text="ab").status_code == 200
     with pytest.raises(UsageError, match="The tokenizer of this model cannot encode this text"):
         server.service.trained.read(PANICS)
 
@@ -63,10 +63,9 @@ def test_a_server_whose_scheduler_has_ended_is_not_ready(
         assert server.client.get("/ready").status_code == 200
         monkeypatch.setattr(server.service.scheduler, "_admit", fail)
         for _ in range(2):  # the one that it fails with, and one that comes later
-            answer = server.post("/v1/completions", prompt="a", max_tokens=1)
-            assert answer.status_code == 503 and answer.json()["error"]["code"] == "not_ready"
+            assert refused(server.post(COMPLETIONS, prompt="a", max_tokens=1)) == (503, "not_ready")
         answer = server.client.get("/ready")
-        assert answer.status_code == 503 and "Restart the server" in answer.json()["error"]["message"]
+        assert answer.status_code == 503 and "Restart the server" in error_of(answer)["message"]
         assert server.service.scheduler.active == server.service.scheduler.queued == 0
     assert "GeneratorExit" in caplog.text and PANICS[:100] not in caplog.text
 
@@ -79,5 +78,5 @@ def test_a_server_whose_worker_has_ended_is_not_ready() -> None:
             assert server.client.get("/ready").status_code == 200
             worker._pool.shutdown()
             answer = server.client.get("/ready")
-            assert answer.status_code == 503 and worker.name in answer.json()["error"]["message"]
+            assert answer.status_code == 503 and worker.name in error_of(answer)["message"]
             worker._thread = None

@@ -1,12 +1,13 @@
 """Requests and clients as nobody wishes them: each gets an answer, and none of them harms the others."""
 
+import gc
 import http.client
 import json
 import random
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from itertools import islice
 from pathlib import Path
@@ -36,6 +37,7 @@ from lmlong.data.formats.table import SUFFIXES
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.serving.guard import Hosts, warning
 from lmlong.serving.server import ACCEPTED, LONGEST_READ, WAITING, Connection
+from lmlong.serving.writer import Writer
 
 POST_HEAD = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\n".encode()
 NO_SESSION = f"{SESSIONS}/{'0' * 24}"
@@ -119,10 +121,7 @@ def test_a_hostile_request_is_refused(
 
 
 def test_a_wrong_media_type_is_told_with_the_right_one(server: Served) -> None:
-    answer = server.client.post(COMPLETIONS, content=b"{}")
-    assert error_of(answer)["message"] == "Content-Type is missing. Send application/json."
-    answer = server.upload(b"a text", typed("text/plain"))
-    assert error_of(answer)["message"] == (
+    assert error_of(server.upload(b"a text", typed("text/plain")))["message"] == (
         "Content-Type is text/plain. For a file, send application/octet-stream, for example by "
         "curl -H 'Content-Type: application/octet-stream' --data-binary @FILE; for JSON, application/json."
     )
@@ -274,6 +273,36 @@ def test_the_row_of_a_client_that_left_is_free_at_once(server: Served, stream: b
     connection.close()
     until(lambda: scheduler.active == 0)
     assert scheduler.counts.cancelled == before + 3
+
+
+def leave(server: Served) -> None:
+    """Go away while a text is written."""
+    with server.client.stream("POST", COMPLETIONS, json=ENDLESS) as stream:
+        assert next(stream.iter_lines())
+
+
+def writers() -> int:
+    return sum(type(one) is Writer for one in gc.get_objects())
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda server: server.texts(prompt=["a", "b"], n=2, max_tokens=3),
+        lambda server: server.events(COMPLETIONS, prompt="a", max_tokens=3),
+        leave,
+    ],
+    ids=["whole", "stream", "left"],
+)
+def test_a_request_that_has_ended_leaves_no_memory_to_collect(server: Served, ask: Callable[[Served], Any]) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        ask(server)
+        until(lambda: server.service.scheduler.active == 0)
+        until(lambda: writers() == 0)
+    finally:
+        gc.enable()
 
 
 def test_a_reader_that_is_too_slow_is_let_go(trained: TrainedLanguageModel) -> None:

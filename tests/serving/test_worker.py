@@ -1,4 +1,4 @@
-"""Work beside the scheduler: one job at a time, a bounded queue, and cancelled jobs end."""
+"""Work beside the event loop: one job at a time, a bounded queue, and who is cancelled ends."""
 
 import asyncio
 import threading
@@ -10,6 +10,8 @@ from serving.schedulers import tiny
 from serving.servers import until
 
 from lmlong.serving.api_errors import ApiError
+from lmlong.serving.inbox import Inbox
+from lmlong.serving.request import Event
 from lmlong.serving.worker import Worker, score
 
 
@@ -78,3 +80,18 @@ def test_a_job_ends_within_its_text() -> None:
     with pytest.raises(ApiError, match="shutting down"):
         score(tiny(), "It was a dark and stormy night. " * 2000, ended)
     assert len(asked) == 2, "the rest is not read"
+
+
+def test_who_is_told_to_stop_stops_though_an_event_comes_at_that_moment() -> None:
+    async def stop_after(turns: int) -> bool:
+        inbox = Inbox(1000, lambda: None)
+        waiting = asyncio.ensure_future(inbox.take(60))
+        await asyncio.sleep(0.001)
+        inbox.put(0, Event("a"))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        told = waiting.cancel()
+        await asyncio.wait({waiting})
+        return waiting.cancelled() == told
+
+    assert all(asyncio.run(stop_after(turns)) for turns in range(10))
