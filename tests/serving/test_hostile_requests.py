@@ -363,10 +363,11 @@ def test_one_who_comes_when_all_places_are_taken_is_told_to_wait(trained: Traine
         assert server.texts(prompt="a", max_tokens=1)
 
 
-def test_while_it_ends_a_server_takes_nothing_more(trained: TrainedLanguageModel) -> None:
-    with served(trained, grace=0.5, max_tokens=10**6) as server:
+def test_a_server_that_ends_finishes_what_it_does_and_takes_nothing_more(trained: TrainedLanguageModel) -> None:
+    """What takes longer than the grace is told so: see the tests of the command."""
+    with served(trained, grace=300, max_tokens=10**6) as server:
         late = unfinished(server, b'{"prompt": ', 15)
-        with server.client.stream("POST", COMPLETIONS, json=ENDLESS) as stream:
+        with server.client.stream("POST", COMPLETIONS, json={**ENDLESS, "max_tokens": 3000}) as stream:
             lines = stream.iter_lines()
             assert next(lines)
             server.server.should_exit = True
@@ -376,16 +377,6 @@ def test_while_it_ends_a_server_takes_nothing_more(trained: TrainedLanguageModel
             assert answer.status == 503 and json.loads(answer.read())["error"]["code"] == "shutting_down"
             with pytest.raises(httpx.ConnectError):
                 httpx.get(f"{server.url}/health")
-            *_, last = (line for line in lines if line)
-        assert json.loads(last.removeprefix("data: "))["error"]["code"] == "shutting_down"
-
-
-def test_what_takes_no_longer_than_the_grace_is_finished(trained: TrainedLanguageModel) -> None:
-    with served(trained, grace=300, max_tokens=10**6) as server:
-        with server.client.stream("POST", COMPLETIONS, json={**ENDLESS, "max_tokens": 2000}) as stream:
-            lines = stream.iter_lines()
-            assert next(lines)
-            server.server.should_exit = True
             *_, last = (line for line in lines if line)
         assert last == "data: [DONE]"
 

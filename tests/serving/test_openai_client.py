@@ -7,8 +7,6 @@ import pytest
 from serving.chats import TALK, chatting, expected
 from serving.servers import NAME, Served, served, until
 
-from lmlong.inference.loading import TrainedLanguageModel
-
 openai = pytest.importorskip("openai")
 pytestmark = pytest.mark.interop
 
@@ -16,13 +14,8 @@ KEY = "a-key"
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> TrainedLanguageModel:
-    return chatting(tmp_path_factory.mktemp("chat"))
-
-
-@pytest.fixture(scope="module")
-def server(trained: TrainedLanguageModel) -> Iterator[Served]:
-    with served(trained, key=KEY, max_tokens=10**6) as server:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with served(chatting(tmp_path_factory.mktemp("chat")), key=KEY, max_tokens=10**6) as server:
         yield server
 
 
@@ -30,7 +23,7 @@ def client_of(server: Served, key: str = KEY) -> Any:
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0)
 
 
-def test_texts_and_conversations(server: Served, trained: TrainedLanguageModel) -> None:
+def test_texts_and_conversations(server: Served) -> None:
     client = client_of(server)
     options: dict[str, Any] = {"model": NAME, "prompt": "The quick", "seed": 2, "max_tokens": 15}
     answer = client.completions.create(**options, logprobs=2, extra_body={"top_k": None, "min_p": 0.0})
@@ -38,7 +31,7 @@ def test_texts_and_conversations(server: Served, trained: TrainedLanguageModel) 
     stream = client.completions.create(**options, stream=True)
     assert "".join(chunk.choices[0].text for chunk in stream) == answer.choices[0].text
 
-    wanted, tokens = expected(trained, TALK, seed=2, max_tokens=15)
+    wanted, tokens = expected(server.service.trained, TALK, seed=2, max_tokens=15)
     options = {"model": NAME, "messages": TALK, "seed": 2, "max_completion_tokens": 15}
     answer = client.chat.completions.create(**options, logprobs=True, top_logprobs=3)
     assert answer.choices[0].message.content == wanted and answer.usage.prompt_tokens == tokens

@@ -70,7 +70,7 @@ def check_all_alone(trained: TrainedLanguageModel, asked: list[Request], *number
 @needs_native
 @every_nth(2, pytest.mark.parametrize("form", ["ngram", "softmax", "window beside delta", "elu"]))
 def test_each_is_written_what_it_would_be_alone(form: str) -> None:
-    check_all_alone(tiny(form, native=True), requests(13), 1, 4, 64)
+    check_all_alone(tiny(form, native=True), requests(9), 1, 4, 64)
 
 
 @pytest.mark.parametrize("tokenizer", [None, subwords()], ids=["bytes", "subwords"])

@@ -20,8 +20,6 @@ from serving.request_draws import ENDLESS
 from serving.schedulers import tiny
 from serving.servers import NAME, served, until
 
-from lmlong.cli.serve import read_key
-
 ROOT = Path(__file__).parent.parent.parent
 KEY = {"Authorization": "Bearer a-secret"}
 FILES = 300
@@ -101,13 +99,6 @@ def listens(address: str) -> bool:
         return httpx.get(f"{address}/health").status_code == 200
     except httpx.TransportError:  # it may also close a connection that it has just accepted
         return False
-
-
-def test_where_the_key_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LMLONG_API_KEY", "of-the-environment")
-    assert read_key() == "of-the-environment"
-    monkeypatch.delenv("LMLONG_API_KEY")
-    assert read_key() is None
 
 
 def test_a_mistake_is_one_message(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,7 +75,7 @@ def test_a_turn_continues_as_it_was_written(trained: TrainedLanguageModel, tmp_p
 def test_session_keeps_its_newest_states_at_doubling_distances(trained: TrainedLanguageModel, tmp_path: Path) -> None:
     store = opened(trained, tmp_path)
     name = created(store, BOOK)
-    for _ in range(40):
+    for _ in range(24):
         continued(store, name, BOOK[:150], answer=5)
     saved = [state_file.describe(path)["tokens"] for path in (tmp_path / "states").iterdir()]
     first, *distances = sorted(store.info(name).tokens - tokens for tokens in saved)
