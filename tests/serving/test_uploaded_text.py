@@ -78,7 +78,7 @@ def test_what_is_no_text_is_refused_with_the_reason(data: bytes, message: str) -
 
 def test_each_kind_of_file_that_is_converted_has_a_media_type() -> None:
     documents = {suffix for suffix, kind in FORMATS.items() if kind.is_whole and not kind.is_text}
-    assert MEDIA_TYPES.keys() == {*documents, *COMPRESSED} == FILES.keys()
+    assert MEDIA_TYPES.keys() == {*documents, *COMPRESSED} > FILES.keys()
     assert {*COMPRESSED, ".pdf", ".zip"} < {*FIRST_BYTES.values()}
 
 
