@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from machine import largest_file
 from models import FORMS, write_run
 from serving.schedulers import tiny
@@ -31,8 +32,10 @@ from serving.turns import (
 )
 
 import lmlong
+from lmlong.attention.base import state_tensors
 from lmlong.errors import CheckpointError, LmlongError, UsageError
 from lmlong.inference.loading import TrainedLanguageModel
+from lmlong.model.state import rebuild_state
 from lmlong.serving.api_errors import ApiError
 from lmlong.serving.session_folder import locked
 from lmlong.serving.session_store import SessionStore
@@ -117,12 +120,18 @@ def test_uploaded_state_learns_as_asked(trained: TrainedLanguageModel, tmp_path:
 def test_upload_that_is_not_a_state_of_this_model_is_refused(trained: TrainedLanguageModel, tmp_path: Path) -> None:
     other = tiny("delta")
     store = opened(trained, tmp_path / "sessions")
-    trained.save_state(trained.read("abc"), tmp_path / "good.state")
+    text = trained.read("abc")
+    trained.save_state(text, tmp_path / "good.state")
     other.save_state(other.read("abc"), tmp_path / "other.state")
     whole = (tmp_path / "good.state").read_bytes()
     flipped = bytearray(whole)
     flipped[-5] ^= 1
     uploads = [os.urandom(3000), whole[: len(whole) // 2], bytes(flipped), (tmp_path / "other.state").read_bytes(), b""]
+    for number in (math.nan, math.inf):
+        blocks = text.state.blocks
+        broken = rebuild_state(blocks, iter([torch.full_like(x, number) for x in state_tensors(blocks)]))
+        trained.save_state(text._replace(state=text.state._replace(blocks=broken)), tmp_path / "broken.state")
+        uploads.append((tmp_path / "broken.state").read_bytes())
     for data in uploads:
         with pytest.raises(ApiError, match="not a state of this model"):
             store.upload(data)
