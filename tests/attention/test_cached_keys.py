@@ -62,15 +62,6 @@ def test_all_ways_of_reading_attend_to_the_same_cached_keys(
         assert laws.parts_equal_forward(attention, text, text, [7, 16]) < 1e-12
 
 
-def test_a_cache_in_bfloat16_differs_from_float32_by_rounding_only(attention: CausalAttention) -> None:
-    text = random_text(attention, TIME, torch.float32, starts=False)
-    subject, outputs = laws.of_attention(attention, text[0]), []
-    for cache in (torch.bfloat16, None):
-        attention.cache_dtype = cache
-        outputs.append(subject.forward(text, subject.init_state(2))[0])
-    assert 1e-4 < laws.error(*outputs) < 2**-7
-
-
 @pytest.mark.parametrize(
     ("cache", "new", "kept"),
     [
