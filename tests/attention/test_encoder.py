@@ -30,11 +30,9 @@ FORMS = ENCODER_FORMS | {
 every_form = pytest.mark.parametrize("form", FORMS)
 
 
-def layers(
-    options: recipe.Attention, number: int = LAYERS, heads: int = HEADS, longest: int = LONGEST
-) -> nn.ModuleList:
+def layers(options: recipe.Attention) -> nn.ModuleList:
     torch.manual_seed(0)
-    return nn.ModuleList(ENCODER[str(options.kind)]([longest] * number, heads, WIDTH, options)).double()
+    return nn.ModuleList(ENCODER[str(options.kind)]([LONGEST] * LAYERS, HEADS, WIDTH, options)).double()
 
 
 def build(form: str) -> EncoderAttention:
@@ -44,9 +42,8 @@ def build(form: str) -> EncoderAttention:
     return attention
 
 
-def linformer(number: int = LAYERS, heads: int = HEADS, longest: int = LONGEST, **options: Any) -> nn.ModuleList:
-    form = recipe.Attention(kind="linformer", linformer=recipe.Linformer(**options))
-    return layers(form, number, heads, longest)
+def linformer(**options: Any) -> nn.ModuleList:
+    return layers(recipe.Attention(kind="linformer", linformer=recipe.Linformer(**options)))
 
 
 def inputs(time: int = LONGEST) -> list[Tensor]:
@@ -103,8 +100,8 @@ def test_sizes_by_layer_and_by_head() -> None:
     def shapes(attention: nn.Module) -> list[int]:
         return [len(matrix) for matrix in attention.parameters()]
 
-    assert [shapes(layer) for layer in linformer(longest=8, projected=[2, 4])] == [[2, 2], [4, 4]]
-    by_head = linformer(longest=8, projected=[[1, 2, 3], [4, 5, 6]], sharing="none")
+    assert [shapes(layer) for layer in linformer(projected=[2, 4])] == [[2, 2], [4, 4]]
+    by_head = linformer(projected=[[1, 2, 3], [4, 5, 6]], sharing="none")
     assert [shapes(layer) for layer in by_head] == [[1, 2, 3] * 2, [4, 5, 6] * 2]
 
 
@@ -129,7 +126,7 @@ def test_other_number_formats_keep_their_type_and_come_near(form: str, dtype: to
     assert (y - truth).norm() / truth.norm() < {torch.float32: 1e-5, torch.bfloat16: 0.05}[dtype]
 
 
-def test_every_kind_that_is_not_of_an_objective_is_refused_with_a_reason() -> None:
+def test_recipes_know_the_kinds_and_feature_maps() -> None:
     assert {kind for kind, about in ATTENTION_KINDS.items() if about.causal} == set(CAUSAL)
     assert {kind for kind, about in ATTENTION_KINDS.items() if about.encoder} == set(ENCODER)
     assert set(FEATURE_MAP_KINDS) == set(FEATURE_MAPS)

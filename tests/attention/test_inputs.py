@@ -1,6 +1,6 @@
 """What attentions declare that they need for each token reaches them, however a text is cut, batched or packed."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from torch.testing import assert_close
 from lmlong import recipe
 from lmlong.attention import laws
 from lmlong.attention.base import CausalAttention
-from lmlong.attention.inputs import NOTHING, Gate, GateProjection, Inputs, LastTokens
+from lmlong.attention.inputs import Gate, GateProjection, LastTokens
 from lmlong.attention.registry import CAUSAL
 from lmlong.errors import UsageError
 from lmlong.evaluation.law_check import NO_EFFECT, plugin_report
@@ -41,24 +41,12 @@ class TokenScaled(CausalAttention[Nothing]):
     def init_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> Nothing:
         return Nothing()
 
-    def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        state: Nothing,
-        document_starts: Tensor | None = None,
-        inputs: Inputs = NOTHING,
-    ) -> tuple[Tensor, Nothing]:
-        return v * inputs["scale"][..., None], state
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, state: Nothing, *rest: Any) -> tuple[Tensor, Nothing]:
+        return self.reference(q, k, v, *rest), state
 
-    def reference(
-        self, q: Tensor, k: Tensor, v: Tensor, document_starts: Tensor | None = None, inputs: Inputs = NOTHING
-    ) -> Tensor:
+    def reference(self, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
+        _, inputs = rest
         return v * inputs["scale"][..., None]
-
-    def state_numbers(self, tokens: int) -> int:
-        return 0
 
 
 @pytest.fixture
@@ -115,10 +103,3 @@ def test_a_downsampled_layer_has_no_tokens_to_read(monkeypatch: pytest.MonkeyPat
     )
     with pytest.raises(UsageError, match=r"model\.downsample: the attention of layer 2 reads tokens"):
         LanguageModel(options, VOCABULARY)
-
-
-def test_an_input_that_is_missing_is_an_error() -> None:
-    attention = CAUSAL["linear"](2, 4, 4, recipe.Attention(decay="learned"))
-    q = torch.zeros(1, 2, 3, 4)
-    with pytest.raises(KeyError, match="log_decay"):
-        attention(q, q, q, attention.init_state(1, q.device, q.dtype))
