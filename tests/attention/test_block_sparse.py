@@ -1,70 +1,43 @@
 """Softmax attention and windows as a GPU computes them: by lists of blocks, which a stand-in reads on a CPU."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
-from attention.cases import build
-from attention.test_laws import ROUNDING, assert_exact
 from grids import thinned
 from machine import needs_compiler
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import scaled_dot_product_attention
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from lmlong import recipe
 from lmlong.attention import block_sparse, device_policy, laws
 from lmlong.attention.base import CausalAttention
 from lmlong.attention.block_sparse import by_flex_attention
-from lmlong.attention.device_policy import CPU_POLICY, GPU_POLICY, use_policy
+from lmlong.attention.device_policy import CPU_POLICY, GPU_POLICY, DevicePolicy, use_policy
 from lmlong.attention.key_blocks import BLOCK, BlockList, VisibleKeys, block_lists, visible_keys
+from lmlong.attention.softmax import layer
 from lmlong.attention.softmax.layer import SoftmaxAttention
 from lmlong.attention.softmax.state import KeyValues, KVCache
 from lmlong.attention.window.layer import WindowAttention, WindowState
-from lmlong.testing import check_attention, random_text
+from lmlong.bench.timer import Allocations
+from lmlong.testing import random_text
 
-FORMS = {
-    "softmax": recipe.Attention(kind="softmax"),
-    "window of 1": recipe.Attention(kind="window", window=1),
-    "window": recipe.Attention(kind="window", window=130),
-    "window of all": recipe.Attention(kind="window", window=1000),
-    "beside": recipe.Attention(kind="linear", parallel_window=70),
-}
-each_form = pytest.mark.parametrize("form", FORMS)
-each_dtype = pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
-
-LENGTHS = [2, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, 401]
 HEADS, HEAD_DIM, VALUE_DIM = 4, 16, 24
 
 
-@each_form
-def test_the_laws_hold(form: str) -> None:
-    attention = build(FORMS[form])
-    use_policy(attention, GPU_POLICY)
-    assert check_attention(attention).kept
-
-
-@thinned(each_form, pytest.mark.parametrize("time", LENGTHS), each_dtype)
-def test_values_and_gradients_match_the_definition(form: str, time: int, dtype: torch.dtype) -> None:
-    attention = build(FORMS[form])
-    use_policy(attention, GPU_POLICY)
-    assert_exact(attention, random_text(attention, time, torch.float64), dtype, ROUNDING[dtype])
-
-
-def past(attention: CausalAttention, tokens: int, unused: Sequence[slice]) -> Any:
-    """Return the state of two rows after `tokens` tokens, some of which no token attends to any more."""
-    draw = torch.Generator().manual_seed(1)
-    k = torch.randn(2, attention.kv_heads, tokens, HEAD_DIM, generator=draw, dtype=torch.float64, requires_grad=True)
-    v = torch.randn(2, attention.kv_heads, tokens, VALUE_DIM, generator=draw, dtype=torch.float64, requires_grad=True)
+def past(attention: CausalAttention, tokens: int) -> Any:
+    """Return the state of two rows after `tokens` tokens, some of which no token attends to any more: single tokens of
+    the first row, and whole blocks of the second."""
+    _, k, v, *_ = random_text(attention, tokens, torch.float64, seed=1, starts=False)
     current = torch.ones(2, tokens, dtype=torch.bool)
-    for row, part in enumerate(unused):
-        current[row, part] = False
+    current[0, ::5] = False
+    current[1, : 2 * BLOCK] = False
     if isinstance(attention, WindowAttention):
         return WindowState(k, v, current)
     settled = tokens // BLOCK * BLOCK
@@ -72,23 +45,25 @@ def past(attention: CausalAttention, tokens: int, unused: Sequence[slice]) -> An
     return KVCache(*(KeyValues(k[:, :, part], v[:, :, part], current[:, part]) for part in parts))
 
 
-def computed(attention: CausalAttention, time: int, starts: Tensor | None, state: Any) -> list[Tensor]:
+def computed(attention: CausalAttention, text: laws.Text, state: Any) -> list[Tensor]:
     """Return the outputs, the state after, and the gradients of the inputs and of the state."""
-    draw = torch.Generator().manual_seed(0)
-    shapes = ((HEADS, HEAD_DIM), (attention.kv_heads, HEAD_DIM), (attention.kv_heads, VALUE_DIM))
-    x = [torch.randn(2, heads, time, dim, generator=draw, dtype=torch.float64) for heads, dim in shapes]
-    leaves = [t.requires_grad_() for t in x] + [t for t in laws.state_tensors(state) if t.requires_grad and t.numel()]
-    y, after = attention(*x, state, starts)
+    q, k, v, starts = text
+    inputs = (q, k, v, *laws.state_tensors(state))
+    leaves = [t.requires_grad_() for t in inputs if t is not None and t.is_floating_point() and t.is_leaf]
+    y, after = attention(q, k, v, state, starts)
     outputs = [y, *(t for t in laws.state_tensors(after) if t.is_floating_point())]
-    upstream = [torch.randn(t.shape, generator=draw, dtype=torch.float64) for t in outputs]
-    grads = torch.autograd.grad(outputs, leaves, upstream, allow_unused=True)
-    return [*outputs, *(torch.zeros(0) if grad is None else grad for grad in grads)]
+    slopes = [torch.ones_like(t).cumsum(-1) for t in outputs]
+    return [*outputs, *torch.autograd.grad(outputs, leaves, slopes, materialize_grads=True)]
 
 
-def softmax(kv_heads: int = HEADS) -> SoftmaxAttention:
-    attention = SoftmaxAttention(HEADS, HEAD_DIM, VALUE_DIM)
+def softmax(kv_heads: int = HEADS, value_dim: int = VALUE_DIM) -> SoftmaxAttention:
+    attention = SoftmaxAttention(HEADS, HEAD_DIM, value_dim)
     attention.group_heads(kv_heads)
     return attention
+
+
+def window(size: int) -> WindowAttention:
+    return WindowAttention(HEADS, HEAD_DIM, VALUE_DIM, size)
 
 
 @thinned(
@@ -100,9 +75,11 @@ def softmax(kv_heads: int = HEADS) -> SoftmaxAttention:
             (softmax(1), 3 * BLOCK),
             (softmax(), 3 * BLOCK),
             (softmax(2), 3 * BLOCK + 9),
-            (WindowAttention(HEADS, HEAD_DIM, VALUE_DIM, 2 * BLOCK + 40), 2 * BLOCK + 39),
+            (window(1), 0),
+            (window(100), 99),
+            (window(2 * BLOCK + 40), 2 * BLOCK + 39),
         ],
-        ids=["none", "one", "blocks, one key head", "blocks", "393, grouped", "window"],
+        ids=["none", "one", "blocks, one key head", "blocks", "393, grouped", "window-1", "window-100", "window-296"],
     ),
     pytest.mark.parametrize("starts", [[], [1, 100, BLOCK - 1, 2 * BLOCK, 300], [BLOCK], [0], None], ids=str),
 )
@@ -112,11 +89,11 @@ def test_both_policies_agree_after_unused_tokens(
     marks = None if starts is None else torch.zeros(2, 333, dtype=torch.bool)
     if marks is not None:
         marks[0, starts] = True  # the second row continues its document
-    unused = [slice(0, tokens, 5), slice(0, 2 * BLOCK)]  # single tokens; whole blocks
     results = []
     for policy in (CPU_POLICY, GPU_POLICY):
         use_policy(attention, policy)
-        results.append(computed(attention, 333, marks, past(attention, tokens, unused)))
+        text = random_text(attention, 333, torch.float64, starts=False if marks is None else marks)
+        results.append(computed(attention, text, past(attention, tokens)))
     for mine, truth in zip(*results, strict=True):
         assert laws.error(mine, truth) < 1e-12
 
@@ -154,7 +131,7 @@ def test_lists_name_each_block_that_is_seen(time: int, tokens: int, window: int 
                     assert (is_partial or is_full) == bool(block.any())
 
 
-class Largest(TorchDispatchMode):
+class Largest(Allocations):
     """Counts operations, and notes the bytes of the largest tensor."""
 
     def __init__(self) -> None:
@@ -162,12 +139,10 @@ class Largest(TorchDispatchMode):
         self.operations: Counter[str] = Counter()
         self.bytes = 0
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = function(*args, **(kwargs or {}))
+    def call(self, function: Any, args: Any, kwargs: Any) -> Any:
+        result = super().call(function, args, kwargs)
         self.operations[str(function)] += 1
-        for x in result if isinstance(result, (tuple, list)) else [result]:
-            if isinstance(x, Tensor):
-                self.bytes = max(self.bytes, x.numel() * x.element_size())
+        self.bytes = max([self.bytes, *(x.nbytes for x in tree_leaves(result) if isinstance(x, Tensor))])
         return result
 
 
@@ -184,55 +159,44 @@ def test_operations_do_not_grow_and_memory_is_linear(attention: CausalAttention,
     counts = {}
     for time in (4096, 65536):
         with FakeTensorMode():
-            q, k, v = (
-                torch.zeros(1, heads, time, 64, requires_grad=True)
-                for heads in (12, attention.kv_heads, attention.kv_heads)
-            )
-            state = attention.init_state(1, q.device, q.dtype)
+            q, k, v = (torch.zeros(1, heads, time, 64, requires_grad=True) for heads in (12, 4, 4))
             starts = torch.zeros(1, time, dtype=torch.bool) if with_starts else None
             with Largest() as seen:
-                y, _ = attention(q, k, v, state, starts)
+                y, _ = attention(q, k, v, attention.init_state(1, q.device, q.dtype), starts)
                 y.sum().backward()
         counts[time] = seen.operations
         assert seen.bytes <= 4 * 12 * 64 * (time + 1023)
     assert counts[4096] == counts[65536]
 
 
-def test_only_flash_attention_gets_grouped_heads() -> None:
+@pytest.mark.parametrize(
+    ("policy", "dtype", "value_dim", "key_heads"),
+    [
+        (GPU_POLICY, torch.bfloat16, HEAD_DIM, 2),
+        (GPU_POLICY, torch.bfloat16, VALUE_DIM, 4),
+        (GPU_POLICY, torch.float32, HEAD_DIM, 4),
+        (CPU_POLICY, torch.float32, HEAD_DIM, 2),
+    ],
+)
+def test_only_flash_attention_gets_grouped_heads(
+    policy: DevicePolicy, dtype: torch.dtype, value_dim: int, key_heads: int
+) -> None:
     """A GPU's other kernels would compute a matrix of all pairs for them."""
-
-    class Heads(TorchFunctionMode):
-        seen: tuple[int, int] = (0, 0)
-
-        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if function is scaled_dot_product_attention:
-                self.seen = (args[0].shape[1], args[1].shape[1])
-            return function(*args, **(kwargs or {}))
-
-    def heads(policy: Any, dtype: torch.dtype, value_dim: int = HEAD_DIM) -> tuple[int, int]:
-        attention = SoftmaxAttention(HEADS, HEAD_DIM, value_dim)
-        attention.group_heads(2)
-        use_policy(attention, policy)
-        q, k, v = (torch.randn(1, n, 9, dim, dtype=dtype) for n, dim in ((4, 16), (2, 16), (2, value_dim)))
-        with Heads() as mode:
-            y, _ = attention(q, k, v, attention.init_state(1, q.device, dtype))
-        assert laws.error(y, attention.reference(q, k, v)) < 0.01
-        return mode.seen
-
-    assert heads(GPU_POLICY, torch.bfloat16) == (4, 2)
-    assert heads(GPU_POLICY, torch.bfloat16, value_dim=24) == (4, 4)
-    assert heads(GPU_POLICY, torch.float32) == (4, 4)
-    assert heads(CPU_POLICY, torch.float32) == (4, 2)
+    attention = softmax(2, value_dim)
+    use_policy(attention, policy)
+    q, k, v, *_ = random_text(attention, 9, dtype, starts=False)
+    with patch.object(layer, "scaled_dot_product_attention", wraps=scaled_dot_product_attention) as fused:
+        y, _ = attention(q, k, v, attention.init_state(2, q.device, dtype))
+    assert laws.error(y, attention.reference(q, k, v)) < 0.01
+    assert [x.shape[1] for x in fused.call_args.args] == [4, key_heads, key_heads]
 
 
 def text_for_flex(
     time: int, tokens: int, window: int | None = None, widths: tuple[int, int] = (32, 32)
 ) -> tuple[Tensor, Tensor, Tensor, VisibleKeys]:
     draw = torch.Generator().manual_seed(time)
-    q, k, v = (
-        torch.randn(2, heads, size, width, generator=draw)
-        for heads, size, width in ((4, time, widths[0]), (2, tokens + time, widths[0]), (2, tokens + time, widths[1]))
-    )
+    q = torch.randn(2, 4, time, widths[0], generator=draw)
+    k, v = (torch.randn(2, 2, tokens + time, width, generator=draw) for width in widths)
     current = torch.rand(2, tokens, generator=draw) < 0.8
     starts = torch.rand(2, time, generator=draw) < 0.01
     return q, k, v, visible_keys(current, starts, time, window)

@@ -1,5 +1,6 @@
 """The laws of causal attention, for every attention in the registry."""
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -9,21 +10,23 @@ from attention.cases import (
     HEAD_DIM,
     HEADS,
     VALUE_DIM,
-    both_types,
     build,
     each_type,
     every_form,
     name,
 )
 from grids import every_nth, thinned
+from torch import Tensor
 
 from lmlong import recipe
 from lmlong.attention import laws
 from lmlong.attention.base import CausalAttention, state_tensors
 from lmlong.attention.chunks import CHUNK_SIZE
+from lmlong.attention.device_policy import CPU_POLICY, GPU_POLICY, DevicePolicy, use_policy
 from lmlong.attention.laws import Text
+from lmlong.attention.recurrence import Recurrence
 from lmlong.model.state import rebuild_state
-from lmlong.testing import EXACT, cast, check_attention, distance, in_two_parts, random_text, with_gradients
+from lmlong.testing import cast, check_attention, distance, in_two_parts, random_text, with_gradients
 
 ROUNDING = {
     torch.float64: 2.5e-11,
@@ -36,49 +39,45 @@ LENGTHS = [1, CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 1, 211]
 lengths = pytest.mark.parametrize("time", LENGTHS)
 
 
-@every_form
-def test_every_form_keeps_the_laws(form: recipe.Attention) -> None:
-    assert check_attention(build(form)).kept
+BY_BLOCKS = {
+    (form.kind, form.window_sink): form for form in FORMS if form.kind in ("softmax", "window") or form.parallel_window
+}.values()
+"""A form of each kind that a GPU computes by blocks of keys."""
 
 
-@every_nth(3, thinned(every_form, both_types, lengths))
-def test_ways_of_reading_texts_of_other_lengths_agree(form: recipe.Attention, dtype: torch.dtype, time: int) -> None:
+@pytest.mark.parametrize(
+    ("form", "policy"),
+    [*product(FORMS, [CPU_POLICY]), *product(BY_BLOCKS, [GPU_POLICY])],
+    ids=lambda value: name(value) if isinstance(value, recipe.Attention) else "cpu" if value is CPU_POLICY else "gpu",
+)
+def test_every_form_keeps_the_laws(form: recipe.Attention, policy: DevicePolicy) -> None:
     attention = build(form)
-    begins = sorted({begin for begin in (0, 1, 30, 64, 150, 209) if begin < time})
-    starts = torch.zeros(3, time, dtype=torch.bool)
-    starts[:, begins] = True
-    text, other, packed = (
-        random_text(attention, time, dtype, 3, seed, starts=marked)
-        for seed, marked in ((0, None), (1, None), (0, starts))
-    )
-    cuts = sorted({cut for cut in (1, time // 3, 63, 64, 65, 128, time - 1) if cut < time})
-    case = laws.Case(laws.of_attention(attention, text[0]), text, other, packed, begins, cuts, 3)
-    for number in laws.SAME_TEXT:
-        assert laws.measure(number, case) <= (0.0 if number in laws.EXACT else EXACT[dtype]), laws.LAWS[number]
+    use_policy(attention, policy)
+    assert check_attention(attention).kept
 
 
 @thinned(
     each_type,
     lengths,
     every_nth(
-        2,
+        3,
         pytest.mark.parametrize(
-            ("form", "kernel"),
+            ("form", "backend"),
             [
-                (form, kernel)
-                for kernel in ("native", "torch")
-                for form in FORMS
-                if kernel == "native" or build(form).kernels
+                *((form, "native") for form in FORMS),
+                *((form, "torch") for form in FORMS if build(form).kernels),
+                *((form, "torch for GPUs") for form in FORMS),
             ],
             ids=lambda value: value if isinstance(value, str) else name(value),
         ),
     ),
 )
 def test_values_and_gradients_match_the_definition(
-    form: recipe.Attention, dtype: torch.dtype, time: int, kernel: str
+    form: recipe.Attention, dtype: torch.dtype, time: int, backend: str
 ) -> None:
     attention = build(form)
-    attention.use_kernel(kernel)
+    attention.use_kernel(backend.split()[0])
+    use_policy(attention, GPU_POLICY if backend == "torch for GPUs" else CPU_POLICY)
     assert_exact(attention, random_text(attention, time, torch.float64), dtype, ROUNDING[dtype])
 
 
@@ -158,15 +157,25 @@ def test_autocast_changes_nothing(form: recipe.Attention) -> None:
     """Without protection it would round the sums between chunks to bfloat16."""
     attention = build(form)
     x = random_text(attention, 211, torch.bfloat16)
-    subject = laws.of_attention(attention, x[0])
-    plain, state = subject.forward(x, subject.init_state(2))
+    plain = outputs_state_and_gradients(attention, x)
     with torch.autocast("cpu", torch.bfloat16):
-        cast, state_cast = subject.forward(x, subject.init_state(2))
-        after, _ = subject.step(laws.cut(x, 0, 1), state)
-    assert torch.equal(cast, plain)
-    assert torch.equal(after, subject.step(laws.cut(x, 0, 1), state)[0])
-    for mine, truth in zip(state_tensors(state_cast), laws.state_tensors(state), strict=True):
+        cast = outputs_state_and_gradients(attention, x)
+    for mine, truth in zip(cast, plain, strict=True):
         assert mine.dtype == truth.dtype and torch.equal(mine, truth)
+
+
+def outputs_state_and_gradients(attention: CausalAttention, x: Text) -> list[Tensor]:
+    """Of a text, and of one token after it; gradients of recurrences, whose backward
+    pass is our own."""
+    subject = laws.of_attention(attention, torch.zeros((), dtype=torch.bfloat16))
+    leaves = tuple(t if t is None else t.detach().requires_grad_(t.is_floating_point()) for t in x)
+    y, state = subject.forward(leaves, subject.init_state(2))
+    after, _ = subject.step(laws.cut(leaves, 0, 1), state)
+    results = [y, *state_tensors(state)]
+    if not isinstance(attention, Recurrence):
+        return [after, *results]
+    inputs = [t for t in leaves if t is not None and t.requires_grad]
+    return [after, *results, *torch.autograd.grad([t.float().sum() for t in results], inputs, materialize_grads=True)]
 
 
 def test_sums_stay_in_float32_when_inputs_are_bfloat16() -> None:
