@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from lmlong.attention.base import state_tensors
-from lmlong.errors import CheckpointError
 from lmlong.inference.loading import TrainedLanguageModel, load
 from lmlong.inference.session import Session
 from lmlong.model.sampling_options import Sampling
@@ -46,15 +45,6 @@ def test_what_is_learned_is_part_of_the_state(model: TrainedLanguageModel, subwo
     assert load(subword_run, "cpu").read(TEXT, learn=True).state.learned is not None
 
 
-def test_a_file_continues_as_memory_does(model: TrainedLanguageModel, subword_run: Path, tmp_path: Path) -> None:
-    session = model.read(TEXT)
-    model.save_state(session, tmp_path / "a.state")
-    again = load(subword_run, "cpu").load_state(tmp_path / "a.state")  # which learns as its file says
-    assert_equal(again, session)
-    more = prose(40, seed=5)
-    assert_equal(model.read(more, again), model.read(more, session))
-
-
 def test_a_state_without_learning_begins_to_learn(
     model: TrainedLanguageModel, subword_run: Path, tmp_path: Path
 ) -> None:
@@ -63,24 +53,6 @@ def test_a_state_without_learning_begins_to_learn(
     session = model.load_state(tmp_path / "plain.state")
     assert not learned_matrix(session).any()
     assert learned_matrix(model.read(TEXT, session)).any()
-
-
-def test_a_file_that_lacks_a_part_is_refused(model: TrainedLanguageModel, tmp_path: Path) -> None:
-    session = model.read(TEXT)
-    assert session.state.learned is not None
-    learned = session.state.learned
-    for changes, message in (
-        ({"delta": learned.delta._replace(D=None)}, "an earlier version of lmlong learned only a bias"),
-        ({"targets": learned.targets + 600}, "learned.targets holds"),
-        ({"delta": learned.delta._replace(bias=learned.delta.bias / 0)}, "bias has values that are not finite"),
-        ({"delta": learned.delta._replace(D=learned_matrix(session)[:, 1:])}, "learned.delta.D has the shape"),
-        ({"delta": learned.delta._replace(scale=8 * learned.delta.scale)}, "learned.delta.scale is not from 0 to 1"),
-        ({"delta": learned.delta._replace(squares=-learned.delta.squares)}, "squares are below 0"),
-    ):
-        bad = session._replace(state=session.state._replace(learned=learned._replace(**changes)))
-        model.save_state(bad, tmp_path / "bad.state")
-        with pytest.raises(CheckpointError, match=message):
-            model.load_state(tmp_path / "bad.state")
 
 
 @pytest.mark.parametrize("fast", [False, True])

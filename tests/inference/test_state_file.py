@@ -3,7 +3,6 @@
 import json
 import os
 import random
-import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
-from commands import lmlong as command
 from crafted_values import write_state
 from safetensors.torch import load_file, save_file
 
@@ -21,7 +19,9 @@ from lmlong.cli.generate import generate
 from lmlong.cli.state import state
 from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.errors import CheckpointError, UsageError
+from lmlong.inference import sparse
 from lmlong.inference.loading import TrainedLanguageModel, load
+from lmlong.inference.session import append_token, next_logits
 from lmlong.inference.state_file import describe
 from lmlong.recipe import Attention, Downsample
 from lmlong.recipe import file as recipe_file
@@ -29,10 +29,12 @@ from lmlong.recipe import file as recipe_file
 from .conftest import tiny, write_run
 
 TEXT = "It was a dark and stormy night; the rain fell in torrents. " * 60
+MORE = "The wind howled; "
 KINDS = {
     "mixed": {"attention": Attention(kind=["linear", "window"], window=20)},
     "softmax": {"attention": Attention(kind="softmax")},
     "hourglass": {"layers": 3, "downsample": Downsample(factor=4, kind="conv")},
+    "learned": {},
 }
 
 
@@ -45,12 +47,14 @@ def another(folder: Path, seed: int = 0, **options: object) -> TrainedLanguageMo
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_text_continues_from_a_file_as_from_memory(tmp_path: Path, kind: str) -> None:
     loaded = another(tmp_path / "other", **KINDS[kind])
-    session = loaded.read(TEXT)
+    session = loaded.read(TEXT, learn=kind == "learned")
     loaded.save_state(session, tmp_path / "book.state")
     again = load(tmp_path / "other", "cpu").load_state(tmp_path / "book.state")
-    assert all(map(torch.equal, state_tensors(again), state_tensors(session)))
+    pairs = list(zip(*map(state_tensors, (again, session)), strict=True))
+    assert all(torch.equal(x, y) for x, y in pairs)
     options = {"max_tokens": 30, "temperature": 1.0, "repetition_penalty": 1.3}
-    assert list(loaded.stream("", state=again, **options)) == list(loaded.stream("", state=session, **options))
+    texts = ["".join(loaded.stream(MORE, state=each, **options)) for each in (again, session)]
+    assert texts[0] == texts[1]
 
 
 def test_state_build_generate_and_info_continue_a_text(run: Path, tmp_path: Path) -> None:
@@ -65,23 +69,6 @@ def test_state_build_generate_and_info_continue_a_text(run: Path, tmp_path: Path
     told = json.loads(CliRunner().invoke(state, ["info", str(later), "--json"], catch_exceptions=False).output)
     assert told["tokens"] == len(TEXT) + 1 + 5 + 20 and told["tail"].endswith(text)
     assert "tokens       3,541" in CliRunner().invoke(state, ["info", str(kept)], catch_exceptions=False).output
-
-    whole = "".join(loaded.stream("Then ", state=loaded.load_state(kept), max_tokens=29, temperature=0))
-    first = CliRunner().invoke(generate, [*words, "--temperature", "0", "--save-state", str(later)]).output
-    more = [str(run), "--load-state", str(later), "--max-tokens", "9", "--temperature", "0"]
-    assert first + CliRunner().invoke(generate, more, catch_exceptions=False).output == whole
-
-
-def test_the_state_after_a_stop_string_is_that_of_the_printed_text(run: Path, tmp_path: Path) -> None:
-    kept, words = tmp_path / "text.state", [str(run), "--prompt", "to be", "--max-tokens", "40", "--temperature", "0"]
-    whole = CliRunner().invoke(generate, words, catch_exceptions=False).output
-    stop = ["--stop", whole[9:11], "--save-state", str(kept)]
-    text = CliRunner().invoke(generate, [*words, *stop], catch_exceptions=False).output
-    assert text == whole[: whole.index(whole[9:11])]
-    told = json.loads(CliRunner().invoke(state, ["info", str(kept), "--json"], catch_exceptions=False).output)
-    assert told["tail"] == "to be" + text
-    more = [str(run), "--load-state", str(kept), "--max-tokens", "9", "--temperature", "0"]
-    assert whole.startswith(text + CliRunner().invoke(generate, more, catch_exceptions=False).output)
 
 
 def test_a_state_of_another_model_is_refused_with_the_difference(tmp_path: Path) -> None:
@@ -100,10 +87,17 @@ def test_a_state_of_another_model_is_refused_with_the_difference(tmp_path: Path)
         load(tmp_path / "tuned", "cpu").load_state(tmp_path / "book.state")
 
 
-def test_every_bit_of_a_state_file_counts(run: Path, tmp_path: Path) -> None:
-    """A sample of its header, and of its data."""
+@pytest.fixture
+def saved(run: Path, tmp_path: Path) -> tuple[TrainedLanguageModel, Path]:
+    """A model, and a state file of it."""
     loaded, file = load(run, "cpu"), tmp_path / "book.state"
     loaded.save_state(loaded.read(TEXT), file)
+    return loaded, file
+
+
+def test_every_bit_of_a_state_file_counts(saved: tuple[TrainedLanguageModel, Path]) -> None:
+    """A sample of its header, and of its data."""
+    loaded, file = saved
     good = file.read_bytes()
     header = 8 + int.from_bytes(good[:8], "little")
     draw = random.Random(0)
@@ -117,84 +111,82 @@ def test_every_bit_of_a_state_file_counts(run: Path, tmp_path: Path) -> None:
     loaded.load_state(file)
 
 
-@pytest.mark.parametrize(("version", "words"), [(99, "of a newer lmlong, this one reads"), (1, "by an older lmlong")])
-def test_a_state_file_of_another_version_is_refused(run: Path, tmp_path: Path, version: int, words: str) -> None:
-    loaded, file = load(run, "cpu"), tmp_path / "book.state"
-    loaded.save_state(loaded.read(TEXT), file)
-    found = load_file(file)
-    write_state(file, {**describe(file), "format": version}, found)
-    with pytest.raises(CheckpointError, match=words):
+NO_STATES: dict[str, Callable[[Path, bytes], object]] = {
+    "empty": lambda file, good: file.write_bytes(b""),
+    "begin of a header": lambda file, good: file.write_bytes(good[:100]),
+    "cut off": lambda file, good: file.write_bytes(good[:-5]),
+    "longer": lambda file, good: file.write_bytes(good + b"\0"),
+    "other bytes": lambda file, good: file.write_bytes(b"{}" * 50),
+    "huge header": lambda file, good: file.write_bytes(struct.pack("<Q", 2**63) + good[8:]),
+    "other tensors": lambda file, good: save_file({"a": torch.zeros(1)}, file),
+    "folder": lambda file, good: file.mkdir(),
+    "device": lambda file, good: file.symlink_to(os.devnull),
+    "link to itself": lambda file, good: file.symlink_to(file),
+}
+
+
+@pytest.mark.parametrize("kind", NO_STATES)
+def test_a_damaged_or_foreign_file_is_refused(saved: tuple[TrainedLanguageModel, Path], kind: str) -> None:
+    loaded, file = saved
+    good = file.read_bytes()
+    file.unlink()
+    NO_STATES[kind](file, good)
+    with pytest.raises(CheckpointError, match=r"book\.state: .*damaged"):
         loaded.load_state(file)
 
 
-def test_a_damaged_or_foreign_file_is_refused(run: Path, tmp_path: Path) -> None:
-    loaded, file = load(run, "cpu"), tmp_path / "book.state"
-    loaded.save_state(loaded.read(TEXT), file)
-    good = file.read_bytes()
+def test_a_file_of_another_version_is_refused_and_a_missing_one_named(
+    saved: tuple[TrainedLanguageModel, Path],
+) -> None:
+    loaded, file = saved
+    for version, words in ((99, "of a newer lmlong, this one reads"), (1, "by an older lmlong")):
+        write_state(file, {**describe(file), "format": version}, load_file(file))
+        with pytest.raises(CheckpointError, match=words):
+            loaded.load_state(file)
+        loaded.save_state(loaded.read(TEXT), file)
     with pytest.raises(UsageError, match="no such file"):
-        loaded.load_state(tmp_path / "none")
-    for bad in (b"", good[:100], good[:-5], b"{}" * 50):
-        file.write_bytes(bad)
-        with pytest.raises(CheckpointError, match="damaged"):
-            loaded.load_state(file)
-    save_file({"a": torch.zeros(1)}, file)
-    with pytest.raises(CheckpointError, match="damaged"):
-        describe(file)
-
-    file.write_bytes(good)
-    found, about = load_file(file), describe(file)
-    for change, why in (
-        ({"state.blocks.0.attention.S": torch.zeros(1, 2, 8, 9)}, "has the shape"),
-        ({"state.position": torch.zeros(1)}, "is torch.float32"),
-        ({"more": torch.zeros(1)}, "is missing, or not a tensor"),
-        ({"last": torch.tensor([-1])}, "holds -1, which is not from 0 to"),
-        ({"last": torch.tensor([10**6])}, "holds 1000000, which is not from 0 to"),
-    ):
-        write_state(file, about, {**found, **change})
-        with pytest.raises(CheckpointError, match=f"{next(iter(change))} {why}"):
-            loaded.load_state(file)
-
-
-def test_only_one_text_goes_into_a_file(run: Path, tmp_path: Path) -> None:
-    for words in (["--samples", "2"], ["--prompts", __file__]):
-        with pytest.raises(UsageError, match="--save-state: saves the state of one text"):
-            options = [*words, "--save-state", str(tmp_path / "two.state")]
-            CliRunner().invoke(generate, [str(run), *options], catch_exceptions=False)
-    assert not list(tmp_path.glob("*.state")) and not list(tmp_path.glob(".*partial"))
-
-
-def test_a_file_of_the_user_beside_it_stays(run: Path, tmp_path: Path) -> None:
-    (tmp_path / ".a.state.partial").write_text("mine")
-    loaded = load(run, "cpu")
-    loaded.save_state(loaded.read("a"), tmp_path / "a.state")
-    assert (tmp_path / ".a.state.partial").read_text() == "mine" and len(list(tmp_path.iterdir())) == 2
-
-
-def test_a_file_that_cannot_be_written_leaves_nothing(run: Path, tmp_path: Path) -> None:
-    loaded = load(run, "cpu")
+        loaded.load_state(file.with_name("none"))
     with pytest.raises(UsageError, match=r"No such file or directory\. Correct the path"):
-        loaded.save_state(loaded.read("a"), tmp_path / "no" / "such" / "folder.state")
+        loaded.save_state(loaded.read("a"), file.with_name("no") / "folder.state")
 
 
-def test_the_command_refuses_what_is_not_a_state_file(run: Path, tmp_path: Path) -> None:
-    loaded, good, file = load(run, "cpu"), tmp_path / "good.state", tmp_path / "drawn.state"
-    loaded.save_state(loaded.read("once upon"), good)
-    state = good.read_bytes()
-    words = ("generate", run, "--load-state", file, "--prompt", "", "--max-tokens", "8")
-    places: dict[str, Callable[[], object]] = {
-        "folder": file.mkdir,
-        "device": lambda: file.symlink_to(os.devnull),
-        "link to itself": lambda: file.symlink_to(file),
-        "huge header": lambda: file.write_bytes(struct.pack("<Q", 2**63) + state[8:]),
-        "longer": lambda: file.write_bytes(state + b"\0"),
-        "good": lambda: file.symlink_to(good),
-    }
-    for name, put in places.items():
-        shutil.rmtree(file) if file.is_dir() else file.unlink(missing_ok=True)
-        put()
-        done = command(*words)
-        if name == "good":
-            assert done.returncode == 0 and done.stdout
-        else:
-            assert done.returncode in (2, 4) and not done.stdout, name
-            assert file.name in done.stderr and "Traceback" not in done.stderr, name
+def test_a_link_is_followed_and_a_file_of_the_user_beside_it_stays(
+    saved: tuple[TrainedLanguageModel, Path], tmp_path: Path
+) -> None:
+    loaded, file = saved
+    (tmp_path / ".a.state.partial").write_text("mine")
+    (tmp_path / "link.state").symlink_to(file)
+    loaded.save_state(loaded.load_state(tmp_path / "link.state"), tmp_path / "a.state")
+    assert {path.name for path in tmp_path.iterdir()} == {"book.state", "link.state", "a.state", ".a.state.partial"}
+    assert (tmp_path / ".a.state.partial").read_text() == "mine"
+
+
+def test_a_short_text_makes_a_small_file(tmp_path: Path) -> None:
+    loaded = another(tmp_path / "run", attention=Attention(kind=["ngram", "linear"]))
+    session = loaded.read("to be or not to be, that is the question " * 3)
+    for _ in range(3):  # values that are not in a table yet
+        _, after = next_logits(loaded.model, session)
+        session = append_token(session, after, 101)
+    loaded.save_state(session, tmp_path / "text.state")
+    again = loaded.load_state(tmp_path / "text.state")
+    settled = session._replace(state=loaded.model.settle(session.state))
+    assert all(map(torch.equal, state_tensors(again), state_tensors(settled)))
+    assert (tmp_path / "text.state").stat().st_size < sum(x.nbytes for x in state_tensors(session)) / 20
+
+
+def test_only_rows_that_differ_from_an_empty_state_are_stored() -> None:
+    empty = {"table": torch.zeros(1, 2, 3000, 4), "names": torch.full((1, 2, 3000), -1), "few": torch.zeros(5)}
+    tensors = {name: x.clone() for name, x in empty.items()}
+    tensors["table"][0, 1, 7] = torch.tensor([1.0, 0.0, -0.0, torch.nan])
+    tensors["table"][0, 0, 9] = -0.0
+    tensors["names"][0, 0, 2999] = 5
+    kept = sparse.pack(tensors, empty)
+    assert sum(x.numel() for x in kept.values()) < 20
+    for name, x in sparse.unpack(kept, empty).items():
+        assert torch.equal(x.view(torch.uint8), tensors[name].view(torch.uint8)), "to the bit"
+    full = {**tensors, "table": torch.ones(1, 2, 3000, 4)}
+    assert sparse.pack(full, empty)["table"] is full["table"]
+    rows = {"table.sparse_rows": torch.ones(1, 4)}
+    for places in (torch.tensor([-1]), torch.tensor([6000]), torch.tensor([0.5]), torch.zeros(1, 1, dtype=torch.long)):
+        with pytest.raises(ValueError, match="table"):
+            sparse.unpack({"table.sparse_places": places, **rows}, empty)
