@@ -14,6 +14,7 @@ from inference.conftest import run as run
 
 import lmlong
 from lmlong.cli.score import score
+from lmlong.cli.stop import Stop
 from lmlong.errors import UsageError
 
 COMMAND = [sys.executable, "-m", "lmlong", "score"]
@@ -191,3 +192,14 @@ def test_signal_saves_the_state_and_draws_the_plot(run: Path, tmp_path: Path) ->
     assert picture.stat().st_size > 10_000
     (found,) = rows(scored(run, "--load-state", state, piped=b"not\n")[0])
     assert (found["number"], found["offset"], found["text"]) == (4, 22, "not\n")
+
+
+def test_second_signal_ends_at_once() -> None:
+    with Stop() as stop:
+        assert list(stop.until(iter([b"some", b"text"]))) == [b"some", b"text"]
+        with pytest.raises(InterruptedError), stop.waiting():
+            signal.raise_signal(signal.SIGTERM)
+        assert stop.received == signal.SIGTERM
+        assert list(stop.until(iter([b"more"]))) == []
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)

@@ -15,13 +15,15 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from machine import needs_native
 
-from lmlong.cli import writing
+from lmlong.cli import reading, writing
 from lmlong.cli.generate import generate
 from lmlong.cli.reading import many, pieces_of
 from lmlong.errors import UsageError
 from lmlong.inference.loading import load
 from lmlong.model.state_size import state_size
+from lmlong.report import progress
 
 COMMAND = [sys.executable, "-m", "lmlong", "generate"]
 BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
@@ -54,16 +56,29 @@ def test_every_option_reaches_the_stream(run: Path) -> None:
     assert written(run, "--prompt", "a", *words, "--ignore-eos") == endless
 
 
-def test_a_prompt_that_cannot_be_used_is_named(run: Path, tmp_path: Path) -> None:
-    latin, file = "naïve".encode("latin-1"), tmp_path / "prompts.jsonl"
-    file.write_text('"a"\n')
-    for words, piped, message in [
-        ([], latin, r"standard input: not UTF-8 at byte 2"),
-        (["--prompts", str(tmp_path / "none")], b"", r"none: cannot be read \(No such file or directory\)\."),
-        (["--prompt", "a", "--prompts", str(file)], b"", "mutually exclusive"),
-    ]:
-        with pytest.raises(UsageError, match=message):
-            CliRunner().invoke(generate, [str(run), *words], input=piped, catch_exceptions=False)
+@pytest.mark.parametrize(
+    ("words", "piped", "message"),
+    [
+        ([], "naïve".encode("latin-1"), "standard input: not UTF-8 at byte 2"),
+        (["--prompts", "none"], b"", r"none: cannot be read \(No such file or directory\)\."),
+        (["--prompts", "second.jsonl"], b"", "second.jsonl:2: not a prompt"),
+        (["--prompts", "plain.jsonl"], b"", "plain.jsonl:1: not a prompt"),
+        (["--prompts", "empty.jsonl"], b"", "contains no prompt"),
+        (["--prompt", "a", "--prompts", "second.jsonl"], b"", "mutually exclusive"),
+        (["--prompts", "good.jsonl", "--save-state", "a.state"], b"", "--save-state: saves the state of one text"),
+        (["--samples", "2", "--save-state", "a.state"], b"", "--save-state: saves the state of one text"),
+    ],
+)
+def test_a_mistake_is_named(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], piped: bytes, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    files = {"second": '"a"\n{"text": "b"}\n', "plain": "a\n", "empty": "", "good": '"a"\n'}
+    for name, content in files.items():
+        (tmp_path / f"{name}.jsonl").write_text(content)
+    with pytest.raises(UsageError, match=message):
+        CliRunner().invoke(generate, [str(run), *words], input=piped, catch_exceptions=False)
+    assert not list(tmp_path.glob("*.state"))
 
 
 def test_text_comes_as_it_is_written_and_an_interrupt_ends_it_in_silence(run: Path) -> None:
@@ -162,34 +177,20 @@ def prompt_of(line: str) -> str | None:
     return value if isinstance(value, str) else None
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ('"a"\n{"text": "b"}\n', "prompts.jsonl:2: not a prompt"),
-        ("a\n", "jsonl:1: not a prompt"),
-        ("", "contains no prompt"),
-    ],
-)
-def test_prompts_that_cannot_be_used_are_named(run: Path, tmp_path: Path, content: str, message: str) -> None:
-    file = tmp_path / "prompts.jsonl"
-    file.write_text(content)
-    with pytest.raises(UsageError, match=message):
-        CliRunner().invoke(generate, [str(run), "--prompts", str(file)], catch_exceptions=False)
-
-
-def test_statistics_go_to_standard_error(run: Path) -> None:
-    done = CliRunner().invoke(generate, [str(run), "--prompt", "abc", "--max-tokens", "7", "--stats"])
+@pytest.mark.parametrize("fast", [pytest.param(True, marks=needs_native), False])
+def test_statistics_go_to_standard_error(run: Path, fast: bool) -> None:
+    words = [str(run), "--device", "cpu", "--prompt", "abc", "--max-tokens", "7", "--stats"]
+    done = CliRunner().invoke(generate, [*words, *([] if fast else ["--no-fast-decode"])])
     seed = int(done.stderr.split()[-1])
     assert done.stdout == "".join(load(run, "cpu").stream("abc", max_tokens=7, seed=seed))
     size = state_size(load(run, "cpu").model).empty.bytes
     pattern = rf"prompt 4 tokens in .* tokens/s\); written 7 tokens in .* tokens/s\); state {size:,} bytes a text; "
-    decoder = r"decoded by (native code, \w+ .*?|torch \(.*); (drafts \d+ of \d+ tokens accepted .*|no drafts tried); "
-    assert re.fullmatch(pattern + decoder + r"seed \d+\n", done.stderr)
-    plain = "".join(load(run, "cpu").stream("abcabcabc", max_tokens=60, temperature=0, drafts=False))
-    assert written(run, "--prompt", "abcabcabc", "--max-tokens", 60, "--temperature", 0) == plain
-    done = CliRunner().invoke(generate, [str(run), "--prompt", "", "--max-tokens", "1", "--stats", "--no-fast-decode"])
-    assert "; decoded by torch" in done.stderr
-    assert "prompt 1 token in" in done.stderr and "written 1 token in" in done.stderr
+    decoder = r"native code, \w+ .*?" if fast else "torch"
+    pattern += rf"decoded by {decoder}; (drafts \d+ of \d+ tokens accepted .*|no drafts tried); "
+    assert re.fullmatch(pattern + r"seed \d+\n", done.stderr)
+    again = CliRunner().invoke(generate, [str(run), "--prompt", "", "--max-tokens", "1", "--stats"])
+    assert "prompt 1 token in" in again.stderr and "written 1 token in" in again.stderr
+    assert again.stderr.split()[-1] != str(seed), "another is drawn"
 
 
 def test_a_text_of_any_size_is_read_in_pieces() -> None:
@@ -203,7 +204,15 @@ def test_a_text_of_any_size_is_read_in_pieces() -> None:
         list(pieces_of(io.BytesIO("aé".encode()[:2]), "book"))
 
 
-def test_each_run_draws_another_text_unless_a_seed_is_given(run: Path) -> None:
-    words = [run, "--prompt", "a", "--max-tokens", 30]
-    assert written(*words) != written(*words)
-    assert written(*words, "--seed", 3) == written(*words, "--seed", 3)
+@pytest.mark.parametrize(("size", "shown"), [(None, "1.0 MB, 0.5 MB/s"), (4_000_000, "25% of 4.0 MB, 0.5 MB/s")])
+def test_progress_of_reading_counts_bytes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], size: int | None, shown: str
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(progress, "FIRST", 2.0)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    text = reading.with_progress(iter(["é" * 500_000] * 2), "pipe", size)
+    for now[0] in (0.0, 2.0):
+        next(text, None)
+    output, errors = capsys.readouterr()
+    assert output == "" and errors.startswith(f"reading pipe: {shown}")

@@ -1,17 +1,26 @@
 """A run on disk becomes a model that writes."""
 
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
 import pytest
 import torch
-from models import predict
+from machine import needs_native
 from safetensors.torch import load_file
 
 from lmlong.checkpoint.write import Contents, write
+from lmlong.decode import native
+from lmlong.decode.choice import why_no_fast_engine
+from lmlong.decode.engine import EagerEngine
 from lmlong.errors import CheckpointError, UsageError
 from lmlong.inference.loading import load
+from lmlong.model.language_model import LanguageModel
+from lmlong.native import prebuilt
+from lmlong.native.build import CHOICE
 from lmlong.recipe import file as recipe_file
+
+from .conftest import tiny
 
 
 def test_the_loaded_weights_are_those_of_the_checkpoint(run: Path) -> None:
@@ -21,17 +30,6 @@ def test_the_loaded_weights_are_those_of_the_checkpoint(run: Path) -> None:
     assert all(torch.equal(loaded.model.state_dict()[name], weights[name]) for name in weights)
     assert not loaded.model.training
     assert loaded.checkpoint == run.resolve() / "checkpoints" / "step-00000001"
-
-
-@pytest.mark.parametrize("prompt", ["", "naïve "])
-def test_a_text_begins_with_bos_and_then_the_prompt(run: Path, prompt: str) -> None:
-    loaded = load(run, "cpu")
-    tokens = [loaded.tokenizer.bos, *loaded.tokenizer.encode(prompt)]
-    for _ in range(10):
-        with torch.no_grad():
-            tokens.append(int(predict(loaded.model, torch.tensor([tokens]))[0][0, -1].argmax()))
-    written = "".join(loaded.stream(prompt, temperature=0, max_tokens=10))
-    assert written == loaded.tokenizer.decode(tokens[-10:])
 
 
 def test_max_tokens_none_has_no_end(run: Path) -> None:
@@ -73,3 +71,43 @@ def test_weights_of_another_vocabulary_are_refused(run: Path, tmp_path: Path) ->
         CheckpointError, match=r"embedding\.weight has shape \(100, 16\), but the recipe's model has \(258, 16\)"
     ):
         load(other, "cpu")
+
+
+@needs_native
+def test_a_model_decodes_by_native_code_which_is_packed_again_when_weights_change(run: Path) -> None:
+    model = load(run, "cpu")
+    engines = []
+    for _ in range(2):
+        for _ in range(2):
+            list(model.stream("a", max_tokens=1))
+            engines.append(model.model.engine)
+        with torch.no_grad():
+            model.model.norm.weight.mul_(2.0)
+    assert all(isinstance(engine, native.NativeEngine) for engine in engines)
+    assert engines[0] is engines[1] is not engines[2] is engines[3]
+
+
+@pytest.fixture
+def no_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A machine without a compiler and prebuilt code."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CXX", "none")
+    monkeypatch.delenv(CHOICE, raising=False)
+    monkeypatch.setattr(prebuilt, "FOLDER", tmp_path / "prebuilt")
+    native.library.cache_clear()
+    yield
+    native.library.cache_clear()
+
+
+def test_without_a_compiler_torch_writes(run: Path, no_library: None) -> None:
+    loaded = load(run, "cpu")
+    with pytest.raises(UsageError, match=r"needs a C\+\+ compiler"):
+        loaded.use_fast_engine()
+    assert "".join(loaded.stream("a", max_tokens=2, temperature=0))
+    assert isinstance(loaded.model.engine, EagerEngine)
+
+
+@pytest.mark.gpu
+def test_a_step_that_is_never_the_same_is_no_graph() -> None:
+    model = LanguageModel(tiny("softmax"), 30).eval().cuda()
+    assert "grows" in str(why_no_fast_engine(model))
