@@ -14,7 +14,6 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from shutil import which
 
 import click
 import pytest
@@ -163,7 +162,7 @@ def test_commands_of_a_page_work(run_once: Callable[[str], Finished], page: str)
 
 
 def unquoted(command: str) -> str:
-    """Return the characters of a command that no quotes or backslash protect from the shell, without its comment."""
+    """The characters of a command that no quotes or backslash protect from the shell, without its comment."""
     quoted = r"""'[^']*'|"[^"]*"|\\."""
     return re.sub(r"(^|\s)#.*", "", re.sub(quoted, "", command))
 
@@ -193,19 +192,6 @@ def test_no_example_has_unquoted_patterns() -> None:
     """zsh ends a command with a pattern that matches no file, such as text.sources.0.paths=[my-book.txt]."""
     found = {f"{place}: {command}" for place, command in examples() if re.search(r"[][*?]", unquoted(command))}
     assert not found
-
-
-@pytest.mark.skipif(which("zsh") is None, reason="needs zsh")
-def test_zsh_passes_examples_on_as_written(tmp_path: Path) -> None:
-    """Its arguments are those that a shell without patterns gives."""
-    commands = sorted(
-        {c for _, c in examples() if c.startswith("lmlong ") and not re.search(r"[<>|;&$`]", unquoted(c))}
-    )
-    script = "lmlong() { printf '%s\\0' \"$@\" $'\\n' }\n" + "\n".join(commands)
-    done = subprocess.run(["zsh", "-f"], input=script, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert not done.stderr
-    passed = [line.split("\0")[:-1] for line in done.stdout.split("\n\0")]
-    assert passed[:-1] == [shlex.split(command, comments=True)[1:] for command in commands]
 
 
 def test_python_example_works(

@@ -1,20 +1,17 @@
 """Recipe files and overrides drawn at random, valid and broken, and the real command on each, in this process."""
 
-import contextlib
-import io
 import json
 import re
-import sys
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from commands import lmlong
 from crafted_values import changed, changed_bytes
 from ruamel.yaml import YAML
 
-from lmlong.cli import main as cli
 from lmlong.recipe.file import recipe_class
 from lmlong.recipe.reference import reference
 
@@ -122,17 +119,9 @@ def run(drawn: Drawn, folder: Path) -> Outcome:
 
 
 def _run(words: tuple[str, ...]) -> Outcome:
-    output, told, complaints, code = io.StringIO(), io.StringIO(), [], None
-    before, sys.argv = sys.argv, ["lmlong", *words]
     try:
-        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(told):
-            cli.main()
-    except SystemExit as left:
-        code: Any = left.code
+        done = lmlong(*words)
     except BaseException:
-        complaints.append(traceback.format_exc())
-    finally:
-        sys.argv = before
-    if "Traceback" in told.getvalue():
-        complaints.append("a traceback on standard error")
-    return Outcome(code, told.getvalue(), complaints)
+        return Outcome(None, "", [traceback.format_exc()])
+    complaints = ["a traceback on standard error"] if "Traceback" in done.stderr else []
+    return Outcome(done.returncode, done.stderr, complaints)

@@ -68,21 +68,6 @@ def test_commands_have_few_options() -> None:
     assert max(counts) <= 20 and sum(counts) <= 130
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("tokenizer", "lmlong data train-tokenizer, or lmlong data tokenizer-info"),
-        ("probe", "lmlong eval --by recall"),
-        ("spectrum", "lmlong eval --by spectrum"),
-        ("lm-eval", "lmlong eval --tasks"),
-    ],
-)
-def test_old_command_names_the_new_one(old: str, new: str) -> None:
-    done = lmlong(old, "runs/quickstart", "--help")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"error: {old}: has another name now. Use {new}.\n"
-
-
 def leave(monkeypatch: pytest.MonkeyPatch, action: Callable[[], object] | BaseException) -> object:
     """The exit code of `lmlong` when its command does `action`, or raises it."""
 
@@ -158,22 +143,3 @@ def test_output_is_utf8(tmp_path: Path) -> None:
     words = [*COMMAND, "recipe", "show", str(recipe)]
     done = subprocess.run(words, capture_output=True, encoding="utf-8", timeout=60, env=ascii_only)
     assert (done.stdout, done.returncode) == (recipe.read_text(encoding="utf-8"), 0)
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("recip",), "No such command 'recip'. Did you mean 'recipe'?"),
-        (("recipe", "list", "--jsn"), "No such option"),
-        (("train", "quickstart", "--steps", "100"), "Options of a recipe have no dashes: training.steps=100"),
-        (("train", "quickstart", "--learning-rate=3"), "Options of a recipe have no dashes: training.learning_rate=3"),
-        (("recipe", "check", "quickstart", "--width"), "Options of a recipe have no dashes: model.width=VALUE"),
-        (("train", "quickstart", "--device", "cpu"), "Options of a recipe have no dashes: device=cpu"),
-        (("train", "quickstart", "--overwrit"), "Did you mean '--overwrite'?"),
-        (("eval", "x", "--steps", "3"), "No such option '--steps'."),
-    ],
-)
-def test_unknown_command_or_option_is_a_usage_error(words: tuple[str, ...], message: str) -> None:
-    done = lmlong(*words)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert message in done.stderr and ("dashes" in message) == ("dashes" in done.stderr)

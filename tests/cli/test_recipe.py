@@ -32,12 +32,8 @@ def test_check_summarizes_the_model() -> None:
     done = recipe("check", "quickstart", "training.steps=20", "model.width=64", "model.layers=2", *changes)
     summary = "2 layers of width 64, linear, softmax attention, sequences of 512 tokens, 20 steps or 9000 tokens"
     assert done == (0, f"ok: quickstart: {summary}\n", "")
-
-
-def test_check_names_parallel_windows() -> None:
     window = "model.attention.parallel_window=64"
     assert "linear attention beside windows of 64 tokens," in recipe("check", "book", window).stdout
-    assert "softmax attention, " in recipe("check", "book", "model.attention.kind=softmax").stdout
 
 
 def test_check_names_missing_files(tmp_path: Path) -> None:
@@ -67,20 +63,11 @@ def test_show_prints_the_file_or_every_key(tmp_path: Path) -> None:
     assert "  weight_decay: 0.1\n" in shown.read_text()
 
 
-def test_copy_never_overwrites(tmp_path: Path) -> None:
+def test_copy_names_the_copy(tmp_path: Path) -> None:
     original = shipped_recipes()["quickstart"].read_bytes()
-    assert recipe("copy", "quickstart", "books.yaml", cwd=tmp_path) == (0, "books.yaml\n", "")
-    assert (tmp_path / "books.yaml").read_bytes() == original
-    assert recipe("copy", "quickstart", ".", cwd=tmp_path).stdout == "quickstart.yaml\n"
-    assert (tmp_path / "quickstart.yaml").read_bytes() == original
-
-    (tmp_path / "books.yaml").write_text("mine")
-    for target, message in (
-        ("books.yaml", "exists already. Use another name, or remove it first."),
-        ("no/books.yaml", "cannot be written: No such file or directory."),
-    ):
-        assert recipe("copy", "quickstart", target, cwd=tmp_path) == (2, "", f"error: {target}: {message}\n")
-    assert (tmp_path / "books.yaml").read_text() == "mine"
+    for target, name in (("books.yaml", "books.yaml"), (".", "quickstart.yaml")):
+        assert recipe("copy", "quickstart", target, cwd=tmp_path) == (0, f"{name}\n", "")
+        assert (tmp_path / name).read_bytes() == original
 
 
 def test_options_show_type_default_and_meaning() -> None:
@@ -99,9 +86,6 @@ def test_options_are_searched() -> None:
     assert keys("decay", "share") == ["training.decay_fraction", "training.final_learning_rate"]
     section = keys("training", "decay")
     assert section[0] == "training.schedule" and all(key.startswith("training.") for key in section)
-    nothing = recipe("options", "sequence_lenght")
-    assert (nothing.returncode, nothing.stdout) == (2, "")
-    assert "sequence_lenght: no option matches. Did you mean 'sequence_length'?" in nothing.stderr
 
 
 @pytest.mark.parametrize("command", ["", "list", "show", "check", "copy", "options"])

@@ -56,31 +56,6 @@ def test_every_option_reaches_the_stream(run: Path) -> None:
     assert written(run, "--prompt", "a", *words, "--ignore-eos") == endless
 
 
-@pytest.mark.parametrize(
-    ("words", "piped", "message"),
-    [
-        ([], "naïve".encode("latin-1"), "standard input: not UTF-8 at byte 2"),
-        (["--prompts", "none"], b"", r"none: cannot be read \(No such file or directory\)\."),
-        (["--prompts", "second.jsonl"], b"", "second.jsonl:2: not a prompt"),
-        (["--prompts", "plain.jsonl"], b"", "plain.jsonl:1: not a prompt"),
-        (["--prompts", "empty.jsonl"], b"", "contains no prompt"),
-        (["--prompt", "a", "--prompts", "second.jsonl"], b"", "mutually exclusive"),
-        (["--prompts", "good.jsonl", "--save-state", "a.state"], b"", "--save-state: saves the state of one text"),
-        (["--samples", "2", "--save-state", "a.state"], b"", "--save-state: saves the state of one text"),
-    ],
-)
-def test_a_mistake_is_named(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], piped: bytes, message: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    files = {"second": '"a"\n{"text": "b"}\n', "plain": "a\n", "empty": "", "good": '"a"\n'}
-    for name, content in files.items():
-        (tmp_path / f"{name}.jsonl").write_text(content)
-    with pytest.raises(UsageError, match=message):
-        CliRunner().invoke(generate, [str(run), *words], input=piped, catch_exceptions=False)
-    assert not list(tmp_path.glob("*.state"))
-
-
 def test_text_comes_as_it_is_written_and_an_interrupt_ends_it_in_silence(run: Path) -> None:
     words = [*COMMAND, str(run), "--prompt", "a", *ENDLESS]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=BUFFERED)
@@ -193,7 +168,7 @@ def test_statistics_go_to_standard_error(run: Path, fast: bool) -> None:
     assert again.stderr.split()[-1] != str(seed), "another is drawn"
 
 
-def test_a_text_of_any_size_is_read_in_pieces() -> None:
+def test_a_text_of_any_size_is_read_in_pieces(run: Path) -> None:
     text = "naïve 😀 " * 100_000
     pieces = list(pieces_of(io.BytesIO(text.encode()), "book"))
     assert len(pieces) == 2 and "".join(pieces) == text
@@ -202,6 +177,8 @@ def test_a_text_of_any_size_is_read_in_pieces() -> None:
         list(pieces_of(io.BytesIO(data), "book"))
     with pytest.raises(UsageError, match="book: not UTF-8 at byte 1"):
         list(pieces_of(io.BytesIO("aé".encode()[:2]), "book"))
+    with pytest.raises(UsageError, match="standard input: not UTF-8 at byte 2"):
+        CliRunner().invoke(generate, [str(run)], input="naïve".encode("latin-1"), catch_exceptions=False)
 
 
 @pytest.mark.parametrize(("size", "shown"), [(None, "1.0 MB, 0.5 MB/s"), (4_000_000, "25% of 4.0 MB, 0.5 MB/s")])

@@ -1,6 +1,9 @@
-"""Streams of tokens against the model computed from scratch, and streams of text against whole strings."""
+"""Streams of tokens against the model computed from scratch, streams of text against whole strings, and rows side by
+side, of which an error or an interrupt of one affects no other."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,13 +12,18 @@ from hypothesis import strategies as st
 from models import predict
 
 from lmlong.data.tokenizers.base import ByteTokenizer
+from lmlong.decode.engine import EagerEngine, Pass
 from lmlong.inference import session as sessions
 from lmlong.inference.generation import Generation
-from lmlong.inference.row import StreamedText
+from lmlong.inference.loading import load
+from lmlong.inference.row import Row, StreamedText, advance
 from lmlong.inference.session import next_logits, prefill
-from lmlong.model.language_model import LanguageModel
+from lmlong.model.finite import NotFinite
+from lmlong.model.language_model import LanguageModel, ModelState
 from lmlong.model.sampling_options import Sampling
 from lmlong.model.state_size import size, state_size
+
+from .conftest import prose
 
 ModelOf = Callable[[str], LanguageModel]
 
@@ -48,6 +56,13 @@ def until(pieces: Iterable[str], stop: list[str]) -> list[str]:
     return [piece for piece in [*map(text.add, pieces), text.finish()] if piece]
 
 
+def written(model: LanguageModel, prompt: list[int], options: Sampling, count: int, eos: int = NEVER) -> Generation:
+    """The finished generation after a prompt."""
+    writing = Generation(model, Bytes(eos), prefill(model, [prompt]), options, max_tokens=count, keep=True)
+    assert list(writing)
+    return writing
+
+
 @torch.no_grad()
 def from_scratch(model: LanguageModel, prompt: list[int], count: int) -> list[int]:
     """The likeliest tokens one after another, everything read again for each."""
@@ -63,9 +78,7 @@ def test_a_stream_has_the_tokens_of_a_model_that_reads_everything_again(model_of
     model = model_of(kind)
     expected = from_scratch(model, PROMPT, 20)
     assert len(set(expected)) > 3
-    writing = Generation(model, Bytes(), prefill(model, [PROMPT]), GREEDY, max_tokens=20, keep=True)
-    list(writing)
-    assert writing.rows[0].tokens == expected
+    assert written(model, PROMPT, GREEDY, 20).rows[0].tokens == expected
 
 
 @pytest.mark.parametrize("kind", ["linear", "softmax"])
@@ -81,28 +94,27 @@ def test_a_prompt_read_in_pieces_is_the_same_prompt(
     torch.testing.assert_close(logits, whole[:, -1], rtol=1e-10, atol=1e-10)
 
 
-PER_KEY = 2 * 16 + 1
+HEADS, WIDTH = 2, 8
+PER_KEY = 2 * HEADS * WIDTH + 1
+LINEAR = 2 * HEADS * WIDTH * (WIDTH + 1) + 2 * 3 * 3 * 16 + 1
+"""S and z of each head and three past inputs of q, k and v in two layers, and the position."""
 
 
-@pytest.mark.parametrize(("kind", "growth"), [("linear", 0), ("softmax", 2 * PER_KEY), ("downsampled", 0)])
-def test_the_state_grows_as_its_attention_says(model_of: ModelOf, kind: str, growth: int) -> None:
+@pytest.mark.parametrize(
+    ("kind", "growth", "empty"),
+    [("linear", 0, LINEAR), ("softmax", 2 * PER_KEY, None), ("downsampled", 0, None)],
+)
+def test_the_state_grows_as_its_attention_says(model_of: ModelOf, kind: str, growth: int, empty: int | None) -> None:
     model = model_of(kind)
     declared = state_size(model)
     assert declared.per_token.numbers == growth
+    assert empty is None or declared.empty == (empty, 8 * empty)
     for tokens in (1, 5, len(PROMPT)):
         _, state = next_logits(model, prefill(model, [PROMPT[:tokens]]))
         assert size(state).numbers == declared.empty.numbers + tokens * growth
         assert size(state).bytes == declared.empty.bytes + tokens * declared.per_token.bytes
-
-
-def test_a_layer_that_reads_blocks_grows_by_a_key_a_block(model_of: ModelOf) -> None:
-    assert state_size(model_of("downsampled softmax")).per_token.numbers == 2 * PER_KEY + PER_KEY // 4
-
-
-def test_the_size_of_a_linear_state_in_closed_form(model_of: ModelOf) -> None:
-    heads, width, tail = 2, 8, 3 * 3 * 16  # S and z of each head, then three past inputs of q, k and v
-    numbers = 2 * (heads * width * (width + 1) + tail) + 1  # two layers and the position
-    assert state_size(model_of("linear")).empty == (numbers, 8 * numbers)
+    blocks = state_size(model_of("downsampled softmax"))
+    assert blocks.per_token.numbers == 2 * PER_KEY + PER_KEY // 4, "a layer that reads blocks has a key for each"
 
 
 def test_pieces_of_text_are_whole_characters() -> None:
@@ -174,15 +186,7 @@ def test_the_end_of_the_document_is_not_drawn_if_it_is_ignored(model_of: ModelOf
     model = model_of("linear")
     likeliest = from_scratch(model, PROMPT, 6)
     eos = likeliest[5]
-    writing = Generation(
-        model,
-        Bytes(eos),
-        prefill(model, [PROMPT]),
-        Sampling(temperature=0, ignore_eos=True),
-        max_tokens=12,
-        keep=True,
-    )
-    list(writing)
+    writing = written(model, PROMPT, Sampling(temperature=0, ignore_eos=True), 12, eos)
     tokens = writing.rows[0].tokens
     assert len(tokens) == 12 and eos not in tokens
     assert tokens[: likeliest.index(eos)] == likeliest[: likeliest.index(eos)]
@@ -190,10 +194,7 @@ def test_the_end_of_the_document_is_not_drawn_if_it_is_ignored(model_of: ModelOf
 
 def test_log_probabilities_are_those_of_the_model_before_the_temperature(model_of: ModelOf) -> None:
     model = model_of("linear")
-    writing = Generation(
-        model, Bytes(), prefill(model, [PROMPT]), Sampling(temperature=0.3, top_k=5), max_tokens=9, keep=True
-    )
-    list(writing)
+    writing = written(model, PROMPT, Sampling(temperature=0.3, top_k=5), 9)
     tokens = writing.rows[0].tokens
     with torch.no_grad():
         logits, _ = predict(model, torch.tensor([PROMPT + tokens]))
@@ -203,9 +204,88 @@ def test_log_probabilities_are_those_of_the_model_before_the_temperature(model_o
 
 def test_a_memory_knows_the_last_tokens_of_its_text(model_of: ModelOf) -> None:
     model, text = model_of("linear"), [BYTES.bos, *BYTES.encode("x" * 3000 + "the end")]
-    writing = Generation(model, Bytes(), prefill(model, [text[:2900], text[2900:]]), GREEDY, max_tokens=5, keep=True)
-    list(writing)
+    writing = written(model, text, GREEDY, 5)
     expected = [*text, *writing.rows[0].tokens]
     assert writing.session.recent == tuple(expected[-sessions.RECENT :])
     assert writing.session.total == len(expected)
     assert prefill(model, [PROMPT]).recent == tuple(PROMPT)
+
+
+class CountingEngine(EagerEngine):
+    """Counts what it is asked for."""
+
+    def __init__(self, model: LanguageModel):
+        super().__init__(model)
+        self.loads = self.reads = self.saves = 0
+
+    def load(self, state: ModelState) -> Any:
+        self.loads += 1
+        return super().load(state)
+
+    def read(self, rows: Sequence[Any], tokens: Sequence[Sequence[int]]) -> Pass:
+        self.reads += 1
+        return super().read(rows, tokens)
+
+    def save(self, row: Any, tokens: int = 0) -> ModelState:
+        self.saves += 1
+        return super().save(row, tokens)
+
+
+def test_penalty_on_repetition_saves_no_state(model_of: ModelOf) -> None:
+    model = model_of("linear")
+    sessions = [prefill(model, [prompt]) for prompt in PROMPTS[:3]]
+    model.engine = engine = CountingEngine(model)
+    options = Sampling(repetition_penalty=1.3, ignore_eos=True)
+    list(Generation(model, BYTES, sessions, options, [(number,) for number in range(3)], 20))
+    assert (engine.loads, engine.reads, engine.saves) == (3, 20, 0)
+
+
+def test_row_is_loaded_once_its_unread_text_is_read(subword_run: Path) -> None:
+    loaded = load(subword_run, "cpu")
+    session = loaded.read(prose(60, seed=7)[:163])
+    assert session.unread.pending
+    loaded.model.engine = engine = CountingEngine(loaded.model)
+    writing = loaded.generate(session, Sampling(temperature=0, ignore_eos=True), [(0,)], 5)
+    assert len("".join(piece for _, piece in writing)) > 0
+    weighed = engine.reads - 5  # each of these steps loads a state of its own
+    assert weighed > 0 and engine.loads == weighed + 1
+
+
+def test_value_that_is_not_finite_is_reported_also_of_a_token_that_may_not_follow(model_of: ModelOf) -> None:
+    model = model_of("linear")
+    with torch.no_grad():
+        model.embedding.weight[ord("z")] = torch.nan
+    row = Row(EagerEngine(model), BYTES, prefill(model, [PROMPT]), Sampling(temperature=0))
+    row.head = b" "
+    (drawn,) = advance(EagerEngine(model), [row])
+    assert isinstance(drawn.error, NotFinite) and drawn.token is None
+
+
+def test_row_that_fails_takes_no_random_numbers_of_others(model_of: ModelOf) -> None:
+    model = model_of("linear")
+    engine = EagerEngine(model)
+
+    def rows(count: int) -> list[Row]:
+        all_options = [Sampling(seed=5, temperature=1.5, loop_penalty=9), Sampling(repetition_penalty=1.2)]
+        return [Row(engine, BYTES, prefill(model, [PROMPT]), options) for options in all_options[:count]]
+
+    (alone,), (beside, failing) = rows(1), rows(2)
+    for turn in range(20):
+        failing.last_tokens.extend([-2] * (turn == 3))
+        first, second = advance(engine, [beside, failing])
+        assert first.token == advance(engine, [alone])[0].token
+        assert (second.error is not None) == (turn >= 3)
+
+
+def test_interrupt_ends_all_rows(model_of: ModelOf) -> None:
+    class Interrupted(EagerEngine):
+        def read(self, rows: Sequence[Any], tokens: Sequence[Sequence[int]]) -> Pass:
+            if len(rows) > 1:
+                raise KeyboardInterrupt
+            return super().read(rows, tokens)
+
+    model = model_of("linear")
+    sessions = [prefill(model, [prompt]) for prompt in PROMPTS[:3]]
+    model.engine = Interrupted(model)
+    with pytest.raises(KeyboardInterrupt):
+        list(Generation(model, BYTES, sessions, Sampling(), [(number,) for number in range(3)], 20))

@@ -1,5 +1,6 @@
 """Default sampling of a model that loops writes no loop, wherever it is asked for a text; and the detector of loops."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -26,47 +27,34 @@ WIDTH = 260
 
 def write_looping_run(folder: Path) -> Path:
     """Write a run folder of a model whose likeliest text is a cycle of letters, by far; any other letter may come."""
-    tokenizer = ByteTokenizer()
     options = Model(width=WIDTH, layers=1, heads=2, tied_output=False, attention=Attention(kind="linear"))
     made = Recipe(text=Text(tokenizer=recipe.Tokenizer(kind="bytes")), model=options, training=Training(steps=1))
-    model = LanguageModel(options, tokenizer.vocabulary)
-    weights = model.state_dict()
-    for name, weight in weights.items():
-        if name.endswith("out_proj.weight"):
-            weight.zero_()  # blocks add nothing: what comes next depends on the last token alone
-    weights["embedding.weight"].copy_(torch.eye(tokenizer.vocabulary, WIDTH))
-    weights["lm_head.output.weight"].copy_(_logits(tokenizer.vocabulary) / WIDTH**0.5)  # the norm makes it 1 again
-    return save_run(folder, made, model, tokenizer)
-
-
-def _logits(vocabulary: int) -> torch.Tensor:
-    """Return the logits of each token (V, WIDTH) after each token."""
-    logits = torch.full((vocabulary, WIDTH), -9.0)
+    model = LanguageModel(options, ByteTokenizer().vocabulary)
+    logits = torch.full((model.vocabulary, WIDTH), -9.0)
     logits[list(LETTERS.encode())] = 0.0
     logits[ord(CYCLE[0])] = 4.0
     for now, following in zip(CYCLE.encode(), (CYCLE[1:] + CYCLE[0]).encode(), strict=True):
         logits[ord(CYCLE[0]), now] = 0.0
         logits[following, now] = 9.0
-    return logits
+    weights = model.state_dict()
+    for name, weight in weights.items():
+        if name.endswith("out_proj.weight"):
+            weight.zero_()  # blocks add nothing: what comes next depends on the last token alone
+    weights["embedding.weight"].copy_(torch.eye(model.vocabulary, WIDTH))
+    weights["lm_head.output.weight"].copy_(logits / WIDTH**0.5)  # the norm makes it 1 again
+    return save_run(folder, made, model, ByteTokenizer())
 
 
-TIMES, CHARACTERS = 4, 40
-"""A loop repeats its unit at least so many times, over at least so many characters; real text hardly has any."""
-
-RULE = 120
-"""The same character over fewer is indentation or a rule, as real text has it."""
+LOOP = re.compile(r"(?=((.+?)\2{3,}))", re.DOTALL)
+"""The same at least four times."""
 
 
 def find_loop(text: str) -> str | None:
-    """Return the first loop in a text, of the shortest unit and up to where it is known to be one; None without any."""
-    for size in range(1, len(text) // TIMES + 1):
-        needed, same = max((TIMES - 1) * size, (RULE if size == 1 else CHARACTERS) - size), 0
-        for place in range(size, len(text)):
-            same = same + 1 if text[place] == text[place - size] else 0
-            if same >= needed:
-                found = text[place + 1 - size - same : place + 1]
-                if size == 1 or len(set(found)) > 1:
-                    return found
+    """Return a loop in a text: its unit repeated over 40 characters, which real text hardly has; a character alone over
+    120, for fewer are indentation or a rule."""
+    for found, unit in LOOP.findall(text):
+        if len(found) >= (40 if len(set(unit)) > 1 else 120):
+            return found
     return None
 
 
@@ -127,7 +115,7 @@ def test_a_large_or_missing_run_has_no_first_sample(
 
 
 def test_the_guard_takes_no_random_numbers() -> None:
-    """The guard takes no random numbers: until a repeat, and where it is off, a seed draws the same tokens."""
+    """Until a repeat, and where it is off, a seed draws the same tokens."""
     on, off = Sampler(Sampling(seed=7)), Sampler(Sampling(seed=7, loop_penalty=0))
     logits = torch.zeros(1, 100_000)
     draws = [[sample([sampler], logits)[0] for _ in range(50)] for sampler in (on, off)]

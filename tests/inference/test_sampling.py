@@ -1,6 +1,8 @@
 """How a token is drawn: distributions in closed form, and the numbers that draw from them."""
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +23,7 @@ from lmlong.inference.sampling import (
 )
 from lmlong.inference.session import NO_TOKEN
 
+ALL = [0, 1, 2, 3]
 EIGHTHS = torch.tensor([[0.125, 0.5, 0.125, 0.25]], dtype=torch.float64)
 
 
@@ -42,33 +45,25 @@ def test_without_the_guard_tokens_come_as_often_as_softmax_says() -> None:
     assert ((shares - expected).abs() < 4 * deviation).all()
 
 
-def test_a_uniform_number_selects_the_token() -> None:
+def test_a_uniform_number_selects_a_token_that_has_a_probability() -> None:
     uniform = [0.0, 0.1249, 0.125, 0.6249, 0.625, 0.7499, 0.75, 1 - 2**-53]
     assert draw(EIGHTHS.expand(8, -1), uniform) == [0, 0, 1, 1, 2, 2, 3, 3]
-
-
-def test_a_token_without_probability_is_never_drawn() -> None:
     probs = torch.tensor([[0.0, 0.3, 0.0, 0.3, 0.0]], dtype=torch.float64)
     assert draw(probs.expand(3, -1), [0.0, 0.5, 1 - 2**-53]) == [1, 3, 3]
 
 
-@pytest.mark.parametrize(("k", "tokens"), [(1, [1]), (2, [1, 3]), (3, [0, 1, 3]), (4, [0, 1, 2, 3]), (9, [0, 1, 2, 3])])
-def test_top_k_keeps_k_and_of_equals_the_first(k: int, tokens: list[int]) -> None:
-    assert kept(keep_top_k(EIGHTHS, k)) == tokens
-
-
 @pytest.mark.parametrize(
-    ("share", "tokens"),
-    [(1e-9, [1]), (0.5, [1]), (0.51, [1, 3]), (0.75, [1, 3]), (0.76, [0, 1, 3]), (0.88, [0, 1, 2, 3])],
+    ("keep", "value", "tokens"),
+    [
+        *((keep_top_k, k, tokens) for k, tokens in ((1, [1]), (2, [1, 3]), (3, [0, 1, 3]), (4, ALL), (9, ALL))),
+        *((keep_top_p, share, tokens) for share, tokens in ((1e-9, [1]), (0.5, [1]), (0.51, [1, 3]), (0.75, [1, 3]))),
+        *((keep_top_p, share, tokens) for share, tokens in ((0.76, [0, 1, 3]), (0.88, ALL))),
+        *((keep_min_p, share, tokens) for share, tokens in ((0.25, ALL), (0.26, [1, 3]), (0.5, [1, 3]), (0.51, [1]))),
+    ],
 )
-def test_top_p_keeps_the_smallest_set_with_the_token_that_crosses(share: float, tokens: list[int]) -> None:
-    assert kept(keep_top_p(EIGHTHS, share)) == tokens
-    assert kept(keep_top_p(3 * EIGHTHS, share)) == tokens  # in any scale
-
-
-@pytest.mark.parametrize(("share", "tokens"), [(0.25, [0, 1, 2, 3]), (0.26, [1, 3]), (0.5, [1, 3]), (0.51, [1])])
-def test_min_p_is_relative_to_the_likeliest(share: float, tokens: list[int]) -> None:
-    assert kept(keep_min_p(EIGHTHS, share)) == tokens
+def test_which_tokens_are_kept(keep: Callable[[Tensor, Any], Tensor], value: float, tokens: list[int]) -> None:
+    """Of equal tokens the first, and the token that crosses a share."""
+    assert kept(keep(EIGHTHS, value)) == kept(keep(3 * EIGHTHS, value)) == tokens
 
 
 def test_top_p_is_a_share_of_what_top_k_left() -> None:
@@ -80,9 +75,6 @@ def test_top_p_is_a_share_of_what_top_k_left() -> None:
 def test_temperature_in_closed_form() -> None:
     squares = torch.tensor([[0.36, 0.09, 0.01]], dtype=torch.float64)
     torch.testing.assert_close(tempered(logits_of(0.6, 0.3, 0.1), 0.5), squares / squares.sum())
-
-
-def test_a_tiny_temperature_does_not_overflow() -> None:
     assert tempered(torch.tensor([[3.0e4, 3.1e4, -3.0e4]]), 1e-300).tolist() == [[0.0, 1.0, 0.0]]
 
 
