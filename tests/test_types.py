@@ -18,14 +18,12 @@ import lmlong
 recipe = lmlong.Recipe.load("quickstart", {"training.steps": 100})
 assert_type(recipe, lmlong.Recipe)
 assert_type(lmlong.Recipe.load({"training": {"steps": 3}}).training.steps, int | None)
-
 result = lmlong.train(recipe, out=Path("runs") / "short", resume="auto")
 assert_type(result, lmlong.TrainingResult)
 assert_type(result.run, Path)
 assert_type(result.losses, dict[int, float])
 if result.validation is not None:
     assert_type(result.validation.bits_per_byte, float)
-
 model = lmlong.load(result.run, weights="bf16")
 assert_type(model, lmlong.TrainedLanguageModel)
 text: str = "".join(model.stream("def ", max_tokens=10))
@@ -34,12 +32,10 @@ assert_type(hidden, lmlong.HiddenStates)
 assert_type(hidden.last, torch.Tensor)
 assert_type(hidden.blocks, tuple[torch.Tensor, ...])
 assert_type([piece.last for piece in model.stream_hidden_states(open("book.txt"))], list[torch.Tensor])
-
 report = lmlong.evaluate(model, texts=["one", "two"], lengths=[16, 32], views=["context"])
 assert_type(report, lmlong.PerplexityReport)
 assert_type(report.context[0].sums.totals.perplexity, float)
 lmlong.evaluate("runs/short", ["a.txt", Path("b.txt")])
-
 own = lmlong.LanguageModel(recipe.model, vocabulary=256)
 tokens = torch.zeros(1, 8, dtype=torch.long)
 hidden_states, after = own(tokens)

@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import Finished
-from commands import lmlong as call_lmlong
 
 from lmlong.attention.plugins import load_plugin, unload_plugin
 from lmlong.cli.after_training import next_commands
@@ -50,16 +48,9 @@ def test_what_to_try_next_depends_on_the_recipe(
         unload_plugin("two gates.py")
 
 
-@pytest.fixture(scope="module")
-def trained(place: Path) -> Finished:
-    """The finished training of runs/mine."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LMLONG_CACHE", str(place / "cache"))
-        return call_lmlong("train", "mine.yaml", cwd=place)
-
-
 def test_run_ends_with_result_sample_and_next_commands(lmlong: Command) -> None:
-    ended = lmlong("train", "mine.yaml", "training.steps=100", "training.learning_rate=1e-2", "--out", "runs/long")
+    longer = ("train", "mine.yaml", "training.steps=100", "training.learning_rate=1e-2", "--out", "runs/long")
+    ended = lmlong(*longer)
     result, _, rest = ended.stdout.partition("\nsample:\n")
     sample, _, commands = rest.partition("\n\nnext:\n")
     assert ", float32 on " in ended.stderr
@@ -67,7 +58,7 @@ def test_run_ends_with_result_sample_and_next_commands(lmlong: Command) -> None:
     assert len(sample) > 20 and all(line.startswith("  ") for line in sample.splitlines() if line)
     assert all(character.isprintable() or character in "\n\t" for character in sample)
     assert commands.splitlines() == ["  lmlong generate runs/long", "  lmlong eval runs/long"]
-    again = lmlong("train", "mine.yaml", "training.steps=100", "--out", "runs/long", "--resume", "auto")
+    again = lmlong(*longer, "--resume", "auto")
     assert again.returncode == 0 and "sample:" not in again.stdout, "nothing was trained"
 
 
@@ -75,10 +66,6 @@ def test_diverged_run_is_one_message(lmlong: Command) -> None:
     ended = lmlong("train", "mine.yaml", "--out", "wrong", "training.learning_rate=1e30", "training.steps=5")
     assert (ended.returncode, ended.stdout) == (3, "")
     assert "step 2: the norm of the gradient is" in ended.stderr and "Traceback" not in ended.stderr
-
-
-def test_bad_model_shows_no_sample(trained: Finished) -> None:
-    assert "\nsample:\n" not in trained.stdout and "\nno sample: the model predicts no better" in trained.stdout
 
 
 def test_printed_command_resumes_a_stopped_run(place: Path, lmlong: Command, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,6 +87,7 @@ def test_printed_command_resumes_a_stopped_run(place: Path, lmlong: Command, mon
         assert (refused.returncode, refused.stderr) == (2, f"error: {out}: is a run. Resume it by: {command}\n")
         resumed = lmlong(*shlex.split(command)[1:])
         assert resumed.returncode == 0 and "bits per byte" in resumed.stdout
+        assert "\nno sample: the model predicts no better" in resumed.stdout and "\nsample:" not in resumed.stdout
         assert [line["step"] for line in read_entries(place / out / METRICS_FILE) if "loss" in line][-1] == 2
 
 

@@ -36,7 +36,7 @@ def after_each_block(model: LanguageModel, tokens: torch.Tensor) -> list[torch.T
 
 
 @pytest.mark.parametrize("kind", ["linear", "window", "softmax"])
-def test_hidden_states_are_those_of_the_model(model_of: ModelOf, kind: str) -> None:
+def test_hidden_states_are_those_of_the_model_and_after_a_state(model_of: ModelOf, kind: str) -> None:
     model = loaded(model_of(kind))
     text = TEXT[:100]
     ids = torch.tensor([model.tokenizer.bos, *model.tokenizer.encode(text)])
@@ -47,6 +47,12 @@ def test_hidden_states_are_those_of_the_model(model_of: ModelOf, kind: str) -> N
     assert all(map(torch.equal, hidden.blocks, after_each_block(model.model, ids[None])))
     assert model.hidden_states(text).blocks == ()
     assert torch.equal(model.hidden_states(ids).last, hidden.last), "ids are read as they are"
+    state = model.read(text[:50])
+    for rest in (text[50:], ids[51:]):
+        after = model.hidden_states(rest, state, blocks=True)
+        assert torch.equal(after.tokens, ids[50:])
+        for found, expected in zip([after.last, *after.blocks], [hidden.last, *hidden.blocks], strict=True):
+            assert torch.allclose(found, expected[50:], rtol=1e-9)
 
 
 def test_pieces_are_those_of_the_whole(model_of: ModelOf) -> None:
@@ -59,18 +65,6 @@ def test_pieces_are_those_of_the_whole(model_of: ModelOf) -> None:
     truth = [model.model(ids[None])[0][0], *after_each_block(model.model, ids[None])]
     for found, expected in zip([whole.last, *whole.blocks], truth, strict=True):
         assert torch.allclose(found, expected, rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("kind", ["linear", "softmax"])
-def test_hidden_states_after_a_state_are_those_after_its_text(model_of: ModelOf, kind: str) -> None:
-    model, cut = loaded(model_of(kind)), 50
-    whole = model.hidden_states(TEXT[:80], blocks=True)
-    state = model.read(TEXT[:cut])
-    for rest in (TEXT[cut:80], torch.tensor(model.tokenizer.encode(TEXT[cut:80]))):
-        after = model.hidden_states(rest, state, blocks=True)
-        assert torch.equal(after.tokens, whole.tokens[cut:])
-        for found, expected in zip([after.last, *after.blocks], [whole.last, *whole.blocks], strict=True):
-            assert torch.allclose(found, expected[cut:], rtol=1e-9)
 
 
 @pytest.mark.parametrize("policy", [CPU_POLICY, GPU_POLICY], ids=["CPU", "GPU"])
