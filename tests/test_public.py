@@ -110,29 +110,26 @@ def test_examples_of_docstrings_run(here: Path) -> None:
     assert not runner.summarize(verbose=False).failed, told.getvalue()
 
 
-def run_page() -> None:
+def run_page() -> dict[str, str]:
+    """Run the blocks of the page, and return what each prints."""
     namespace: dict[str, Any] = {"__name__": "__main__"}
-    with redirect_stdout(io.StringIO()):
-        for number, block in enumerate(BLOCKS):
+    told = {}
+    for number, block in enumerate(BLOCKS):
+        with redirect_stdout(io.StringIO()) as output:
             exec(compile(block, f"docs/guides/python.md, block {number + 1}", "exec"), namespace)
+        told[block] = output.getvalue()
+    return told
 
 
-def test_page_runs_from_top_to_bottom_in_a_thread(here: Path) -> None:
+def test_page_runs_in_a_thread_and_its_short_loop_learns(here: Path) -> None:
     with ThreadPoolExecutor(1) as threads:
-        threads.submit(run_page).result(timeout=300)
+        told = threads.submit(run_page).result(timeout=300)
     assert list((here / "runs" / "mixed" / "checkpoints").iterdir())
-
-
-def test_own_loop_is_short_and_learns(here: Path) -> None:
     loop, generation = (block for block in BLOCKS if "own" in block)
     assert len([line for line in loop.splitlines() if line]) <= 15
-    namespace: dict[str, Any] = {"lmlong": lmlong}
-    with redirect_stdout(io.StringIO()) as told:
-        exec(loop, namespace)
-        exec(generation, namespace)
-    nats, _, text = told.getvalue().partition(" nats a byte\n")
-    assert float(nats) < 3.2  # ln 256 is 5.5
-    assert len(text) == 100
+    nats, _, rest = told[loop].partition(" nats a byte\n")
+    assert float(nats) < 3.2 and not rest  # ln 256 is 5.5
+    assert len(told[generation]) == 100
 
 
 @pytest.mark.interop

@@ -5,13 +5,14 @@ A process of its own is started where its imports, its streams or `python -m lml
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import click
 import pytest
 from commands import lmlong
 
+import docs
 from lmlong import __version__
 from lmlong.cli import main as cli
 from lmlong.errors import CheckpointError, DivergedError, LmlongError, RecipeError
@@ -52,19 +53,9 @@ def test_command_imports_no_unneeded_library(words: tuple[str, ...], libraries: 
     assert imported(*words) == libraries
 
 
-def commands_below(group: click.Group, context: click.Context) -> Iterator[click.Command]:
-    for name in group.list_commands(context):
-        command = group.get_command(context, name)
-        assert command is not None
-        yield from commands_below(command, context) if isinstance(command, click.Group) else [command]
-
-
 def test_commands_have_few_options() -> None:
-    group = cli.lmlong
-    counts = [
-        sum(isinstance(parameter, click.Option) for parameter in command.params)
-        for command in commands_below(group, click.Context(group))
-    ]
+    commands = [command for _, command, _ in docs.leaves(docs.command_line, "lmlong")]
+    counts = [sum(isinstance(each, click.Option) for each in command.params) for command in commands]
     assert max(counts) <= 20 and sum(counts) <= 130
 
 

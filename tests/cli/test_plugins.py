@@ -51,9 +51,6 @@ def test_commands_need_the_plugin_by_name(lmlong: Command, done: Callable[..., s
     about = json.loads(done("info", "gates", "--json", *PLUGIN))
     assert about["attention by layer"] == ["two_gates", "linear"]
     assert about["plug-ins"] == [str(place / "two_gates.py")]
-    measured = done("eval", "gates", "--lengths", "16", "--min-documents", "1", "--data", "book.txt", *PLUGIN)
-    assert "bits" in measured
-    done("state", "build", "gates", "book.txt", "-o", "book.state", *PLUGIN)
 
 
 def test_checkpoint_imports_no_file(lmlong: Command, done: Callable[..., str], place: Path) -> None:

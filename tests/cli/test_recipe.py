@@ -15,18 +15,6 @@ def recipe(*words: str, cwd: Path | None = None) -> Finished:
     return lmlong("recipe", *words, cwd=cwd)
 
 
-def test_three_mistakes_are_three_lines(tmp_path: Path) -> None:
-    (tmp_path / "books.yaml").write_text("model:\n  widht: 128\n  heads: no\n\ntraining:\n  steps: 10\n  beta1: 1\n")
-    assert recipe("check", "books.yaml", cwd=tmp_path) == (
-        2,
-        "",
-        "error: 3 mistakes\n"
-        "books.yaml:2: model.widht: unknown key. Did you mean 'width'?\n"
-        "books.yaml:3: model.heads: expected a whole number, above 0, got 'no'.\n"
-        "books.yaml:7: training.beta1: expected a number, at least 0, below 1, got 1.\n",
-    )
-
-
 def test_check_summarizes_the_model() -> None:
     changes = ["text.sequence_length=512", "model.attention.kind=[linear, softmax]", "training.tokens=9000"]
     done = recipe("check", "quickstart", "training.steps=20", "model.width=64", "model.layers=2", *changes)

@@ -76,21 +76,17 @@ def test_a_terminal_shows_the_prompt_dimmed_before_the_text_and_a_last_newline(r
     assert shown == f"\x1b[2m…{'ab' * 500}\x1b[0m{text}\n".replace("\n", "\r\n")
 
 
-def test_a_line_of_json_describes_a_text(run: Path) -> None:
-    (line,) = written(run, "--prompt", "a", "--max-tokens", 9, "--json").splitlines()
-    told = json.loads(line)
-    loaded = load(run, "cpu")
-    assert told["text"] == "".join(loaded.stream("a", max_tokens=9, seed=told["seed"]))
-    assert loaded.tokenizer.decode(told["tokens"]) == told["text"]
-    assert len(told["log_probabilities"]) == len(told["tokens"]) == 9
-    assert all(value < 0 for value in told["log_probabilities"]) and told["end"] == "max_tokens"
-
-
 def test_samples_of_one_prompt(run: Path) -> None:
     lines = written(run, "--prompt", "a", "--max-tokens", 20, "--samples", 3, "--seed", 5, "--json").splitlines()
     told = [json.loads(line) for line in lines]
     assert [line["sample"] for line in told] == [0, 1, 2]
     assert len({line["text"] for line in told}) == 3 and {line["seed"] for line in told} == {5}
+    loaded = load(run, "cpu")
+    assert told[0]["text"] == "".join(loaded.stream("a", max_tokens=20, seed=5))
+    for line in told:
+        assert loaded.tokenizer.decode(line["tokens"]) == line["text"] and line["end"] == "max_tokens"
+        assert len(line["log_probabilities"]) == len(line["tokens"]) == 20
+        assert all(value < 0 for value in line["log_probabilities"])
     words = [str(run), "--prompt", "a", "--max-tokens", "20", "--samples", "3", "--seed", "5"]
     done = CliRunner().invoke(generate, words)
     assert done.stdout == "".join(line["text"] + "\n" for line in told)
