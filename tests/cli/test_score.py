@@ -102,25 +102,21 @@ def test_records_are_lines_of_json_and_other_lines_are_counted(run: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("options", "text", "cut", "is_file"),
-    [((), prose(500), 1500, False), ((), prose(120), 301, True), (RECORDS, LINES, -100, True)],
-    ids=["pipe", "log", "records"],
+    ("options", "text", "cut"), [((), prose(120), 301), (RECORDS, LINES, -100)], ids=["log", "records"]
 )
 def test_saved_state_continues_the_score(
-    run: Path, tmp_path: Path, options: tuple[str, ...], text: str, cut: int, is_file: bool
+    run: Path, tmp_path: Path, options: tuple[str, ...], text: str, cut: int
 ) -> None:
     """From the middle of a line; a log that has grown is read from where its reading ended."""
     data, log, state = text.encode(), tmp_path / "app.log", tmp_path / "log.state"
 
-    def part(begin: int, end: int | None, *words: object) -> list[dict[str, Any]]:
+    def part(end: int | None, *words: object) -> list[dict[str, Any]]:
         log.write_bytes(data[:end])
-        source, piped = ((log,), b"") if is_file else ((), data[begin:end])
-        return rows(scored(run, *options, *source, *words, piped=piped)[0])
+        return rows(scored(run, *options, log, *words)[0])
 
-    found = part(0, cut, "--save-state", state) + part(cut, None, "--load-state", state, "--save-state", state)
-    if is_file:  # it has not grown since: its last line ends nowhere
-        found += part(0, None, "--load-state", state)
-    whole = part(0, None)
+    found = part(cut, "--save-state", state) + part(None, "--load-state", state, "--save-state", state)
+    found += part(None, "--load-state", state)  # it has not grown since: its last line ends nowhere
+    whole = part(None)
     for name in ("offset", "bytes", "bits", "mean"):
         assert [row[name] for row in found] == pytest.approx([row[name] for row in whole], rel=1e-4)
     assert [row["z"] is None for row in found] == [row["z"] is None for row in whole]

@@ -154,11 +154,12 @@ def test_a_text_may_end_within_a_draft(end: str) -> None:
     assert within
 
 
-def match_by_definition(tokens: list[int]) -> tuple[int | None, int]:
+def match_by_definition(tokens: list[int], begin: int) -> tuple[int | None, int]:
     """Return the index of the token that followed the last tokens earlier, and how many of them preceded it: it stays
-    one match while the text follows it, else the last match of four tokens, else of two."""
+    one match while the text follows it, else the last match of four tokens, else of two. The tokens before `begin` are
+    known at once."""
     index, matched = None, 0
-    for end in range(1, len(tokens) + 1):
+    for end in range(max(begin, 1), len(tokens) + 1):
         if index is not None and tokens[index] == tokens[end - 1]:
             index, matched = index + 1, matched + 1
             continue
@@ -168,29 +169,18 @@ def match_by_definition(tokens: list[int]) -> tuple[int | None, int]:
     return index, matched
 
 
-@settings(max_examples=30)
-@given(st.lists(st.integers(0, 2), max_size=40), st.integers(1, 12))
-def test_a_draft_is_what_followed_the_last_tokens(tokens: list[int], size: int) -> None:
-    lookup = Lookup()
-    for token in tokens:
+@settings(max_examples=60)
+@given(st.lists(st.integers(0, 2), max_size=40), st.integers(0, 40), st.integers(1, 12))
+def test_a_draft_is_what_followed_the_last_tokens(tokens: list[int], begin: int, size: int) -> None:
+    lookup = Lookup(tokens[:begin])
+    for token in tokens[begin:]:
         lookup.append(token)
-    index, matched = match_by_definition(tokens)
+    index, matched = match_by_definition(tokens, min(begin, len(tokens)))
     assert lookup.matched == matched and lookup.expected == (None if index is None else tokens[index])
     text = list(tokens)
     for _ in range(size if index is not None else 0):
         text.append(text[len(text) - len(tokens) + (index or 0)])
     assert lookup.draft(size) == text[len(tokens) :]
-
-
-@settings(max_examples=30)
-@given(st.lists(st.integers(0, 2), max_size=40))
-def test_a_prompt_is_looked_up_in_at_once(tokens: list[int]) -> None:
-    lookup, (index, matched) = Lookup(tokens), (None, 0)
-    for size in (4, 2):
-        for at in range(size, len(tokens)):
-            if matched in (0, size) and tokens[at - size : at] == tokens[-size:]:
-                index, matched = at, size
-    assert lookup.matched == matched and lookup.expected == (None if index is None else tokens[index])
 
 
 def test_a_long_text_is_looked_up_in_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
