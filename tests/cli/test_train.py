@@ -49,7 +49,7 @@ def test_what_to_try_next_depends_on_the_recipe(
 
 
 def test_run_ends_with_result_sample_and_next_commands(lmlong: Command) -> None:
-    longer = ("train", "mine.yaml", "training.steps=100", "training.learning_rate=1e-2", "--out", "runs/long")
+    longer = ("train", "mine.yaml", "training.steps=300", "training.learning_rate=1e-2", "--out", "runs/long")
     ended = lmlong(*longer)
     result, _, rest = ended.stdout.partition("\nsample:\n")
     sample, _, commands = rest.partition("\n\nnext:\n")

@@ -27,10 +27,11 @@ WIDTH = 260
 
 def write_looping_run(folder: Path) -> Path:
     """Write a run folder of a model whose likeliest text is a cycle of letters, by far; any other letter may come."""
+    tokenizer = ByteTokenizer()
     options = Model(width=WIDTH, layers=1, heads=2, tied_output=False, attention=Attention(kind="linear"))
     made = Recipe(text=Text(tokenizer=recipe.Tokenizer(kind="bytes")), model=options, training=Training(steps=1))
-    model = LanguageModel(options, ByteTokenizer().vocabulary)
-    logits = torch.full((model.vocabulary, WIDTH), -9.0)
+    model = LanguageModel(options, tokenizer.vocabulary)
+    logits = torch.full((tokenizer.vocabulary, WIDTH), -9.0)
     logits[list(LETTERS.encode())] = 0.0
     logits[ord(CYCLE[0])] = 4.0
     for now, following in zip(CYCLE.encode(), (CYCLE[1:] + CYCLE[0]).encode(), strict=True):
@@ -40,9 +41,9 @@ def write_looping_run(folder: Path) -> Path:
     for name, weight in weights.items():
         if name.endswith("out_proj.weight"):
             weight.zero_()  # blocks add nothing: what comes next depends on the last token alone
-    weights["embedding.weight"].copy_(torch.eye(model.vocabulary, WIDTH))
+    weights["embedding.weight"].copy_(torch.eye(tokenizer.vocabulary, WIDTH))
     weights["lm_head.output.weight"].copy_(logits / WIDTH**0.5)  # the norm makes it 1 again
-    return save_run(folder, made, model, ByteTokenizer())
+    return save_run(folder, made, model, tokenizer)
 
 
 LOOP = re.compile(r"(?=((.+?)\2{3,}))", re.DOTALL)
