@@ -63,7 +63,7 @@ def test_run_ends_with_result_sample_and_next_commands(lmlong: Command) -> None:
 
 
 def test_diverged_run_is_one_message(lmlong: Command) -> None:
-    ended = lmlong("train", "mine.yaml", "--out", "wrong", "training.learning_rate=1e30", "training.steps=5")
+    ended = lmlong("train", "mine.yaml", "--out", "diverged", "training.learning_rate=1e30", "training.steps=5")
     assert (ended.returncode, ended.stdout) == (3, "")
     assert "step 2: the norm of the gradient is" in ended.stderr and "Traceback" not in ended.stderr
 

@@ -81,7 +81,7 @@ REFUSALS: list[tuple[str, dict[str, Change], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "changes", "message"), REFUSALS, ids=str)
+@pytest.mark.parametrize(("kind", "changes", "message"), REFUSALS)
 def test_a_state_that_no_text_gives_is_refused(
     cases: dict[str, Case], tmp_path: Path, kind: str, changes: dict[str, Change], message: str
 ) -> None:
