@@ -112,7 +112,7 @@ def loss_with(run: Path, changed: dict[str, torch.Tensor]) -> float:
 
 def test_each_stage_has_its_options(folder: Path) -> None:
     """And reads as many tokens."""
-    options = ["training.batch_size=2", "training.carry_state=true", "text.sequence_length=64", "training.learn=0.5"]
+    options = ["training.batch_size=2", "training.carry_state=true", "text.sequence_length=64"]
     options += ["conversion={sequence_length: 16, predictions: {sequence_length: 64, state_passing: 0.5, steps: 3}}"]
     recipe = recipe_file.load(str(folder / "tiny.yaml"), [*options, "training.quantize=int4"])
     stages = [stage.recipe for stage in conversion.stages(recipe, "teacher", folder / "none")]
@@ -124,7 +124,6 @@ def test_each_stage_has_its_options(folder: Path) -> None:
     assert of_training("batch_size") == [8, 2, 2]
     assert of_training("state_passing") == [0, 0.5, 0]
     assert of_training("carry_state") == [False, False, True]
-    assert of_training("learn") == [0, 0, 0.5]
     assert of_training("quantize") == [None, None, "int4"]
     assert of_training("teacher_of")[:2] == ["layers", "predictions"]
     assert stages[2].training.teacher is None

@@ -1,4 +1,4 @@
-"""What a row of a batch is read with: the state of another batch or text, a learning output layer, rounded weights."""
+"""What a row of a batch is read with: the state of another batch or text, rounded weights."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +16,6 @@ from lmlong.errors import UsageError
 from lmlong.model.base import round_weights
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.layers import Linear
-from lmlong.model.learning.loss import loss_while_learning
 from lmlong.model.loss import IGNORED
 from lmlong.model.metrics import batch_tensors, loss_totals, text_nll
 from lmlong.model.segments import text_loss
@@ -50,10 +49,6 @@ def passed(model: LanguageModel, number: int, batch: Batch, before: Any) -> tupl
     return text_loss(model, tokens, targets, starts, state)
 
 
-def learning(model: LanguageModel, number: int, batch: Batch, before: Any) -> tuple[Tensor, Any]:
-    return loss_while_learning(model, *batch) if number >= 4 else text_loss(model, *batch)
-
-
 def rounded(model: LanguageModel, number: int, batch: Batch, before: Any) -> tuple[Tensor, Any]:
     round_weights(model, "int4" if number >= 6 else None)
     return text_loss(model, *batch)
@@ -64,7 +59,6 @@ def rounded(model: LanguageModel, number: int, batch: Batch, before: Any) -> tup
     [
         (CARRY, carried, 1),
         (HALF, passed, 1),
-        ("training.learn=0.5", learning, 4),
         ("training.quantize=int4", rounded, 6),
     ],
 )
