@@ -12,12 +12,13 @@ from grids import every_nth
 from machine import needs_compiler, needs_native, on_other_processors
 from torch import Tensor
 
-from lmlong.attention.feature_maps import FeatureMap
+from lmlong.attention.feature_maps import Elu, FeatureMap
 from lmlong.attention.linear import native
+from lmlong.attention.linear.layer import LinearAttention
 from lmlong.attention.ngram.hashing import ngram_hashes
 from lmlong.attention.ngram.native.kernel import NativeNgram
 from lmlong.attention.ngram.state import empty_state
-from lmlong.attention.scan import ScanInputs
+from lmlong.attention.scan import ScanInputs, Span
 from lmlong.native import build, prebuilt
 
 ROWS = 16
@@ -44,6 +45,17 @@ def test_arguments_and_gradients_of_scans_in_any_layout(way: Way, features: Feat
 
     given = in_dtype(x, torch.float32)._asdict()
     assert_the_same_in_any_layout(scan, {**{field: t for field, t in given.items() if t is not None}, **states})
+
+
+@needs_native
+@pytest.mark.parametrize(
+    ("dtype", "kernel"), [(torch.float32, "native"), (torch.bfloat16, "native"), (torch.float64, "torch")]
+)
+def test_native_code_computes_the_formats_that_it_reads(dtype: torch.dtype, kernel: str) -> None:
+    attention = LinearAttention(HEADS, WIDTH, VALUES, Elu(WIDTH))
+    q, v = torch.zeros(1, HEADS, 4, WIDTH, dtype=dtype), torch.zeros(1, HEADS, 4, VALUES, dtype=dtype)
+    x, state = Span(q, q, v, None, None, None, v), torch.zeros(1, HEADS, WIDTH, VALUES + 1)
+    assert attention.kernel.suited(attention.feature_map, x, state, attention.policy_for(q)).name == kernel
 
 
 @needs_native

@@ -22,6 +22,7 @@ from lmlong.inference.sampling import (
     tempered,
 )
 from lmlong.inference.session import NO_TOKEN
+from lmlong.model.sampling_options import random_seed
 
 ALL = [0, 1, 2, 3]
 EIGHTHS = torch.tensor([[0.125, 0.5, 0.125, 0.25]], dtype=torch.float64)
@@ -107,3 +108,8 @@ def test_a_penalty_looks_back_as_far_as_its_window(window: int, token: int) -> N
     logits = torch.tensor([[1.0, 0.9, 0.0]])
     options = Sampling(temperature=0, repetition_penalty=3.0, repetition_window=window)
     assert sample([Sampler(options)], logits, [[0, 2, 2]]) == [token]
+
+
+def test_a_random_seed_is_short_enough_to_type() -> None:
+    seeds = {random_seed() for _ in range(64)}
+    assert len(seeds) == 64 and max(seeds) < 2**32
