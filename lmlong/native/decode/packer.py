@@ -81,7 +81,9 @@ class Packer:
 
 
 def _versions(model: nn.Module) -> list[tuple[int, int]]:
-    return [(weight.data_ptr(), weight._version) for weight in model.parameters()]
+    """Return what changes when a weight is changed or moved. Inference tensors count no changes."""
+    weights = list(model.parameters())
+    return [(weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in weights]
 
 
 def _unknown(module: nn.Module) -> NoNativeForm:
