@@ -10,6 +10,7 @@ from attention.cases import (
     HEAD_DIM,
     HEADS,
     VALUE_DIM,
+    both_types,
     build,
     each_type,
     every_form,
@@ -26,7 +27,7 @@ from lmlong.attention.device_policy import CPU_POLICY, GPU_POLICY, DevicePolicy,
 from lmlong.attention.laws import Text
 from lmlong.attention.recurrence import Recurrence
 from lmlong.model.state import rebuild_state
-from lmlong.testing import cast, check_attention, distance, in_two_parts, random_text, with_gradients
+from lmlong.testing import EXACT, cast, check_attention, distance, in_two_parts, random_text, with_gradients
 
 ROUNDING = {
     torch.float64: 2.5e-11,
@@ -54,6 +55,22 @@ def test_every_form_keeps_the_laws(form: recipe.Attention, policy: DevicePolicy)
     attention = build(form)
     use_policy(attention, policy)
     assert check_attention(attention).kept
+
+
+@every_nth(3, thinned(every_form, both_types, lengths))
+def test_ways_of_reading_texts_of_other_lengths_agree(form: recipe.Attention, dtype: torch.dtype, time: int) -> None:
+    attention = build(form)
+    begins = sorted({begin for begin in (0, 1, 30, 64, 150, 209) if begin < time})
+    starts = torch.zeros(3, time, dtype=torch.bool)
+    starts[:, begins] = True
+    text, other, packed = (
+        random_text(attention, time, dtype, 3, seed, starts=marked)
+        for seed, marked in ((0, None), (1, None), (0, starts))
+    )
+    cuts = sorted({cut for cut in (1, time // 3, 63, 64, 65, 128, time - 1) if cut < time})
+    case = laws.Case(laws.of_attention(attention, text[0]), text, other, packed, begins, cuts, 3)
+    for number in laws.SAME_TEXT:
+        assert laws.measure(number, case) <= (0.0 if number in laws.EXACT else EXACT[dtype]), laws.LAWS[number]
 
 
 @thinned(

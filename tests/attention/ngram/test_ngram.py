@@ -8,17 +8,19 @@ from models import predict, stirred
 from torch import Tensor
 
 from lmlong import recipe
+from lmlong.attention import laws
 from lmlong.attention.device_policy import CPU_POLICY, GPU_POLICY
 from lmlong.attention.inputs import last_tokens
 from lmlong.attention.ngram.hashing import GOLDEN, NO_NGRAM, ngram_hashes, row_of
 from lmlong.attention.ngram.layer import quadratic
 from lmlong.attention.ngram.native.kernel import NativeNgram
 from lmlong.attention.ngram.sort import SortKernel
-from lmlong.attention.ngram.state import RECENT, WAITING, OwnedNgramState, empty_state
+from lmlong.attention.ngram.state import RECENT, WAITING, NgramState, OwnedNgramState, empty_state
 from lmlong.attention.ngram.step import settle, step
 from lmlong.decode import engine
 from lmlong.decode.choice import fast_engine
 from lmlong.model.language_model import LanguageModel
+from lmlong.model.state import where_state
 
 
 def hashes_of(tokens: list[int], sizes: list[int]) -> Tensor:
@@ -107,6 +109,43 @@ def test_more_tokens_than_both_lists_hold_by_steps(rows: int, form: str) -> None
     assert (settled.recent_ngram == NO_NGRAM).all() and (settled.waiting_ngram == NO_NGRAM).all()
     assert torch.allclose(settled.S, end.S, atol=1e-10)
     assert torch.equal(settled.number, end.number) and torch.equal(settled.ngram, end.ngram)
+
+
+@thinned(
+    pytest.mark.parametrize("rows", [1, 5, 500]),
+    pytest.mark.parametrize("starts", [None, [0, 40, 41], [57], [69]], ids=str),
+)
+def test_states_and_gradients_are_those_of_steps(rows: int, starts: list[int] | None) -> None:
+    """From a state whose rows are kept, replaced or forgotten."""
+    v, hashes = drawn(140, 7, [1, 2], torch.float64)
+    v, hashes = torch.stack([v[0, :, :70], v[0, :, 70:]]), torch.stack([hashes[0, :, :70], hashes[0, :, 70:]])
+    document_starts = torch.zeros(2, 70, dtype=torch.bool)
+    if starts is not None:
+        document_starts[0, starts] = True
+        hashes[0, :, starts, 0] = NO_NGRAM
+    empty = empty_state((2, 2, rows), 4, v.device, v.dtype)
+    before = SortKernel().read(v.flip(0), hashes.flip(0), None, empty)[2]
+
+    def by_steps(v: Tensor, state: NgramState) -> tuple[Tensor, Tensor, NgramState]:
+        found = []
+        for t, begun in enumerate(document_starts.T):
+            state = where_state(begun, empty, state)
+            *read, state = step(v[:, :, t : t + 1], hashes[:, :, t : t + 1], state, GPU_POLICY)
+            found.append(read)
+        sums, numbers = (torch.cat(parts, dim=2) for parts in zip(*found, strict=True))
+        return sums, numbers, state
+
+    def at_once(v: Tensor, state: NgramState) -> tuple[Tensor, Tensor, NgramState]:
+        return SortKernel().read(v, hashes, None if starts is None else document_starts, state)
+
+    results = []
+    for read in (at_once, by_steps):
+        given = v.clone().requires_grad_(), before.S.clone().requires_grad_()
+        sums, numbers, state = read(given[0], before._replace(S=given[1]))
+        slopes = (torch.linspace(1, 2, x.numel(), dtype=x.dtype).view(x.shape) for x in (sums, state.S))
+        results.append((sums, numbers, *state, *torch.autograd.grad([sums, state.S], given, list(slopes))))
+    for got, expected in zip(*results, strict=True):
+        assert laws.error(got, expected) < 1e-13 if got.is_floating_point() else torch.equal(got, expected)
 
 
 def test_nan_and_inf_stay_in_their_row_and_document() -> None:
