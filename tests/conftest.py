@@ -35,7 +35,7 @@ BEGUN = time.time()
 SLOWEST = (
     *("training/test_deepspeed.py", "interop/test_page_in_browser.py", "training/test_resume_exactly.py"),
     *("training/test_several_processes.py", "training/test_conversion.py", "training/test_history.py"),
-    *("decode/test_native.py", "tools/test_compiled.py", "training/test_lost_process.py", "test_memory.py"),
+    *("decode/test_native.py", "tools/test_gpu_ready.py", "training/test_lost_process.py", "test_memory.py"),
     *("test_public.py", "training/test_from_python.py", "training/test_teacher.py", "training/test_run.py"),
     *("interop/test_export.py", "data/test_token_encoding.py", "cli/test_train.py", "training/test_masked.py"),
     *("model/test_fuzz.py", "attention/test_laws.py", "evaluation/test_law_check.py"),
