@@ -26,15 +26,10 @@ def holder(path: Path) -> subprocess.Popen:
     return subprocess.Popen([sys.executable, "-c", HOLDER, path], text=True, **pipes)
 
 
-def line(child: subprocess.Popen) -> str:
-    assert child.stdout is not None
-    return child.stdout.readline()
-
-
 def test_lock_ends_with_its_holder(tmp_path: Path) -> None:
     path = tmp_path / "new" / "lock"
     child = holder(path)
-    assert line(child) == "held\n"
+    assert child.stdout is not None and child.stdout.readline() == "held\n"
     with pytest.raises(Held), lock(path):
         pass
     child.kill()
@@ -64,15 +59,10 @@ def test_waiting_processes_take_turns(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-def test_error_releases_a_lock(tmp_path: Path) -> None:
+def test_lock_is_released_by_an_error_and_keeps_a_file(tmp_path: Path) -> None:
+    (tmp_path / "lock").write_text("mine")
     with pytest.raises(RuntimeError), lock(tmp_path / "lock"):
         raise RuntimeError
-    with lock(tmp_path / "lock"):
-        pass
-
-
-def test_existing_file_is_kept(tmp_path: Path) -> None:
-    (tmp_path / "lock").write_text("mine")
     with lock(tmp_path / "lock"):
         pass
     assert (tmp_path / "lock").read_text() == "mine"
