@@ -34,11 +34,6 @@ class Computed:
         self.alive -= 1
 
 
-@pytest.fixture
-def computed() -> Computed:
-    return Computed()
-
-
 def draw_weights() -> dict[str, Tensor]:
     """Weights of any shape, dtype and order of names, some of them scalar or empty."""
     draw = random.Random(0)
@@ -50,8 +45,8 @@ def draw_weights() -> dict[str, Tensor]:
     return weights
 
 
-def test_file_is_that_of_safetensors(tmp_path: Path, computed: Computed) -> None:
-    weights = draw_weights()
+def test_file_is_that_of_safetensors(tmp_path: Path) -> None:
+    weights, computed = draw_weights(), Computed()
     save_file(weights, tmp_path / "whole")
     mixed = {
         name: computed.defer(name, tensor) if number % 2 else tensor
@@ -62,46 +57,35 @@ def test_file_is_that_of_safetensors(tmp_path: Path, computed: Computed) -> None
     assert computed.most == 1 and computed.alive == 0
 
 
-def test_tensors_are_written_and_read_one_at_a_time(tmp_path: Path, computed: Computed) -> None:
-    moments = {f"optimizer.{n}.exp_avg": torch.randn(n, 3) for n in range(9)}
-    state = {"step": 3, "scaler": None, "carried.0": torch.tensor([2]), "recent": [1 / 3]}
+@pytest.mark.parametrize("is_mapped", [False, True])
+def test_training_state_is_written_one_at_a_time_and_read_back(tmp_path: Path, is_mapped: bool) -> None:
+    """What is mapped may be unloaded, and is read again, also when training has removed the checkpoint."""
+    computed, plain = Computed(), {"step": 3, "scaler": None, "carried.0": torch.tensor([2]), "recent": [1 / 3]}
+    moments = {f"optimizer.{n}.exp_avg": torch.randn(n, 3000) for n in range(9)}
     deferred = {name: computed.defer(name, tensor) for name, tensor in moments.items()}
-    write.save_training({**state, **deferred}, tmp_path)
+    write.save_training({**plain, **deferred}, tmp_path)
     assert computed.most == 1 and computed.alive == 0
-    expected = {**state, **moments}
-    for mapped in ((), moments):
-        found = read.read_training(tmp_path, mapped=mapped)
-        assert found.keys() == expected.keys()
-        assert all(
-            torch.equal(found[name], value) if isinstance(value, Tensor) else found[name] == value
-            for name, value in expected.items()
-        )
+    expected = {**plain, **moments}
+    found = read.read_training(tmp_path, mapped=moments if is_mapped else ())
+    (tmp_path / manifest.TRAINING_TENSORS).unlink()
+    assert found.keys() == expected.keys()
+    for _ in range(2):
+        for name, value in expected.items():
+            if isinstance(value, Tensor):
+                assert torch.equal(found[name], value), name
+            else:
+                assert found[name] == value
+        for name in moments if is_mapped else ():
+            read.unload(found[name])
 
 
 def test_ranks_that_do_not_write_compute_in_order(tmp_path: Path) -> None:
     """Otherwise they would exchange parts of different tensors."""
     orders = []
-    for is_written in (True, False):
-        computed, training = Computed(), {"a": torch.ones(3), "b": torch.ones(2)}
+    for use in (lambda contents: write.write(tmp_path / "step-00000001", contents), Contents.gather):
+        computed = Computed()
         weights = {name: computed.defer(name, tensor) for name, tensor in draw_weights().items()}
-        state = {"step": 1, **{name: computed.defer(name, tensor) for name, tensor in training.items()}}
-        contents = Contents(weights, state, "", b"", 1)
-        if is_written:
-            write.write(tmp_path / "step-00000001", contents)
-            manifest.verify(tmp_path / "step-00000001")
-        else:
-            contents.gather()
+        training = {name: computed.defer(name, torch.ones(size)) for name, size in (("a", 3), ("b", 2))}
+        use(Contents(weights, {"step": 1, **training}, "", b"", 1))
         orders.append(computed.order)
     assert orders[0] == orders[1] and len(orders[0]) == 102
-    assert read.read_training(tmp_path / "step-00000001")["a"].tolist() == [1, 1, 1]
-
-
-def test_mapped_state_is_read_again_after_unloading(tmp_path: Path) -> None:
-    momentum = torch.randn(5000)
-    write.save_training({"momentum": momentum, "random": torch.arange(4)}, tmp_path)
-    state = read.read_training(tmp_path, mapped={"momentum"})
-    for _ in range(2):
-        assert torch.equal(state["momentum"], momentum)
-        read.unload(state["momentum"])
-    (tmp_path / manifest.TRAINING_TENSORS).unlink()  # as training does with checkpoints that it no longer keeps
-    assert torch.equal(state["momentum"], momentum) and state["random"].tolist() == [0, 1, 2, 3]
