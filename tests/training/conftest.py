@@ -225,6 +225,11 @@ def copied(run: Path, to: Path) -> Path:
     return Path(shutil.copytree(run, to, symlinks=True))
 
 
+def kept_steps(run: Path) -> list[int]:
+    """The steps of the checkpoints in a run's folder."""
+    return sorted(int(path.name[5:]) for path in (run / "checkpoints").glob("step-*"))
+
+
 def checkpoint_at(run: Path, step: int) -> Path:
     return run / "checkpoints" / f"step-{step:08d}"
 
