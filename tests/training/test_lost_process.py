@@ -3,7 +3,6 @@ real, since what is tested is how they die."""
 
 import atexit
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -41,23 +40,14 @@ main()
 """A program that trains, and sleeps in its third forward pass."""
 
 
-@pytest.fixture
-def recipe(tiny: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copy(tiny, tmp_path))
-
-
-def start(recipe: Path, *options: str) -> subprocess.Popen[str]:
+def start(recipe: Path, folder: Path, *options: str) -> subprocess.Popen[str]:
     """Train, with a limit of 20 seconds."""
-    program = recipe.with_name("program.py")
+    program = folder / "program.py"
     program.write_text(PROGRAM)
-    words = ["train", str(recipe), "--out", str(recipe.with_name("run")), "training.batch_size=2", *options]
+    words = [program, "train", recipe, "--out", folder / "run", "training.batch_size=2", *options]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "LMLONG_COLLECTIVE_SECONDS": "20"}
     child = subprocess.Popen(
-        [sys.executable, str(program), *words],
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-        start_new_session=True,
+        [sys.executable, *map(str, words)], stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
     )
     atexit.register(end, child.pid)
     return child
@@ -69,20 +59,12 @@ def end(group: int) -> None:
         os.killpg(group, signal.SIGKILL)
 
 
-def asleep(child: subprocess.Popen[str], recipe: Path, rank: int) -> int:
-    """The process of a rank, as soon as it sleeps in a step."""
-    file = recipe.with_name(f"asleep-{rank}")
+def asleep(child: subprocess.Popen[str], file: Path) -> int:
+    """The process that writes a file, as soon as it sleeps in a step."""
     while not (file.exists() and file.read_text()):
         time.sleep(0.02)
-        assert child.poll() is None, f"it has ended before the third step of rank {rank}"
+        assert child.poll() is None, f"it has ended before {file}"
     return int(file.read_text())
-
-
-def ended(child: subprocess.Popen[str]) -> str:
-    """What a process that fails has written, as soon as it and all processes that write to the same pipe have ended."""
-    errors = child.communicate(timeout=60)[1]
-    assert child.returncode in (1, -signal.SIGKILL) and "Traceback" not in errors, errors
-    return errors
 
 
 def is_running(process: int) -> bool:
@@ -102,11 +84,13 @@ def is_running(process: int) -> bool:
         pytest.param(signal.SIGKILL, ["devices=2", "training.sequence_parallel=2"], marks=pytest.mark.slow),
     ],
 )
-def test_other_ranks_end_when_one_is_lost(recipe: Path, number: int, options: list[str]) -> None:
-    child = start(recipe, *options)
-    processes = [asleep(child, recipe, rank) for rank in range(int(options[0][-1]))]
+def test_other_ranks_end_when_one_is_lost(tiny: Path, tmp_path: Path, number: int, options: list[str]) -> None:
+    child = start(tiny, tmp_path, *options)
+    processes = [asleep(child, tmp_path / f"asleep-{rank}") for rank in range(int(options[0][-1]))]
     os.kill(processes[1], number)
-    errors = ended(child)  # of rank 0, or of the launcher that has killed it
+    errors = child.communicate(timeout=60)[1]  # of all processes that write to this pipe, until they have ended
+    assert child.returncode in (1, -signal.SIGKILL) and "Traceback" not in errors, errors
+    # of rank 0, or of the launcher that has killed it
     assert "another process of the run has ended or does not respond" in errors or "terminated with code -9" in errors
     while any(map(is_running, processes)):  # also the one that is stopped
         time.sleep(0.02)

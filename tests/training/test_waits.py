@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -22,13 +23,13 @@ from lmlong.training.run import _fit, run
 from lmlong.training.signals import StopOnSignal
 from lmlong.training.start import Start
 
-from .conftest import Poison, Recipes, logged_steps, losses, metrics, same_tensors, weights
+from .conftest import TABLES, Poison, Recipes, logged_steps, losses, metrics, same_tensors, weights
 from .waits import count_waits
 
 LONG = ("training.schedule=constant", "training.validate_every=100", "training.checkpoint_every=100")
 ADAMW, SKIP = "training.optimizer=adamw", "training.on_nonfinite=skip"
 EVERY_FOUR = "training.log_every=4"
-TABLES = "model.ngram_embedding={rows: 64, width: 8}"
+FOUR = (*LONG, EVERY_FOUR, "training.kernel=torch", "training.steps=4")
 CARRY = ("training.carry_state=true", "model.attention.kind=[delta, window]", "model.attention.window=20")
 
 
@@ -38,27 +39,27 @@ def on_gpu(recipe: Recipe, folder: Path, resume: str | None = None) -> Path:
     return folder
 
 
-STEPS = {
+STEPS: dict[str, Iterable[str]] = {
     "muon": [TABLES, "training.accumulate=2", "training.segment=16", "model.dropout=0.1"],
     "adamw": [ADAMW, "training.precision=bf16", "text.rows=documents"],
     "passed states, rounded weights": ["training.state_passing=0.5", "training.quantize=int4"],
     "learning while reading": ["training.learn=0.5"],
-    "carried states": [*CARRY],
+    "carried states": CARRY,
     "encoder": ["objective=masked", "model.attention.kind=full"],
 }
 
 
 @pytest.mark.parametrize("options", STEPS.values(), ids=STEPS)
-def test_no_step_waits(recipe_of: Recipes, tmp_path: Path, options: list[str]) -> None:
+def test_no_step_waits(recipe_of: Recipes, tmp_path: Path, options: Iterable[str]) -> None:
     with count_waits() as waits:
-        on_gpu(recipe_of(*LONG, EVERY_FOUR, "training.kernel=torch", "training.steps=4", *options), tmp_path / "run")
+        on_gpu(recipe_of(*FOUR, *options), tmp_path / "run")
     assert waits == {"fetch": 1}
 
 
 def test_cpu_reads_in_each_step(recipe_of: Recipes, tmp_path: Path) -> None:
     """So the instrument is not blind."""
     with count_waits() as waits:
-        run(recipe_of(*LONG, EVERY_FOUR, "training.kernel=torch", "training.steps=4"), tmp_path / "run")
+        run(recipe_of(*FOUR), tmp_path / "run")
     assert waits.pop("fetch") == 4
     assert any("module.py" in place for place in waits), "whether the gradient is finite"
 
