@@ -9,120 +9,90 @@ import pytest
 import torch
 
 import lmlong
-from lmlong.checkpoint import read
+from lmlong.checkpoint.manifest import FILES, NAME
 from lmlong.errors import UsageError
-from lmlong.recipe import Recipe
 from lmlong.training.deepspeed_strategy import LEFT_BEHIND
 from lmlong.training.run import train
 
-from .conftest import TEACHER, Recipes, Trains, losses, metrics, of_run, sharded, train_in_processes, weights
+from .conftest import SOFTMAX, TEACHER, Recipes, checkpoint_at, losses, of_run, sharded, train_in_processes, weights
+from .test_several_processes import ADAMW, BF16, CARRY, FAVOR, RECOMPUTED, SEGMENT, assert_same_run
 
 STEPS = (
-    "training.clip=0.05",  # far below the gradients, so that their scale would show
-    "training.checkpoint_every=3",
-    "training.keep_last=9",
-    "training.schedule=constant",
-    "text.validation.fraction=0.2",
+    *("training.clip=0.05", "training.batch_size=2"),  # far below the gradients, so that their scale would show
+    *("training.steps=6", "training.schedule=constant", "training.keep_last=9"),
+    *("training.checkpoint_every=2", "training.validate_every=2", "text.validation.fraction=0.2"),
 )
-ALONE = (*STEPS, "training.batch_size=2", "training.accumulate=4")
-SHORT = (*ALONE, "training.steps=6")
-TWO = (*STEPS, "training.batch_size=2", "training.accumulate=2", "devices=2")
+ONE, TWO = (*STEPS, "training.accumulate=4"), (*STEPS, "training.accumulate=2", "devices=2")
+SAME = (1e-4, 1e-2, 2e-3)
+"""The errors of losses, norms and weights."""
 
 
-@pytest.fixture(scope="module", params=["muon"])
-def alone(request: pytest.FixtureRequest, train_shared: Trains) -> Path:
-    """A run without DeepSpeed, by default with Muon."""
-    return train_shared(f"alone with {request.param}", *ALONE, f"training.optimizer={request.param}")
-
-
-def resume_at_six(recipe: Recipe, whole: Path, folder: Path) -> Path:
-    """Repeat the second half of a run into another folder."""
-    train(recipe, folder, resume=str(whole / "checkpoints" / "step-00000006"))
-    return folder
-
-
-def assert_close(some: Path, others: Path) -> None:
-    """Both runs are the same one, but for rounding."""
-    assert losses(some) == pytest.approx(losses(others), rel=1e-4)
-    some_norms, other_norms = (
-        [line["gradient_norm"] for line in metrics(run) if "loss" in line] for run in (some, others)
-    )
-    assert some_norms == pytest.approx(other_norms, rel=1e-2)
-    mine = weights(some)
-    for name, truth in weights(others).items():
-        assert float((mine[name] - truth).norm()) < 2e-3 * float(truth.norm()) + 1e-4, name
-
-
-# stage 3, which has all that the others have, stands for them in the usual suite
 @pytest.mark.parametrize("stage", [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow), 3])
 def test_two_processes_are_one_run(
-    tiny: Path, alone: Path, recipe_of: Recipes, tmp_path: Path, stage: int, capsys: pytest.CaptureFixture[str]
+    tiny: Path, recipe_of: Recipes, tmp_path: Path, stage: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """They resume a run without DeepSpeed, and such a run resumes theirs."""
-    whole, options = tmp_path / "whole", [*TWO, "training.segment=16", *sharded(stage, tmp_path)]
-    middle = alone / "checkpoints" / "step-00000003"
-    _, errors = train_in_processes(tiny, whole, *options, "--resume", middle)
+    """They resume a run without DeepSpeed, and such a run resumes theirs. Stage 3 has all that the others have."""
+    alone, whole, fewer = (tmp_path / name for name in ("alone", "whole", "fewer"))
+    train(recipe_of(*ONE), alone)
+    options = [*TWO, SEGMENT, *sharded(stage, tmp_path)]
+    _, errors = train_in_processes(tiny, whole, *options, "--resume", checkpoint_at(alone, 2))
     assert "Warning" not in errors
-    assert_close(whole, alone)
-    assert {path.name for path in (whole / "checkpoints" / "step-00000006").iterdir()} == {
-        *("model.safetensors", "training.safetensors", "training.json"),
-        *("manifest.json", "recipe.yaml", "tokenizer.model"),
-    }
+    assert_same_run(whole, alone, *SAME)
+    assert {path.name for path in checkpoint_at(whole, 6).iterdir()} == {*FILES, NAME}
     capsys.readouterr()
-    fewer = resume_at_six(recipe_of(*TWO, "devices=1"), whole, tmp_path / "fewer")
+    train(recipe_of(*TWO, "devices=1"), fewer, resume=str(checkpoint_at(whole, 4)))
     assert "changed since the checkpoint: training.accumulate from 2 to 4" in capsys.readouterr().err
-    assert_close(fewer, whole)
+    assert_same_run(fewer, whole, *SAME)
     assert "".join(lmlong.load(str(fewer)).stream("the ", max_tokens=20))
 
 
-@pytest.mark.parametrize(
-    ("stage", "alone"),
-    [(1, "muon"), pytest.param(2, "muon", marks=pytest.mark.slow), pytest.param(3, "muon", marks=pytest.mark.slow),
-     (2, "adamw"), (3, "adamw")],
-    indirect=["alone"],
-)  # fmt: skip
-def test_run_begun_without_deepspeed_is_resumed_with_it(
-    alone: Path, recipe_of: Recipes, tmp_path: Path, stage: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    optimizer = f"training.optimizer={read.read_recipe(read.find(alone)).training.optimizer}"
-    before = dict(os.environ)
-    resumed = resume_at_six(recipe_of(*ALONE, optimizer, *sharded(stage, tmp_path)), alone, tmp_path / "resumed")
-    assert {name for name in LEFT_BEHIND if os.environ.get(name) != before.get(name)} == set()
-    assert "changed since the checkpoint: training.strategy from auto to deepspeed" in capsys.readouterr().err
-    assert_close(resumed, alone)
+NEW, ALONE, DIVIDED = "", "without DeepSpeed", "with DeepSpeed"
+"""How a run is begun before it is resumed with DeepSpeed."""
 
+ENCODER = ("objective=masked", "model.attention.kind=linformer", "model.attention.linformer.projected=16")
 
-OPTIONS = {
-    "softmax": ["model.attention.kind=softmax", "model.convolution=0", "training.activation_checkpointing=true"],
-    "taylor": ["model.attention.feature_map=taylor", "model.attention.decay=fixed", "model.dropout=0.1"],
-    "favor": ["model.attention.feature_map=favor", "training.activation_checkpointing=true", "training.segment=16"],
-    "window": ["model.attention.kind=[window, linear]", "model.attention.window=20", "training.carry_state=true"],
-    "a teacher": [TEACHER, "training.segment=16"],
-    "encoder": ["objective=masked", "model.attention.kind=linformer", "model.attention.linformer.projected=16"],
+CASES: dict[str, tuple[int, tuple[str, ...], str]] = {
+    "stage 1": (1, (), ALONE),
+    "stage 2, AdamW": (2, (ADAMW,), ALONE),
+    "stage 2, bfloat16": (2, (BF16,), NEW),
+    "stage 3, AdamW": (3, (ADAMW,), ALONE),
+    "stage 3, softmax": (3, (*SOFTMAX, RECOMPUTED), NEW),
+    "stage 3, encoder": (3, ENCODER, DIVIDED),
 }
+SLOW: dict[str, tuple[int, tuple[str, ...], str]] = {
+    "stage 3, bfloat16": (3, (BF16,), NEW),
+    "stage 3, taylor": (
+        3,
+        ("model.attention.feature_map=taylor", "model.attention.decay=fixed", "model.dropout=0.1"),
+        NEW,
+    ),
+    "stage 3, favor": (3, (FAVOR, RECOMPUTED, SEGMENT), NEW),
+    "stage 3, window": (3, ("model.attention.kind=[window, linear]", "model.attention.window=20", CARRY), NEW),
+    "stage 3, a teacher": (3, (TEACHER, SEGMENT), NEW),
+}
+"""The stage, what is trained, and how it is begun."""
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in ("softmax", "encoder") else pytest.mark.slow) for name in OPTIONS]
-)
-def test_divided_weights_train_the_same(recipe_of: Recipes, softmax: Path, tmp_path: Path, name: str) -> None:
-    options = [*SHORT, *of_run(OPTIONS[name], softmax)]
-    train(recipe_of(*options), tmp_path / "alone")
-    divided = [*options, *sharded(3, tmp_path)]
-    if name == "encoder":
-        train(recipe_of(*divided, "training.steps=4"), tmp_path / "sharded")
-    train(recipe_of(*divided), tmp_path / "sharded", resume="auto")
-    assert_close(tmp_path / "sharded", tmp_path / "alone")
-
-
-@pytest.mark.parametrize("stage", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_bfloat16_rounds_products_not_weights(alone: Path, recipe_of: Recipes, tmp_path: Path, stage: int) -> None:
-    options = [*SHORT, "training.precision=bf16"]
-    train(recipe_of(*options), tmp_path / "alone")
-    train(recipe_of(*options, *sharded(stage, tmp_path)), tmp_path / "sharded")
-    assert losses(tmp_path / "sharded") == pytest.approx(losses(tmp_path / "alone"), rel=1e-3)
-    assert losses(tmp_path / "sharded") != pytest.approx(losses(alone)[:6], rel=1e-6)
-    assert {tensor.dtype for tensor in weights(tmp_path / "sharded").values()} == {torch.float32}
+@pytest.mark.parametrize("name", [*CASES, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+def test_run_is_that_without_deepspeed(
+    recipe_of: Recipes, softmax: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stage, options, begun = (CASES | SLOW)[name]
+    alone, run = (*ONE, *of_run(options, softmax)), tmp_path / "run"
+    divided, before = (*alone, *sharded(stage, tmp_path)), dict(os.environ)
+    train(recipe_of(*alone), tmp_path / "alone")
+    if begun == DIVIDED:
+        train(recipe_of(*divided, "training.steps=4"), run)
+    train(recipe_of(*divided), run, resume=str(checkpoint_at(tmp_path / "alone", 2)) if begun == ALONE else "auto")
+    changed = "changed since the checkpoint: training.strategy from auto to deepspeed"
+    assert (changed in capsys.readouterr().err) == (begun == ALONE)
+    assert {name for name in LEFT_BEHIND if os.environ.get(name) != before.get(name)} == set()
+    if BF16 in options:
+        assert_same_run(run, tmp_path / "alone", 1e-3)
+        assert losses(run)[0] == pytest.approx(losses(tmp_path / "alone")[0], rel=1e-6), "products are rounded"
+        assert {tensor.dtype for tensor in weights(run).values()} == {torch.float32}
+    else:
+        assert_same_run(run, tmp_path / "alone", *SAME)
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
