@@ -3,10 +3,14 @@
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lmlong import recipe
+from lmlong.data.document import Document, Skipped
+from lmlong.data.sources import Source, open_source
+from lmlong.data.token_file import TokenFile
 from lmlong.data.tokenizers import train_tokenizer
 from lmlong.data.tokenizers.base import Tokenizer
 
@@ -55,8 +59,11 @@ def text_over(*paths: Path, **options: object) -> recipe.Text:
     return recipe.Text.model_validate(settings | options)
 
 
+TextOf = Callable[..., recipe.Text]
+
+
 @pytest.fixture
-def text_of(tmp_path: Path) -> Callable[..., recipe.Text]:
+def text_of(tmp_path: Path) -> TextOf:
     """The text section of a recipe over a folder that is filled with these documents."""
 
     def make(documents: list[str], **options: object) -> recipe.Text:
@@ -67,3 +74,33 @@ def text_of(tmp_path: Path) -> Callable[..., recipe.Text]:
         return text_over(folder, **options)
 
     return make
+
+
+def files(*paths: object, **options: Any) -> Source:
+    return open_source(recipe.Files(kind="files", paths=list(map(str, paths)), **options), "strict")
+
+
+def texts(source: Source) -> list[str]:
+    return ["".join(entry.pieces()) for entry in source.documents() if isinstance(entry, Document)]
+
+
+def skipped(source: Source) -> dict[str, str]:
+    """The reason for each document that is skipped."""
+    return {Path(entry.name).name: entry.reason for entry in source.documents() if isinstance(entry, Skipped)}
+
+
+def tree(folder: Path, *names: str) -> None:
+    """Files that hold their names."""
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(name)
+
+
+def documents(file: TokenFile, tokenizer: Tokenizer) -> list[str]:
+    """The texts in a token file, each checked to stand between bos and eos."""
+    found = []
+    for start, end in zip(file.starts, [*file.starts[1:], len(file.tokens)], strict=True):
+        tokens = file.tokens[start:end].tolist()
+        assert (tokens[0], tokens[-1]) == (tokenizer.bos, tokenizer.eos)
+        found.append(tokenizer.decode(tokens[1:-1]))
+    return found

@@ -89,23 +89,16 @@ def forget(patch: pytest.MonkeyPatch) -> None:
 class _Handler(BaseHTTPRequestHandler):
     state: Hub
 
-    def do_GET(self) -> None:
-        self._answer()
-
-    def do_HEAD(self) -> None:
-        self._answer()
-
     def log_message(self, *words: object) -> None:
         pass
 
-    def _answer(self) -> None:
+    def do_GET(self) -> None:
         address = urlsplit(self.path)
         parts = [unquote(part) for part in address.path.strip("/").split("/")]
         self.state.log.append(f"{self.command} {unquote(address.path)}")
-        is_api = parts[0] == "api"
         if len(parts) < 4:
             return self._error(404, "EntryNotFound")
-        kind, owner, name, what, *rest = parts[1:] if is_api else parts
+        kind, owner, name, what, *rest = parts[1:] if parts[0] == "api" else parts
         repository = self.state.repositories.get(f"{owner}/{name}")
         if repository is None:
             return self._error(401, "RepoNotFound")
@@ -114,7 +107,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._error(404, "RevisionNotFound")
         files, path = repository.commits[commit], "/".join(rest[1:])
         if what == "revision":
-            return self._send_json({"id": f"{owner}/{name}", "sha": commit})
+            return self._send(json.dumps({"id": f"{owner}/{name}", "sha": commit}).encode())
         if what == "tree":
             return self._tree(files, path, parse_qs(address.query))
         if repository.gated and kind != "content" and "authorization" not in self.headers:
@@ -123,60 +116,54 @@ class _Handler(BaseHTTPRequestHandler):
             return self._error(404, "EntryNotFound")
         if kind == "content":
             return self._content(files[path])
-        digest = sha256(files[path]).hexdigest()
-        self.send_response(302)
-        self.send_header(
-            "Location",
-            f"{self.state.url.replace('127.0.0.1', 'localhost')}/content/{owner}/{name}/resolve/{commit}/{path}",
-        )
-        self.send_header("X-Repo-Commit", commit)
-        self.send_header("X-Linked-Etag", f'"{digest}"')
-        self.send_header("X-Linked-Size", str(len(files[path])))
-        self.send_header("Content-Length", "0")
-        self.end_headers()
+        content = self.state.url.replace("127.0.0.1", "localhost") + "/content"
+        about = {
+            "Location": f"{content}/{owner}/{name}/resolve/{commit}/{path}",
+            "X-Repo-Commit": commit,
+            "X-Linked-Etag": f'"{sha256(files[path]).hexdigest()}"',
+            "X-Linked-Size": str(len(files[path])),
+        }
+        self._send(b"", 302, about)
+
+    do_HEAD = do_GET
 
     def _tree(self, files: Mapping[str, bytes], folder: str, query: Mapping[str, list[str]]) -> None:
         folders = {str(path) for name in files for path in PurePosixPath(name).parents} - {"."}
         inside = [name for name in sorted(folders | files.keys()) if not folder or name.startswith(f"{folder}/")]
         if not inside:
             return self._error(404, "EntryNotFound")
-        if query.get("recursive", ["False"])[0].lower() != "true":
+        recursive, start = query.get("recursive", ["False"])[0], int(query.get("cursor", ["0"])[0])
+        if recursive.lower() != "true":
             inside = [name for name in inside if str(PurePosixPath(name).parent) == (folder or ".")]
-        start = int(query.get("cursor", ["0"])[0])
         entries = [
-            {"type": "file", "path": self.state.listed.get(name, name), "size": len(files[name]), "oid": "0" * 40}
-            if name in files
-            else {"type": "directory", "path": name, "size": 0, "oid": "0" * 40}
+            {
+                "type": "file" if name in files else "directory",
+                "path": self.state.listed.get(name, name),
+                "size": len(files.get(name, b"")),
+                "oid": "0" * 40,
+            }
             for name in inside[start : start + PAGE]
         ]
-        query_again = f"recursive={query.get('recursive', ['False'])[0]}&cursor={start + PAGE}"
-        after = f'<{self.state.url}{urlsplit(self.path).path}?{query_again}>; rel="next"'
-        self._send_json(entries, {"Link": after} if inside[start + PAGE :] else {})
+        address = f"{self.state.url}{urlsplit(self.path).path}?recursive={recursive}&cursor={start + PAGE}"
+        more = {"Link": f'<{address}>; rel="next"'} if inside[start + PAGE :] else {}
+        self._send(json.dumps(entries).encode(), headers={**more, "Content-Type": "application/json"})
 
     def _content(self, data: bytes) -> None:
-        served = self.state
         start = int(self.headers["Range"].removeprefix("bytes=").rstrip("-")) if "Range" in self.headers else 0
-        self.send_response(206 if start else 200)
-        if start:
-            self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
-        self.send_header("Content-Length", str(len(data) - start))
-        self.end_headers()
-        cut, served.bytes_until_cut = served.bytes_until_cut, None
-        self.wfile.write(data[start:] if cut is None else data[start : start + cut])
+        about = {"Content-Range": f"bytes {start}-{len(data) - 1}/{len(data)}"} if start else {}
+        cut, self.state.bytes_until_cut = self.state.bytes_until_cut, None
+        self._send(data[start:], 206 if start else 200, about, cut)
         self.close_connection = True
 
-    def _send_json(self, content: object, headers: Mapping[str, str] | None = None) -> None:
-        data = json.dumps(content).encode()
-        self.send_response(200)
-        for name, value in {**(headers or {}), "Content-Type": "application/json"}.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
     def _error(self, status: int, code: str) -> None:
+        self._send(b"", status, {"X-Error-Code": code, "X-Error-Message": code})
+
+    def _send(
+        self, data: bytes, status: int = 200, headers: Mapping[str, str] | None = None, sent: int | None = None
+    ) -> None:
+        """Answer with data, of which `sent` bytes are sent, or all."""
         self.send_response(status)
-        self.send_header("X-Error-Code", code)
-        self.send_header("X-Error-Message", code)
-        self.send_header("Content-Length", "0")
+        for name, value in {**(headers or {}), "Content-Length": str(len(data))}.items():
+            self.send_header(name, value)
         self.end_headers()
+        self.wfile.write(data[:sent])

@@ -17,9 +17,8 @@ from lmlong.data.sources import open_source
 from lmlong.errors import UsageError
 
 from ..commands import lmlong
-from .conftest import text_over
+from .conftest import text_over, texts
 from .hub_server import NAME, URL, Hub, connect, forget, serving
-from .test_corpus import texts
 
 FILES = {
     "README.md": b"the card",
@@ -56,21 +55,21 @@ def test_a_folder_is_read_as_on_disk_but_for_the_card(hub: Hub) -> None:
     assert "old.doc" not in hub.downloads() and "table.csv" not in hub.downloads()
 
 
-@pytest.mark.parametrize(
-    ("path", "expected"),
-    [
-        ("data/a.txt", ["text a"]),
-        ("README.md", ["the card"]),
-        ("data/table.csv", ["three"]),
-        ("data/deep", ["text c"]),
-        ("data/*.txt", ["text a", "text a"]),
-        ("data/**/*.txt*", ["text a", "text a", "text c"]),
-        ("*/[b-z]*", ["text a", "one", "two", "three"]),
-        ("data/deep/.hid*/*", ["hidden"]),
-    ],
-)
-def test_a_path_or_glob_reads_what_it_matches_only(hub: Hub, path: str, expected: list[str]) -> None:
-    assert read(f"{URL}/{path}") == expected
+MATCHES = {
+    "data/a.txt": ["text a"],
+    "README.md": ["the card"],
+    "data/table.csv": ["three"],
+    "data/deep": ["text c"],
+    "data/*.txt": ["text a", "text a"],
+    "data/**/*.txt*": ["text a", "text a", "text c"],
+    "*/[b-z]*": ["text a", "one", "two", "three"],
+    "data/deep/.hid*/*": ["hidden"],
+}
+
+
+@pytest.mark.parametrize("path", MATCHES)
+def test_a_path_or_glob_reads_what_it_matches_only(hub: Hub, path: str) -> None:
+    assert read(f"{URL}/{path}") == MATCHES[path]
     wanted = {file.name for file in find_files([f"{URL}/{path}"], "text").files}
     assert set(hub.downloads()) <= wanted  # the same content is downloaded once
 
@@ -85,54 +84,44 @@ def test_a_commit_that_was_read_needs_no_network(hub: Hub, monkeypatch: pytest.M
     assert read(f"{URL}/data/*.txt") == first, "a branch, as the cache has it"
 
 
-def test_other_revisions(hub: Hub) -> None:
+def test_a_revision_is_one_commit_for_a_process_and_for_a_text_that_had_it(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     repository = hub.repositories[NAME]
     repository.commit({"a.txt": b"of the branch"}, "dev/next")
     repository.commit({"a.txt": b"converted"}, "refs/convert/parquet")
     assert read(f"{URL}@dev%2Fnext/a.txt", f"{URL}@refs/convert/parquet/a.txt") == ["of the branch", "converted"]
-
-
-def test_a_revision_is_one_commit_for_a_process_and_for_a_text_that_had_it(
-    hub: Hub, monkeypatch: pytest.MonkeyPatch
-) -> None:
     text = text_over(f"{URL}/data/a.txt", "local.txt")  # type: ignore[arg-type]
     before = with_commits(text)
     assert read(f"{URL}/data/a.txt") == ["text a"]
-    hub.repositories[NAME].commit({"data/a.txt": b"newer"})
+    repository.commit({"data/a.txt": b"newer"})
     assert read(f"{URL}/data/a.txt") == ["text a"]
     forget(monkeypatch)
-    assert with_commits(text, before) == before
-    assert with_commits(text) != before
-    assert with_commits(before) == before
+    assert with_commits(text, before) == with_commits(before) == before != with_commits(text)
 
 
-@pytest.mark.parametrize(
-    ("url", "message"),
-    [
-        ("hf://datasets/owner/none/a", "no such data set, or a private one"),
-        (f"{URL}@none/data", "no such revision"),
-        (f"{URL}/data/a.tx", "no such file or folder. Did you mean 'data/a.txt'?"),
-        (f"{URL}/dta", "Did you mean 'data'?"),
-        (f"{URL}/zzzzzzzz*", "It has data, data/deep"),
-        (f"{URL}/data/old.doc", "an unsupported document format"),
-        ("hf://owner/model/a.txt", "not a path of a data set"),
-        ("hf://spaces/owner/set/a.txt", "not a path of a data set"),
-        ("hf://datasets/owner", "not a path of a data set"),
-        *(
-            (f"{URL}@{revision}/a", "not a path of a data set")
-            for revision in ("..%2F..%2Fx", "%00", "a%0A", "%2F", "\ud800")
-        ),
-        *(
-            (f"{URL}@{'0' * 40}/{path}", "not a path of a data set")
-            for path in ("../../x", "data/../../../x", ".", "a\0")
-        ),
-        ("hf://datasets/../set/a", "not a path of a data set"),
-    ],
+NOT_PATHS = (
+    *("hf://owner/model/a.txt", "hf://spaces/owner/set/a.txt", "hf://datasets/owner", "hf://datasets/../set/a"),
+    *(f"{URL}@{revision}/a" for revision in ("..%2F..%2Fx", "%00", "a%0A", "%2F", "\ud800")),
+    *(f"{URL}@{'0' * 40}/{path}" for path in ("../../x", "data/../../../x", ".", "a\0")),
 )
-def test_mistakes_are_reported_together(hub: Hub, url: str, message: str) -> None:
-    with pytest.raises(UsageError, match="2 files or paths") as caught:
-        find_files([url, "nowhere.txt"], "text")
-    assert message in str(caught.value)
+MISTAKES = {
+    "hf://datasets/owner/none/a": "no such data set, or a private one",
+    f"{URL}@none/data": "no such revision",
+    f"{URL}/data/a.tx": "no such file or folder. Did you mean 'data/a.txt'?",
+    f"{URL}/dta": "Did you mean 'data'?",
+    f"{URL}/zzzzzzzz*": "It has data, data/deep",
+    f"{URL}/data/old.doc": "an unsupported document format",
+    **dict.fromkeys(NOT_PATHS, "not a path of a data set"),
+}
+
+
+def test_mistakes_are_reported_together(hub: Hub) -> None:
+    with pytest.raises(UsageError, match=f"^{len(MISTAKES) + 1} files or paths") as caught:
+        find_files([*MISTAKES, "nowhere.txt"], "text")
+    lines = str(caught.value).split("\n")[1:]
+    for message, line in zip([*MISTAKES.values(), "nowhere.txt"], lines, strict=True):
+        assert message in line
 
 
 def test_a_gated_data_set_is_refused_with_how_to_log_in(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,18 +189,10 @@ found.download(["b.txt"])
     assert hub.downloads() == ["b.txt"]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "\0",
-        "\ud800",
-        "../../evil.txt",
-        "/evil.txt",
-        "data/../../evil.txt",
-        "data\\evil.txt",
-        "C:evil.txt",
-    ],
-)
+LEAVING = ["\0", "\ud800", "../../evil.txt", "/evil.txt", "data/../../evil.txt", "data\\evil.txt", "C:evil.txt"]
+
+
+@pytest.mark.parametrize("name", LEAVING)
 def test_a_path_that_leaves_the_cache_is_refused(hub: Hub, name: str) -> None:
     hub.listed["data/a.txt"] = name
     with pytest.raises(UsageError, match="which is not a path in the data set"):
