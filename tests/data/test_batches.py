@@ -10,8 +10,10 @@ from grids import thinned
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lmlong import recipe
 from lmlong.data.batches import (
     VALIDATION_STREAMS,
+    Arrays,
     CausalBatch,
     TrainingBatches,
     scored_tokens,
@@ -19,12 +21,12 @@ from lmlong.data.batches import (
     validation_batches,
     validation_streams,
 )
+from lmlong.data.masking import MaskedBatches, Masker
 from lmlong.data.rows import IGNORED, CyclicTokens, Documents, Streams, Windows, pack
+from lmlong.data.tokenizers.base import ByteTokenizer
 
 BOS, EOS = 1, 2
 LENGTH = 8
-
-FACTORS = pytest.mark.parametrize("factor", [1, 3, 8])
 
 
 def text(size: int, first: int = 10) -> np.ndarray:
@@ -38,30 +40,28 @@ def cyclic(tokens: np.ndarray, factor: int = 1) -> CyclicTokens:
     return CyclicTokens(tokens, np.flatnonzero(tokens == BOS), BOS, EOS, factor)
 
 
-def batches(
-    *sources: np.ndarray, weights: tuple[float, ...] = (1.0,), rows: int = 4, ranks: int = 1, seed: int = 0
-) -> TrainingBatches:
+def batches(*sources: np.ndarray, weights: tuple[float, ...] = (1.0,), rows: int = 4, seed: int = 0) -> TrainingBatches:
     cut = [Windows(cyclic(tokens), LENGTH, (seed, number)) for number, tokens in enumerate(sources)]
     return TrainingBatches(cut, weights, EOS, rows)
 
 
 def streams(
-    *sources: np.ndarray, weights: tuple[float, ...] = (1.0,), rows: int = 4, ranks: int = 1
+    *sources: np.ndarray, weights: tuple[float, ...] = (1.0,), rows: int = 4, ranks: int = 1, seed: int = 0
 ) -> TrainingBatches:
     each = streams_of_each(weights, rows * ranks)
-    cut = [Streams(cyclic(tokens), LENGTH, (0, number), each[number]) for number, tokens in enumerate(sources)]
+    cut = [Streams(cyclic(tokens), LENGTH, (seed, number), each[number]) for number, tokens in enumerate(sources)]
     return TrainingBatches(cut, weights, EOS, rows, streams=True)
 
 
-def documents(sizes: list[int], length: int, group: int = 1, factor: int = 1) -> Documents:
+def documents(sizes: list[int], length: int, group: int = 1, factor: int = 1, seed: int = 0) -> Documents:
     """Rows of documents with these numbers of distinct tokens, bos and eos included."""
     tokens = np.concatenate(
         [np.array([BOS, *range(10 + 1000 * n, 8 + 1000 * n + size), EOS]) for n, size in enumerate(sizes)]
     )
-    return Documents(cyclic(tokens.astype(np.uint32), factor), length, (0,), group)
+    return Documents(cyclic(tokens.astype(np.uint32), factor), length, (seed,), group)
 
 
-def equal(first: CausalBatch, second: CausalBatch) -> bool:
+def equal(first: Arrays, second: Arrays) -> bool:
     return all(np.array_equal(one, other) for one, other in zip(first, second, strict=True))
 
 
@@ -99,21 +99,59 @@ def test_one_token_may_begin_and_end_documents(sizes: list[int], length: int, fa
             assert np.array_equal(two.document_starts, one.document_starts)
 
 
-def test_a_batch_is_a_function_of_its_number() -> None:
-    one, other = batches(text(1000)), batches(text(1000))
-    for step in (0, 1, 500, 10**9):
-        assert equal(one.batch(step), other.batch(step))
-    assert not equal(one.batch(0), one.batch(1))
-    assert not equal(one.batch(0), batches(text(1000), seed=1).batch(0))
+def masked(rows: int, ranks: int = 1, seed: int = 0) -> MaskedBatches:
+    windows = Windows(cyclic(text(1000)), LENGTH, (seed, 0))
+    return MaskedBatches([windows], [1.0], Masker(recipe.Masking(), ByteTokenizer()), rows, seed)
+
+
+UNEQUAL = [int(size) for size in np.random.default_rng(0).integers(3, 900, 200)]
+ORDERS: dict[str, Callable[..., TrainingBatches]] = {
+    "windows": lambda rows, ranks=1, seed=0: batches(text(1000), rows=rows, seed=seed),
+    "streams": lambda rows, ranks=1, seed=0: streams(text(1000), rows=rows, ranks=ranks, seed=seed),
+    "documents": lambda rows, ranks=1, seed=0: TrainingBatches(
+        [documents(UNEQUAL, 1000, group=8, seed=seed)], [1.0], EOS, rows
+    ),
+    "masked": masked,
+}
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize("order", [batches, streams])
-def test_ranks_share_one_order(order: Callable[..., TrainingBatches], ranks: int) -> None:
-    alone, together = order(text(1000), rows=8), order(text(1000), rows=8 // ranks, ranks=ranks)
-    for step in range(5):
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_batch_follows_from_its_number_and_is_shared_out_among_ranks(order: str, ranks: int) -> None:
+    make = ORDERS[order]
+    alone, again, together, other = make(8), make(8), make(8 // ranks, ranks), make(8, seed=1)
+    for step in (*range(6), 500, 10**9):
+        batch = alone.batch(step)
         slices = [together.batch(step, rank, ranks) for rank in range(ranks)]
-        assert equal(alone.batch(step), CausalBatch(*map(np.concatenate, zip(*slices, strict=True))))
+        assert equal(batch, again.batch(step))
+        assert equal(batch, tuple(map(np.concatenate, zip(*slices, strict=True))))
+    assert not equal(alone.batch(0), alone.batch(1))
+    assert not all(equal(alone.batch(step), other.batch(step)) for step in range(6))
+
+
+def is_padded(batch: CausalBatch, factor: int) -> bool:
+    """Return whether documents begin at multiples of a factor, and the padding before them is never a target."""
+    assert all(start % factor == 0 for _, start in np.argwhere(batch.document_starts))
+    after_the_end = (batch.tokens[:, 1:] == EOS) & (batch.tokens[:, :-1] == EOS)
+    return bool((batch.targets[:, 1:][after_the_end] == IGNORED).all())
+
+
+def words_read(read: list[CausalBatch], tokens: np.ndarray, factor: int) -> int:
+    """Return how many tokens are in batches, ends of documents aside: each once, and its target is the next one."""
+    assert all(is_padded(batch, factor) for batch in read)
+    next_to = dict(pairwise([*tokens.tolist(), int(tokens[0])]))
+    every = [(batch.tokens.ravel().tolist(), batch.targets.ravel().tolist()) for batch in read]
+    pairs = [(token, target) for each in every for token, target in zip(*each, strict=True) if token not in (BOS, EOS)]
+    assert all(target == next_to[token] for token, target in pairs)
+    assert len({token for token, _ in pairs}) == len(pairs)
+    return len(pairs)
+
+
+def assert_continued(batches: list[CausalBatch]) -> None:
+    """Check that each row begins with the last target of the same row of the batch before, if there is one."""
+    for before, after in pairwise(batches):
+        continues = ~after.document_starts[:, 0] & (before.targets[:, -1] != IGNORED) & (after.targets[:, 0] != IGNORED)
+        assert np.array_equal(before.targets[continues, -1], after.tokens[continues, 0])
 
 
 @pytest.mark.parametrize("factor", [1, 8])
@@ -123,22 +161,20 @@ def test_streams_continue_and_read_all_of_a_text_before_any_of_it_again(rows: in
     source = Streams(cyclic(tokens, factor), 24, (0, 0), rows)
     loader, epoch = TrainingBatches([source], [1.0], EOS, rows, streams=True), len(source.text)
     read = [loader.batch(step) for step in range(epoch // 24 // rows)]
-    assert all(is_padded(batch, factor) for batch in read)
-    for before, after in pairwise(read):
-        continues = (before.targets[:, -1] != IGNORED) & (after.targets[:, 0] != IGNORED)
-        assert np.array_equal(before.targets[continues, -1], after.tokens[continues, 0])
-    seen = Counter(token for batch in read for token in batch.tokens.ravel().tolist() if token not in (BOS, EOS))
-    assert set(seen.values()) == {1} and len(seen) > 960 - rows * 24
+    assert_continued(read)
+    assert words_read(read, tokens, factor) > 960 - rows * 24
 
 
-@pytest.mark.parametrize("size", [LENGTH + 1, 83, 1000])
-def test_an_epoch_reads_each_token_once(size: int) -> None:
-    tokens = np.arange(10, 10 + size, dtype=np.uint16)
-    windows = size // LENGTH
-    loader = batches(tokens, rows=1)
+@pytest.mark.parametrize(("size", "factor"), [(LENGTH + 1, 1), (20, 1), (83, 1), (1000, 1), (1000, 3), (1000, 8)])
+def test_each_epoch_of_windows_reads_each_token_once_across_the_seam(size: int, factor: int) -> None:
+    tokens = np.arange(10, 10 + size) if factor == 1 else text(size)
+    ring, length = cyclic(tokens, factor), LENGTH if factor == 1 else 24
+    assert len(ring) == size if factor == 1 else size // 10 * -(-10 // factor) * factor
+    loader, windows = TrainingBatches([Windows(ring, length, (0, 0))], [1.0], EOS, 1), len(ring) // length
     for epoch in range(3):
-        seen = np.concatenate([loader.batch(epoch * windows + step).tokens[0] for step in range(windows)])
-        assert len(set(seen.tolist())) == windows * LENGTH
+        read = [loader.batch(epoch * windows + number) for number in range(windows)]
+        left_out = len(ring) % length  # an epoch ends where no window fits any more
+        assert words_read(read, tokens, factor) >= len(set(tokens.tolist()) - {BOS, EOS}) - left_out
 
 
 def test_epochs_are_cut_and_ordered_anew() -> None:
@@ -151,12 +187,6 @@ def test_epochs_are_cut_and_ordered_anew() -> None:
     of_one_length = TrainingBatches([documents([8] * 40, 8)], [1.0], EOS, 40)
     first, second = of_one_length.batch(0).tokens[:, 1], of_one_length.batch(1).tokens[:, 1]
     assert sorted(first) == sorted(second) and first.tolist() != second.tolist()
-
-
-def test_targets_follow_across_the_seam() -> None:
-    tokens = np.arange(10, 10 + 20, dtype=np.uint16)
-    batch = batches(tokens, rows=200).batch(0)
-    assert np.array_equal((batch.tokens - 10 + 1) % 20, batch.targets - 10)
 
 
 def test_weights_are_kept_all_along() -> None:
@@ -172,18 +202,11 @@ def test_weights_are_kept_all_along() -> None:
     assert (of_streams == 10).all(axis=1).sum() == 2 and (of_streams == 11).all(axis=1).sum() == 6
 
 
-def is_padded(batch: CausalBatch, factor: int) -> bool:
-    """Return whether documents begin at multiples of a factor, and the padding before them is never a target."""
-    assert all(start % factor == 0 for _, start in np.argwhere(batch.document_starts))
-    after_the_end = (batch.tokens[:, 1:] == EOS) & (batch.tokens[:, :-1] == EOS)
-    return bool((batch.targets[:, 1:][after_the_end] == IGNORED).all())
-
-
 @thinned(
     pytest.mark.parametrize(
         ("factor", "length"), [(1, 1), (1, 7), (1, 10), (1, 1000), (2, 24), (3, 24), (8, 48), (8, 240)]
     ),
-    pytest.mark.parametrize("size", [1, 2, 11, 57, 100]),
+    pytest.mark.parametrize("size", [1, 2, 9, 11, 57, 100]),
 )
 def test_validation_counts_each_target_once(factor: int, length: int, size: int) -> None:
     tokens = scored_tokens(text(100)[:size], BOS, EOS, factor)
@@ -191,6 +214,12 @@ def test_validation_counts_each_target_once(factor: int, length: int, size: int)
     assert all(is_padded(batch, factor) for batch in found)
     assert all(len(batch.tokens) <= 3 and batch.tokens.shape[1] == min(length, len(tokens)) for batch in found)
     assert scored(batch.targets for batch in found) == targets(text(100)[:size])
+    for ranks in (2, 3):
+        shared = list(validation_batches(tokens, length, rows=3, ranks=ranks))
+        assert len(shared) % ranks == 0 and len(shared) - len(found) < ranks
+        assert all(equal(one, other) for one, other in zip(shared, found, strict=False))
+        assert all((batch.targets == IGNORED).all() for batch in shared[len(found) :])
+        assert len({batch.tokens.shape[1] for batch in shared}) <= 1
 
 
 @pytest.mark.parametrize(
@@ -206,7 +235,7 @@ def test_a_limited_validation_scores_windows_from_all_over_the_text(length: int,
 
 
 @thinned(
-    FACTORS,
+    pytest.mark.parametrize("factor", [1, 3, 8]),
     pytest.mark.parametrize("limit", [None, 1, 100]),
     pytest.mark.parametrize(("rows", "ranks"), [(1, 1), (3, 2), (20, 3)]),
 )
@@ -224,9 +253,7 @@ def test_validation_streams_continue_from_batch_to_batch(factor: int, limit: int
         assert every == sorted(targets(tokens))
     else:
         assert set(every) < set(targets(tokens)) and len(every) <= max(limit, VALIDATION_STREAMS * factor)
-    for before, after in pairwise(found[0]):
-        continues = ~after.document_starts[:, 0] & (before.targets[:, -1] != IGNORED) & (after.targets[:, 0] != IGNORED)
-        assert np.array_equal(before.targets[continues, -1], after.tokens[continues, 0])
+    assert_continued(found[0])
     assert found[0][0].document_starts[:, 0].all(), "each part begins with an empty state"
 
 
@@ -238,39 +265,26 @@ def targets(tokens: np.ndarray) -> list[int]:
     return [int(after) for before, after in pairwise(tokens) if before != EOS]
 
 
-@pytest.mark.parametrize("size", [1, 2, 9, 10, 57, 100])
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_ranks_validate_as_many_batches_each(size: int, ranks: int) -> None:
-    tokens = text(100)[:size]
-    found = list(validation_batches(scored_tokens(tokens, BOS, EOS), 4, rows=2, ranks=ranks))
-    alone = list(validation_batches(scored_tokens(tokens, BOS, EOS), 4, rows=2))
-    assert len(found) % ranks == 0 and len(found) - len(alone) < ranks
-    assert all(equal(one, other) for one, other in zip(found, alone, strict=False))
-    assert all((batch.targets == IGNORED).all() for batch in found[len(alone) :])
-    assert len({batch.tokens.shape[1] for batch in found}) <= 1
-
-
 SIZES = st.lists(st.integers(3, 60), min_size=1, max_size=60)
 
 
 @given(SIZES, st.integers(8, 24), st.sampled_from([1, 2, 3, 8]))
 def test_an_epoch_of_documents_reads_each_whole_and_once(sizes: list[int], blocks: int, factor: int) -> None:
     length = blocks * factor
-    whole = [[BOS, *range(10 + 1000 * number, 8 + 1000 * number + size), EOS] for number, size in enumerate(sizes)]
-    expected = Counter(tuple(text[begin : begin + length]) for text in whole for begin in range(0, len(text), length))
-    next_to = {token: after for text in whole for token, after in pairwise(text) if token != BOS}
     rows, seen = documents(sizes, length, factor=factor), Counter[tuple[int, ...]]()
+    whole = np.split(rows.text.tokens, rows.text.begins[1:])
+    expected = Counter(tuple(text[begin : begin + length]) for text in whole for begin in range(0, len(text), length))
     loader = TrainingBatches([rows], [1.0], EOS, 1)
-    for number in range(len(rows.packed)):
-        batch = loader.batch(number)
-        assert is_padded(batch, factor) and batch.tokens.shape[1] % factor == 0
+    read = [loader.batch(number) for number in range(len(rows.packed))]
+    assert words_read(read, rows.text.tokens, factor) == sum(sizes) - 2 * len(sizes)
+    for batch in read:
+        assert batch.tokens.shape[1] % factor == 0
         tokens, targets, starts = (array[0] for array in batch)
         borders = np.flatnonzero(starts)
         assert borders[0] == 0 and len(tokens) <= length
         for piece, after in zip(np.split(tokens, borders[1:]), np.split(targets, borders[1:]), strict=True):
             end = piece.tolist().index(EOS) + 1 if EOS in piece else len(piece)
             assert (piece[end:] == EOS).all() and (after[piece == EOS] == IGNORED).all()  # padding
-            assert all(t == next_to[x] for x, t in zip(piece, after, strict=True) if x not in (BOS, EOS))
             seen[tuple(piece[:end].tolist())] += 1
     assert seen == expected
 
@@ -285,35 +299,10 @@ def test_rows_of_documents_are_well_filled(sizes: list[int], length: int) -> Non
     assert len(filled) == 1 or filled[0] + filled[1] > length  # the emptiest two would not fit together
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_ranks_have_equal_work_with_unequal_documents(ranks: int) -> None:
-    """Batches of one step are of one length, and the rows that stand beside each other about as full."""
-    draw = np.random.default_rng(0)
-    sizes = [int(size) for size in draw.integers(3, 900, 200)]
-    rows = documents(sizes, 1000, group=8)
-    alone, together = (TrainingBatches([rows], [1.0], EOS, size) for size in (8, 8 // ranks))
-    unfilled = []
+def test_rows_of_one_step_are_about_as_full_though_documents_are_unequal() -> None:
+    rows = documents(UNEQUAL, 1000, group=8)
+    loader, unfilled = TrainingBatches([rows], [1.0], EOS, 8), []
     for step in range(len(rows.packed) // 8):
-        slices = [together.batch(step, rank, ranks) for rank in range(ranks)]
-        assert equal(alone.batch(step), CausalBatch(*map(np.concatenate, zip(*slices, strict=True))))
         filled = [rows.filled(8 * step + row) for row in range(8)]
-        unfilled.append(1 - min(filled) / slices[0].tokens.shape[1])
+        unfilled.append(1 - min(filled) / loader.batch(step).tokens.shape[1])
     assert np.median(unfilled) < 0.07
-
-
-@FACTORS
-def test_an_epoch_of_padded_windows_reads_each_token_once(factor: int) -> None:
-    tokens = text(1000)
-    padded = cyclic(tokens, factor)
-    loader = TrainingBatches([Windows(padded, 24, (0, 0))], [1.0], EOS, 1)
-    assert len(padded) == 100 * (-(-10 // factor) * factor)
-    read = [loader.batch(number) for number in range(len(padded) // 24)]
-    assert all(is_padded(batch, factor) for batch in read)
-    counts = Counter(token for batch in read for token in batch.tokens.ravel().tolist() if token not in (BOS, EOS))
-    assert set(counts.values()) == {1}
-    unread = len(padded) % 24  # an epoch ends where no window fits any more
-    assert len(counts) >= 800 - unread
-    next_to = dict(pairwise(tokens.tolist()))
-    for batch in read:
-        pairs = zip(batch.tokens.ravel().tolist(), batch.targets.ravel().tolist(), strict=True)
-        assert all(target == next_to[token] for token, target in pairs if token not in (BOS, EOS))

@@ -8,7 +8,7 @@ import pytest
 
 from lmlong import recipe
 from lmlong.data.masking import MaskedBatch, MaskedBatches, Masker, ValidationPieces
-from lmlong.data.rows import IGNORED, CyclicTokens, Documents, Windows
+from lmlong.data.rows import IGNORED, CyclicTokens, Documents
 from lmlong.data.token_file import TokenFile
 from lmlong.data.tokenizers import train_tokenizer
 from lmlong.data.tokenizers.base import Tokenizer
@@ -27,18 +27,6 @@ def text(*sizes: int) -> TokenFile:
     draw = np.random.default_rng(0)
     tokens = np.concatenate([np.array([BOS, *draw.integers(256, size=size - 2), EOS]) for size in sizes])
     return TokenFile(tokens.astype(np.uint16), np.flatnonzero(tokens == BOS))
-
-
-def ring(file: TokenFile) -> CyclicTokens:
-    return CyclicTokens(file.tokens, file.starts, BOS, EOS)
-
-
-def batches(file: TokenFile, rows: int = 2, seed: int = 0, share: float = 0.15) -> MaskedBatches:
-    return MaskedBatches([Windows(ring(file), LENGTH, (seed, 0))], [1.0], masker(share=share), rows, seed)
-
-
-def equal(first: MaskedBatch, second: MaskedBatch) -> bool:
-    return all(np.array_equal(one, other) for one, other in zip(first, second, strict=True))
 
 
 def unmasked(batch: MaskedBatch) -> Iterator[list[int]]:
@@ -71,10 +59,9 @@ def test_shares_of_bert(share: float) -> None:
 
 
 def test_all_is_a_mask_in_the_plain_kind() -> None:
-    tokens = np.arange(200)
-    hidden = masker("plain").mask_row(tokens, (7,))
+    hidden, usual = (masker(kind).mask_row(np.arange(200), (7,)) for kind in ("plain", "bert"))
     assert np.array_equal(hidden.tokens == MASK, hidden.targets != IGNORED)
-    assert np.array_equal(hidden.targets != IGNORED, masker().mask_row(tokens, (7,)).targets != IGNORED)
+    assert np.array_equal(hidden.targets, usual.targets)
 
 
 def test_ends_of_documents_are_neither_hidden_nor_shown_for_others() -> None:
@@ -109,20 +96,9 @@ def test_draws_are_those_of_every_machine() -> None:
     assert tokens.tolist() == [MASK, 1, 2, 3, MASK, MASK, 6, MASK, MASK, 9, MASK, 11]
 
 
-def test_batches_follow_from_their_number_and_are_shared_out_among_ranks() -> None:
-    file = text(30, 50, 7, 40)
-    for step in range(6):
-        alone = batches(file, rows=4).batch(step)
-        assert equal(alone, batches(file, rows=4).batch(step))
-        parts = [batches(file, rows=2).batch(step, rank, 2) for rank in range(2)]
-        assert equal(alone, MaskedBatch(*map(np.concatenate, zip(*parts, strict=True))))
-    first, other = batches(file), batches(file, seed=1)
-    assert not equal(first.batch(0), first.batch(1)) and not equal(first.batch(0), other.batch(0))
-
-
 def test_documents_stand_alone_each_in_its_row() -> None:
     file = text(40, 5, LENGTH + 1, 9)  # the third leaves an end without text, which is not read
-    rows = Documents(ring(file), LENGTH, (0, 0), 1, packed=False)
+    rows = Documents(CyclicTokens(file.tokens, file.starts, BOS, EOS), LENGTH, (0, 0), 1, packed=False)
     made = MaskedBatches([rows], [1.0], masker(), 1, 0)
     found = [next(unmasked(made.batch(number))) for number in range(6)]
     ends = [*file.starts[1:], len(file.tokens)]
