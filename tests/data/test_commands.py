@@ -12,10 +12,7 @@ from lmlong.data.tokenizers import load_tokenizer
 from .conftest import sentences
 
 RECIPE = """
-text:
-  sources: [{kind: files, paths: [documents]}]
-  tokenizer: {kind: bytes}
-  sequence_length: 16
+text: {sources: [{kind: files, paths: [documents]}], tokenizer: {kind: bytes}, sequence_length: 16}
 training: {steps: 1}
 """
 
@@ -24,9 +21,8 @@ training: {steps: 1}
 def recipe_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.chdir(tmp_path)
     Path("documents").mkdir()
-    for number, text in enumerate(sentences(30)):
-        Path("documents", f"{number}.txt").write_bytes(text.encode())
-    Path("documents", "empty.txt").touch()
+    for number, text in enumerate([*sentences(30), ""]):
+        Path("documents", f"{number}.txt").write_text(text, "utf-8")
     Path("books.yaml").write_text(RECIPE)
     return "books.yaml"
 
@@ -37,11 +33,18 @@ def run(command: object, *words: str) -> str:
     return result.stdout
 
 
-def test_prepare_prints_the_folder_that_info_describes(recipe_file: str) -> None:
-    folder = Path(run(data, "prepare", recipe_file).strip())
-    described = json.loads(run(data, "info", recipe_file, "--json"))
-    assert Path(described["folder"]) == folder
-    assert described["sources"][0]["train"]["tokens"] == (folder / "train-0.tokens").stat().st_size // 2
+HELD_OUT = "text.validation.sources=[{kind: files, paths: [documents/0.txt]}]"
+
+
+def test_prepare_prints_the_folder_that_info_describes_and_both_the_overlap(recipe_file: str) -> None:
+    prepared = CliRunner().invoke(data, ["prepare", recipe_file, HELD_OUT])
+    described = json.loads(run(data, "info", recipe_file, HELD_OUT, "--json"))
+    assert described["folder"] == prepared.stdout.strip()
+    tokens = Path(described["folder"], "train-0.tokens")
+    assert described["sources"][0]["train"]["tokens"] == tokens.stat().st_size // 2
+    assert described["overlap"]["share"] == 1
+    overlap = "100.0% of the 50-byte windows of the held-out text occur in the training text\n"
+    assert prepared.stderr == overlap and f"\n{overlap}" in run(data, "info", recipe_file, HELD_OUT)
 
 
 def test_info_is_a_table_of_80_columns(recipe_file: str) -> None:
@@ -52,14 +55,6 @@ def test_info_is_a_table_of_80_columns(recipe_file: str) -> None:
     assert [row.split()[4] for row in rows[3:]] == ["1.00", "1.00"]
     Path("documents", "paper.rar").touch()
     assert "paper.rar" in run(data, "info", recipe_file)
-
-
-def test_prepare_and_info_print_the_overlap(recipe_file: str) -> None:
-    held_out = "text.validation.sources=[{kind: files, paths: [documents/0.txt]}]"
-    line = "100.0% of the 50-byte windows of the held-out text occur in the training text\n"
-    assert f"\n{line}" in run(data, "info", recipe_file, held_out)
-    assert CliRunner().invoke(data, ["prepare", recipe_file, held_out]).stderr == line
-    assert json.loads(run(data, "info", recipe_file, held_out, "--json"))["overlap"]["share"] == 1
 
 
 def test_tokenizer_train_and_info(recipe_file: str) -> None:
@@ -83,8 +78,7 @@ def test_show_prints_what_documents_became(tmp_path: Path, recipe_file: str) -> 
     assert shown.stdout == "A dark night.\n\nCold.\nACGT\nTT\n"
     names = [line.split(":")[0].rpartition("/")[2] for line in shown.stderr.splitlines()]
     assert names == ["c.mobi", "a.html", "b.fa", "b.fa"]
-    as_json = run(data, "show", str(folder / "b.fa"), "--json")
-    lines = list(map(json.loads, as_json.splitlines()))
+    lines = list(map(json.loads, run(data, "show", str(folder / "b.fa"), "--json").splitlines()))
     assert [(line["header"], line["bytes"], line["text"]) for line in lines] == [("one", 4, "ACGT"), ("two", 2, "TT")]
     (folder / "long.txt").write_text("a" * 1200)
     assert run(data, "show", str(folder / "long.txt")) == "a" * 1000 + "\n"

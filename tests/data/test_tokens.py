@@ -1,6 +1,9 @@
-"""Token files hold the documents, once, complete or not at all, in memory that does not grow with the text."""
+"""Token files hold the documents, once, complete or not at all, in memory that does not grow with the text. Those whose
+digests are right and whose numbers are not are reported and written again; none is read."""
 
+import gzip
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,46 +14,32 @@ import numpy as np
 import pytest
 
 from lmlong import recipe
-from lmlong.data.token_dataset import prepare
-from lmlong.data.token_file import TokenFile
+from lmlong.data import token_encoding
+from lmlong.data.token_dataset import FORMAT, prepare
+from lmlong.data.token_file_writer import TokenFileWriter
+from lmlong.data.tokenizers import training
 from lmlong.data.tokenizers.base import Tokenizer
 from lmlong.errors import UsageError
+from lmlong.io.cache import cache_folder
+from lmlong.io.files import with_checksum
+from lmlong.io.folder_manifest import NAME, Format, seal
 
-from .conftest import sentences
-
-TextOf = Callable[..., recipe.Text]
-
-
-def documents(file: TokenFile, tokenizer: Tokenizer) -> list[str]:
-    """The texts in a token file, each checked to stand between bos and eos."""
-    found = []
-    for start, end in zip(file.starts, [*file.starts[1:], len(file.tokens)], strict=True):
-        tokens = file.tokens[start:end].tolist()
-        assert (tokens[0], tokens[-1]) == (tokenizer.bos, tokenizer.eos)
-        found.append(tokenizer.decode(tokens[1:-1]))
-    return found
-
-
-def folders(cache: Path) -> list[Path]:
-    return sorted(path for path in (cache / "tokens").iterdir() if not path.name.endswith(".lock"))
+from .conftest import TextOf, documents, sentences, text_over
+from .small_batches import content
 
 
 def test_several_sources_and_validation_of_its_own(tmp_path: Path) -> None:
-    for name in ("one", "two", "held"):
+    names, weights = ("one", "two", "held"), (1.0, 3.0, 1.0)
+    sources = []
+    for name, weight in zip(names, weights, strict=True):
         (tmp_path / f"{name}.txt").write_text(f"the text of {name} " * 10)
-    one, two, held = (
-        {"kind": "files", "paths": [str(tmp_path / f"{name}.txt")], "weight": weight}
-        for name, weight in (("one", 1.0), ("two", 3.0), ("held", 1.0))
-    )
-    options = {"sources": [one, two], "validation": {"sources": [held]}, "tokenizer": {"kind": "bytes"}}
-    found = prepare(recipe.Text.model_validate(options | {"sequence_length": 16}))
-    assert [documents(file, found.tokenizer) for file in (*found.train, found.validation)] == [
-        [f"the text of {name} " * 10] for name in ("one", "two", "held")
-    ]
+        sources.append({"kind": "files", "paths": [str(tmp_path / f"{name}.txt")], "weight": weight})
+    found = prepare(text_over(sources=sources[:2], validation={"sources": sources[2:]}))
+    for name, file in zip(names, (*found.train, found.validation), strict=True):
+        assert documents(file, found.tokenizer) == [f"the text of {name} " * 10]
     assert found.weights == [1.0, 3.0]
-    assert [set(source) & {"train", "validation"} for source in found.info["sources"]] == [
-        *({"train", "validation"}, {"train", "validation"}, {"validation"}),
-    ]
+    splits = [set(source) & {"train", "validation"} for source in found.info["sources"]]
+    assert splits == [{"train", "validation"}, {"train", "validation"}, {"validation"}]
 
 
 def test_the_tokenizer_sees_no_validation_text(text_of: TextOf) -> None:
@@ -61,15 +50,19 @@ def test_the_tokenizer_sees_no_validation_text(text_of: TextOf) -> None:
     assert before.tokenizer.hash == after.tokenizer.hash
 
 
-def test_the_same_content_is_made_once(text_of: TextOf, cache: Path) -> None:
+def test_the_same_content_is_made_once_whatever_the_names_of_its_files(text_of: TextOf, cache: Path) -> None:
     texts = sentences(30)
-    first = prepare(text_of(texts))
+    text = text_of(texts)
+    first = prepare(text)
     made = (first.folder / "train-0.tokens").stat().st_mtime_ns
     again = prepare(text_of(texts, sequence_length=32))
     assert (again.folder, (again.folder / "train-0.tokens").stat().st_mtime_ns) == (first.folder, made)
-    assert folders(cache) == [first.folder]
+    assert [path for path in (cache / "tokens").iterdir() if path.suffix != ".lock"] == [first.folder]
     assert prepare(text_of([*texts[:-1], "other"])).folder != first.folder
     assert prepare(text_of(texts, validation={"fraction": 0.3})).folder != first.folder
+    for path in Path(text.sources[0].paths[0]).iterdir():  # type: ignore[union-attr]
+        path.rename(path.with_name(f"a-{path.name}"))
+    assert prepare(text).folder == first.folder
 
 
 def test_a_given_tokenizer_replaces_the_one_of_the_recipe(text_of: TextOf, subwords: Tokenizer, tmp_path: Path) -> None:
@@ -81,34 +74,23 @@ def test_a_given_tokenizer_replaces_the_one_of_the_recipe(text_of: TextOf, subwo
     assert prepare(text).folder == given.folder
 
 
-@pytest.mark.parametrize(
-    ("texts", "options", "message"),
-    [
-        (
-            *(["x" * 100], {"sequence_length": 2048}),
-            r"the training text has 97 tokens, but one sequence needs 2,049\. Add text or lower",
-        ),
-        (
-            *(sentences(25), {"validation": {"fraction": 1e-9}}),
-            r"of 25 documents, text.validation.fraction=1e-09 holds out none",
-        ),
-    ],
-)
-def test_too_little_text_is_refused(text_of: TextOf, texts: list[str], options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        prepare(text_of(texts, **options))
+def test_too_little_text_is_refused(text_of: TextOf) -> None:
+    few = r"the training text has 97 tokens, but one sequence needs 2,049\. Add text or lower"
+    with pytest.raises(UsageError, match=few):
+        prepare(text_of(["x" * 100], sequence_length=2048))
+    with pytest.raises(UsageError, match=r"of 25 documents, text.validation.fraction=1e-09 holds out none"):
+        prepare(text_of(sentences(25), validation={"fraction": 1e-9}))
 
 
-def test_token_files_have_a_simple_format_and_are_mapped(text_of: TextOf) -> None:
+def test_tokens_are_mapped_numbers_of_two_bytes_and_may_be_cut(text_of: TextOf) -> None:
     found = prepare(text_of(sentences(30)))
-    info = json.loads((found.folder / "info.json").read_text())
-    raw = np.fromfile(found.folder / "train-0.tokens", dtype="<u2")
-    assert len(raw) == info["sources"][0]["train"]["tokens"]
-    assert raw[0] == found.tokenizer.bos
-    assert isinstance(found.train[0].tokens, np.memmap) and np.array_equal(found.train[0].tokens, raw)
-    size, starts = found.train[0].starts[1] + 1, found.train[0].starts.tolist()
-    assert found.train[0].first(size).starts.tolist() == starts[:2] and len(found.train[0].first(size).tokens) == size
-    assert found.train[0].first(None).starts.tolist() == starts
+    file = found.train[0]
+    assert isinstance(file.tokens, np.memmap)
+    assert np.array_equal(file.tokens, np.fromfile(found.folder / "train-0.tokens", dtype="<u2"))
+    assert len(file.tokens) == found.info["sources"][0]["train"]["tokens"]
+    size, starts = file.starts[1] + 1, file.starts.tolist()
+    assert file.first(size).starts.tolist() == starts[:2] and len(file.first(size).tokens) == size
+    assert file.first(None).starts.tolist() == starts
 
 
 PEAK = """
@@ -124,8 +106,6 @@ print(max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, re
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".txt", ".txt.gz"])
 def test_memory_does_not_grow_with_a_file(tmp_path: Path, suffix: str) -> None:
-    import gzip
-
     def peak(megabytes: int) -> int:
         path = tmp_path / f"{megabytes}{suffix}"
         with gzip.open(path, "wb", 1) if suffix.endswith("gz") else path.open("wb") as file:
@@ -137,10 +117,104 @@ def test_memory_does_not_grow_with_a_file(tmp_path: Path, suffix: str) -> None:
     assert peak(32) - peak(1) < 12
 
 
-def test_tokens_do_not_depend_on_the_names_of_files(text_of: TextOf) -> None:
-    text = text_of(sentences(60))
-    found = prepare(text)
-    folder = Path(text.sources[0].paths[0])  # type: ignore[union-attr]
-    for path in folder.iterdir():
-        path.rename(folder / f"a-{path.name}")
-    assert prepare(text).folder == found.folder
+Change = Callable[[bytes], bytes]
+
+
+def numbers(dtype: str, change: Callable[[np.ndarray], np.ndarray]) -> Change:
+    return lambda data: change(np.frombuffer(data, dtype)).astype(dtype).tobytes()
+
+
+def info(change: Callable[[Any], object]) -> Change:
+    def changed(data: bytes) -> bytes:
+        content = json.loads(data)
+        change(content)
+        return json.dumps(content).encode()
+
+    return changed
+
+
+DAMAGES = [
+    ("train-0.tokens", numbers("<u2", lambda a: np.where(np.arange(len(a)) == 5, 60_000, a)), "beyond the vocabulary"),
+    ("validation.tokens", numbers("<u2", lambda a: a + 300), "beyond the vocabulary"),
+    ("train-0.tokens", lambda data: data[:-1], "not a multiple of a number"),
+    ("train-0.starts", lambda data: data[:-1], "not a multiple of a number"),
+    ("train-0.starts", numbers("<i8", lambda a: a - 1), "do not increase from 0"),
+    ("train-0.starts", numbers("<i8", lambda a: a[::-1]), "do not increase from 0"),
+    ("train-0.starts", numbers("<i8", lambda a: a * 0), "do not increase from 0"),
+    ("train-0.starts", numbers("<i8", lambda a: np.where(a == a[-1], 1 << 62, a)), "are out of range"),
+    ("train-0.starts", lambda data: b"", "are out of range"),
+    ("train-0.tokens", numbers("<u2", lambda a: a[: len(a) // 3]), "are out of range"),
+    ("info.json", info(lambda found: found.pop("overlap")), ""),
+    ("info.json", info(lambda found: found["sources"][0].update(encodings="latin-1")), ""),
+    ("info.json", info(lambda found: found["sources"].pop()), ""),
+    ("info.json", info(lambda found: found["sources"][0]["train"].update(tokens="7")), ""),
+]
+
+
+@pytest.fixture(scope="module")
+def cached(tmp_path_factory: pytest.TempPathFactory) -> tuple[recipe.Text, Path]:
+    """A text of three documents and one to validate on, and a cache of its tokens."""
+    folder = tmp_path_factory.mktemp("text")
+    for number in range(3):
+        (folder / f"{number}.txt").write_text(f"document {number} " * 20)
+    (folder / "held-out.md").write_text("another one " * 20)
+    validation = {"sources": [{"kind": "files", "paths": [str(folder / "*.md")]}]}
+    return text_over(folder / "*.txt", validation=validation), folder / "cache"
+
+
+@pytest.mark.parametrize(("name", "change", "complaint"), DAMAGES)
+def test_a_folder_that_cannot_be_is_reported_and_written_again(
+    cached: tuple[recipe.Text, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    change: Change,
+    complaint: str,
+) -> None:
+    text, cache = cached
+    monkeypatch.setenv("LMLONG_CACHE", str(cache))
+    folder = prepare(text).folder
+    whole = content(folder)
+    (folder / name).write_bytes(change(whole[name]))
+    sign(folder, FORMAT)
+    prepare(text)
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "damaged" in line]
+    assert re.search(rf"\.(tokens|json): damaged.*{complaint}.* Rebuilding it\.$", line)
+    assert content(folder) == whole
+
+
+def sign(folder: Path, version: Format) -> None:
+    (folder / NAME).unlink()
+    seal(folder, version, {})
+
+
+def test_an_unreadable_tokenizer_is_trained_again(
+    cached: tuple[recipe.Text, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained = cached[0].model_copy(update={"tokenizer": recipe.Tokenizer(vocabulary=300)})
+    tokenizer = prepare(trained).tokenizer
+    (folder,) = (cache_folder() / "tokenizers").iterdir()
+    (folder / "tokenizer.model").write_bytes(b"noise")
+    sign(folder, training.FORMAT)
+    assert prepare(trained).tokenizer.hash == tokenizer.hash
+    assert capsys.readouterr().err.count("Rebuilding it.") == 1
+
+
+IMPOSSIBLE = [{"batches": -1}, {"batches": "3"}, {"batches": 1.5}, {"size": 1 << 40}, {"size": -4}]
+
+
+@pytest.mark.parametrize("change", IMPOSSIBLE)
+def test_progress_that_cannot_be_is_begun_again(tmp_path: Path, change: dict[str, object]) -> None:
+    files = TokenFileWriter(tmp_path, {"train-0.tokens"})
+    files.save()
+    files.close()
+    said = json.loads((tmp_path / "progress.json").read_text())
+    del said["sha256"]
+    name, (size, digest) = next(iter(said["files"].items()))
+    said["files"][name] = [change.get("size", size), digest]
+    said["batches"] = change.get("batches", 7)
+    assert said["characters"] == token_encoding.BATCH
+    (tmp_path / "progress.json").write_text(with_checksum(said))
+    again = TokenFileWriter(tmp_path, {"train-0.tokens"})
+    again.close()
+    assert (again.batches, again.size) == (0, 0)

@@ -107,9 +107,8 @@ def tokenizer_json(draw: random.Random) -> dict[str, Any]:
     tokenizer = huggingface.Tokenizer.from_str(json.dumps(spec))
     if draw.random() < 0.3:
         lstrip, word = draw.random() < 0.5, draw.random() < 0.5
-        tokenizer.add_tokens(
-            [huggingface.AddedToken(draw.choice(["of ", "  ", "ab"]), lstrip=lstrip, single_word=word)]
-        )
+        added = huggingface.AddedToken(draw.choice(["of ", "  ", "ab"]), lstrip=lstrip, single_word=word)
+        tokenizer.add_tokens([added])
     whole: dict[str, Any] = json.loads(tokenizer.to_str())
     return whole
 
@@ -158,9 +157,8 @@ def fuzz(number: int) -> tuple[str, list[str]]:
     texts = [draw_text(draw, draw.choice([0, 1, 30, 300])) for _ in range(5)]
     if isinstance(tokenizer, CharacterTokenizer) and tokenizer.unknown == "error":
         texts = ["".join(one for one in text if one in tokenizer.alphabet) for text in texts]
-    if (
-        isinstance(drawn, bytes) and b'"Unigram"' in drawn
-    ):  # names of bytes are encoded by themselves: no tokens cover them
+    if isinstance(drawn, bytes) and b'"Unigram"' in drawn:
+        # names of bytes are encoded by themselves: no tokens cover them
         texts = [text.replace("<0x41>", "") for text in texts]
     return what, [wrong for text in texts for wrong in examine(draw, tokenizer, text)]
 
