@@ -2,12 +2,13 @@
 
 import math
 import re
+from html import unescape
 
 import pytest
 from report.test_html import ATTACK, Outline
 
 from lmlong.report.chart import chart, charts, description
-from lmlong.report.figure import COLORS, DARK_COLORS, Level, Line, Mark, Panel, Style, style
+from lmlong.report.figure import Level, Line, Mark, Panel, Style, style
 
 LINE = Line("a", [1, 2, 4], [3.0, math.nan, 1.0], style(0), low=[-1.0, math.nan, 0.5], high=[4.0, math.nan, 2.0])
 PANEL = Panel(
@@ -37,10 +38,7 @@ def test_chart_is_an_image_with_a_caption_and_a_table() -> None:
     assert "tokensafromto" in outline.text
     assert "1k304" in outline.text, "the row of 1k: the value, and its band cut at 0"
     for text in (ATTACK, "trained at 2k", "chance", "4k", "bits"):
-        assert re.search(rf">{re.escape(text)}<", re.sub("&[^;]*;", lambda code: UNESCAPED[code[0]], chart(PANEL)))
-
-
-UNESCAPED = {"&lt;": "<", "&gt;": ">", "&amp;": "&", "&quot;": '"', "&#x27;": "'"}
+        assert f">{text}<" in unescape(chart(PANEL))
 
 
 def test_colors_are_those_of_the_page() -> None:
@@ -66,12 +64,6 @@ def test_values_without_a_place_are_left_out(values: list[float], scale: str) ->
     chart(Panel([line._replace(low=values, high=values)], y_scale=scale))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    "panel", [Panel([]), Panel([Line("a", [], [], style(0))]), Panel([LINE._replace(x=[1, 1, 1])])]
-)
-def test_panel_without_extent_is_drawn(panel: Panel) -> None:
-    assert "svg" in {tag for tag, _ in Outline(chart(panel)).elements}
-
-
-def test_every_color_has_one_on_a_dark_background() -> None:
-    assert len(DARK_COLORS) == len(set(DARK_COLORS)) == len(set(COLORS)) == len(COLORS)
+@pytest.mark.parametrize("lines", [[], [Line("a", [], [], style(0))], [LINE._replace(x=[1, 1, 1])]])
+def test_panel_without_extent_is_drawn(lines: list[Line]) -> None:
+    assert "svg" in {tag for tag, _ in Outline(chart(Panel(lines))).elements}

@@ -5,17 +5,7 @@ from pathlib import Path
 import pytest
 from matplotlib.axes import Axes
 
-from lmlong.report.figure import (
-    COLORS,
-    Figure,
-    Level,
-    Line,
-    Mark,
-    Panel,
-    Style,
-    lines_of,
-    style,
-)
+from lmlong.report.figure import COLORS, DARK_COLORS, Figure, Level, Line, Mark, Panel, Style, lines_of, style
 from lmlong.report.plot import check_format, draw, save
 
 LINES = [
@@ -51,12 +41,8 @@ def test_panel_shows_lines_levels_and_marks() -> None:
     assert list(lines["a"].get_ydata()) == [2.0, 1.0]
     band = axes.collections[0].get_paths()[0].vertices
     assert sorted({float(y) for x, y in band if x == 1}) == [1.5, 2.5]
-    assert (axes.get_title(), axes.get_xlabel(), axes.get_ylabel(), axes.get_ylim()) == (
-        "loss",
-        "tokens",
-        "nats",
-        (0, 4),
-    )
+    assert (axes.get_title(), axes.get_xlabel(), axes.get_ylabel()) == ("loss", "tokens", "nats")
+    assert axes.get_ylim() == (0, 4)
     assert [label.get_text() for label in axes.get_xticklabels()] == ["n1", "n1024"]
     assert [text.get_text() for text in axes.texts] == ["carried"]
     assert [label.get_text() for label in axes.child_axes[0].get_xticklabels()] == ["trained"]
@@ -80,10 +66,13 @@ def test_marks_of_a_log_axis_are_at_their_values() -> None:
     assert centers == pytest.approx([axes.transData.transform((x, 1))[0] for x in (512, 2048)], abs=1)
 
 
-def test_of_many_ticks_every_second_is_named() -> None:
-    ticks = [2**n for n in range(10)]
-    axes = axes_of(Panel([], ticks=ticks), (4, 4))
+def test_ticks_are_named_in_full_and_of_many_every_second() -> None:
+    axes = axes_of(Panel([], ticks=[2**n for n in range(10)]), (4, 4))
     assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "4", "16", "64", "256"]
+    line = Line("a", [1, 2], [900.0, 6000.0], style(0))
+    axes = axes_of(Panel([line], ticks=[1, 2], y_scale="log 1-2-5"), (4, 4))
+    names = [label.get_text() for label in axes.yaxis.get_ticklabels(which="both")]
+    assert {"1,000", "2,000", "5,000"} <= set(names) and "3,000" not in names
 
 
 def test_the_right_end_names_the_same_ticks() -> None:
@@ -95,23 +84,14 @@ def test_the_right_end_names_the_same_ticks() -> None:
     assert names == [f"{2 * y:g}" for y in axes.get_yticks()]
 
 
-def test_a_log_axis_is_named_in_full() -> None:
-    line = Line("a", [1, 2], [900.0, 6000.0], style(0))
-    axes = axes_of(Panel([line], ticks=[1, 2], y_scale="log 1-2-5"), (4, 4))
-    names = [label.get_text() for label in axes.yaxis.get_ticklabels(which="both")]
-    assert {"1,000", "2,000", "5,000"} <= set(names) and "3,000" not in names
-
-
 def test_bands_and_error_bars_are_clipped() -> None:
     banded = Line("a", [1, 2], [0.1, 0.9], style(0), low=[-0.2, 0.8], high=[0.4, 1.2])
     barred = Line("b", [1, 2], [0.1, 0.9], style(1), errors=[0.3, 0.3])
     axes = axes_of(Panel([banded, barred], y_limits=(0.0, 1.0)), (4, 4))
     band, bars = axes.collections
     assert {float(y) for _, y in band.get_paths()[0].vertices} == {0.0, 0.4, 0.8, 1.0}
-    assert [segment[:, 1].tolist() for segment in bars.get_segments()] == [
-        [0.0, pytest.approx(0.4)],
-        [pytest.approx(0.6), 1.0],
-    ]
+    ends = [y for segment in bars.get_segments() for y in segment[:, 1].tolist()]
+    assert ends == [0.0, pytest.approx(0.4), pytest.approx(0.6), 1.0]
 
 
 def test_legends_titles_and_notes_surround_the_data() -> None:
@@ -128,9 +108,10 @@ def test_legends_titles_and_notes_surround_the_data() -> None:
     assert note.y0 >= 0 and legend.y1 <= drawn.bbox.y1
 
 
-def test_lines_can_be_told_apart_in_grey() -> None:
+def test_lines_can_be_told_apart_in_grey_and_on_a_dark_background() -> None:
     looks = [style(number) for number in range(2 * len(COLORS))]
     assert len({(look.marker, look.dashes) for look in looks}) == len(looks)
+    assert len(DARK_COLORS) == len(set(DARK_COLORS)) == len(set(COLORS)) == len(COLORS)
 
 
 @pytest.mark.parametrize(("name", "head"), [("a.png", b"\x89PNG"), ("a.PDF", b"%PDF"), ("a.svg", b"<?xml")])

@@ -26,6 +26,9 @@ def test_slow_steps_are_shown_by_their_seconds(now: list[float], capsys: pytest.
         "models: 40% of 5 models, 2 s each, 00:07 left",
         "models: 80% of 5 models, 4 s each, 00:04 left",
     ]
+    for now[0] in each((20.0, 50.0), "models", 2, "models", show=False):
+        pass
+    assert capsys.readouterr().err == "", "if it is not wanted"
 
 
 def test_earlier_work_counts_as_done_but_not_for_the_speed(now: list[float]) -> None:
@@ -43,18 +46,9 @@ def test_earlier_work_counts_as_done_but_not_for_the_speed(now: list[float]) -> 
 
 def test_the_first_hundredth_of_the_work_does_not_say_how_long_the_rest_takes(now: list[float]) -> None:
     with Progress("a", 1000, "tokens") as shown:
-        now[0] = 9.0
-        shown.update(9)
-        assert shown.line() == "a: 1% of 1,000 tokens, 1 tokens/s, ? left"
-        now[0] = 10.0
-        shown.update(1)
-        assert shown.line() == "a: 1% of 1,000 tokens, 1 tokens/s, 16:30 left"
-
-
-def test_nothing_is_shown_if_it_is_not_wanted(now: list[float], capsys: pytest.CaptureFixture[str]) -> None:
-    for now[0] in each((1.0, 50.0), "models", 2, "models", show=False):
-        pass
-    assert capsys.readouterr().err == ""
+        for now[0], steps, left in ((9.0, 9, "?"), (10.0, 1, "16:30")):
+            shown.update(steps)
+            assert shown.line() == f"a: 1% of 1,000 tokens, 1 tokens/s, {left} left"
 
 
 def test_work_without_steps_shows_its_time(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,10 +1,10 @@
-"""Aligned columns."""
+"""Aligned columns, and the reports that they are in."""
 
+import json
 import math
 from typing import NamedTuple
 
-import pytest
-
+from lmlong.report.report import Report, Table
 from lmlong.report.table import (
     Column,
     format_number,
@@ -19,20 +19,23 @@ from lmlong.report.table import (
 COLUMNS = [Column("name", 8, align="<"), Column("loss", 8, ".2f"), Column("tokens", 8, ",")]
 
 
-def test_cells_are_aligned_and_formatted() -> None:
-    assert format_table(COLUMNS, [["a", 1.234, 12_000], ["b", math.nan, "-"]]) == [
+def test_cells_are_aligned_and_formatted_and_a_row_may_be_short() -> None:
+    rows = [["a", 1.234, 12_000], ["b", math.nan, "-"], ["c"], ["d", None, 1], ["e", None, None]]
+    assert format_table(COLUMNS, rows) == [
         "name        loss  tokens",
         "a           1.23  12,000",
         "b              -       -",
-    ]
-
-
-def test_a_row_may_be_short_or_have_empty_cells() -> None:
-    assert format_table(COLUMNS, [["a"], ["b", None, 1], ["c", None, None]])[1:] == [
-        "a",
-        "b                      1",
         "c",
+        "d                      1",
+        "e",
     ]
+
+
+def test_parts_of_a_report_are_apart_and_a_table_follows_its_title() -> None:
+    table = Table("two runs\nin nats", COLUMNS[:2], [["a", 1.0]])
+    report = Report(["verdict", table, Table("", COLUMNS[:1], [])], {"loss": [1.0, math.nan]})
+    assert report.text() == "verdict\n\ntwo runs\nin nats\nname        loss\na           1.00\n\nname"
+    assert json.loads(report.json()) == {"loss": [1.0, None]}
 
 
 class Loss(NamedTuple):
@@ -58,20 +61,14 @@ def test_pairs_of_keys_become_rows_and_columns() -> None:
     assert pivot_rows([1, 2], ["a", "b"], cells, "-") == [[1, "x", "y", "-"], [2, "-", "z"]]
 
 
-@pytest.mark.parametrize(("value", "text"), [(1.234, "1.23"), (12.34, "12.3"), (1234.5, "1,234"), (math.nan, "-")])
-def test_ratios_have_about_three_digits(value: float, text: str) -> None:
-    assert three_digits(value) == text
+NUMBERS = [
+    *((-1e-9, ".4f", "0.0000"), (-1e-9, "+.2f", "+0.00"), (-0.5, ".1f", "-0.5"), (-3, ",", "-3")),
+    *((0.5, ".3f", "0.500"), (math.nan, ".3f", "-"), (math.nan, "", "-")),
+]
 
 
-@pytest.mark.parametrize(
-    ("value", "form", "text"),
-    [(-1e-9, ".4f", "0.0000"), (-1e-9, "+.2f", "+0.00"), (-0.5, ".1f", "-0.5"), (-3, ",", "-3"), (math.nan, "", "-")],
-)
-def test_a_number_that_rounds_to_zero_has_no_minus_sign(value: float, form: str, text: str) -> None:
-    assert format_number(value, form) == text
-
-
-def test_words_with_numbers() -> None:
+def test_numbers_as_text() -> None:
+    assert [format_number(value, form) for value, form, _ in NUMBERS] == [text for *_, text in NUMBERS]
+    assert [three_digits(value) for value in (1.234, 12.34, 1234.5, math.nan)] == ["1.23", "12.3", "1,234", "-"]
     assert (plural(1, "text"), plural(2000, "text")) == ("1 text", "2,000 texts")
     assert (format_range(7, 7), format_range(1024, 2047)) == ("7", "1,024 to 2,047")
-    assert (format_number(0.5, ".3f"), format_number(math.nan, ".3f")) == ("0.500", "-")

@@ -39,12 +39,9 @@ def test_curve_has_all_bits(count: int) -> None:
     assert places[0] == pytest.approx(most.offset) and f"1  {most.text.strip()}\n" in f"{below.note}\n"
 
 
-def test_empty_text_has_no_marks() -> None:
-    assert not panels(SurpriseAlong())[1].marks
-
-
 def test_empty_lines_are_not_marked() -> None:
     along, drawn = SurpriseAlong(), units(200)
+    assert not panels(along)[1].marks, "of an empty text"
     drawn[100] = drawn[100]._replace(z=99.0, text="\n")
     for unit in drawn:
         along.add(unit)
