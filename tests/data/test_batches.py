@@ -23,6 +23,7 @@ from lmlong.data.batches import (
 )
 from lmlong.data.masking import MaskedBatches, Masker
 from lmlong.data.rows import IGNORED, CyclicTokens, Documents, Streams, Windows, pack
+from lmlong.data.shuffle import FEW, shuffled
 from lmlong.data.tokenizers.base import ByteTokenizer
 
 BOS, EOS = 1, 2
@@ -306,3 +307,24 @@ def test_rows_of_one_step_are_about_as_full_though_documents_are_unequal() -> No
         filled = [rows.filled(8 * step + row) for row in range(8)]
         unfilled.append(1 - min(filled) / loader.batch(step).tokens.shape[1])
     assert np.median(unfilled) < 0.07
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, FEW, FEW + 1, 100, 1000])
+def test_an_order_has_each_element_once(size: int) -> None:
+    assert sorted(shuffled(index, size, (1, 2)) for index in range(size)) == list(range(size))
+
+
+@pytest.mark.parametrize("size", [5, FEW + 1])
+def test_each_element_is_anywhere_and_after_any_other_equally_often(size: int) -> None:
+    """By chi-square, with more draws than it takes to see a share that is off by a tenth."""
+    draws = 1500
+    orders = np.array([[shuffled(index, size, (seed,)) for index in range(size)] for seed in range(draws)])
+    at = np.array([np.bincount(orders[:, index], minlength=size) for index in range(size)])
+    _assert_uniform(at, freedom=(size - 1) ** 2)
+    pairs = np.bincount((orders[:, :-1] * size + orders[:, 1:]).ravel(), minlength=size**2).reshape(size, size)
+    _assert_uniform(pairs[~np.eye(size, dtype=bool)], freedom=size * (size - 1) - 1)
+
+
+def _assert_uniform(counts: np.ndarray, freedom: int) -> None:
+    chi_square = float(((counts - counts.mean()) ** 2).sum() / counts.mean())
+    assert chi_square < freedom + 5 * (2 * freedom) ** 0.5

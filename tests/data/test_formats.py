@@ -27,23 +27,8 @@ from lmlong.data.formats.table import DOCUMENT, FORMATS, UNKNOWN, format_of
 from lmlong.data.sources import check_quickly
 from lmlong.errors import UsageError
 
+from . import made_documents as made
 from .conftest import files, skipped, texts
-from .made_documents import (
-    DOCX_TEXT,
-    FASTA,
-    FILES,
-    KINDS,
-    PAGE_TEXT,
-    PDF_TEXT,
-    docx,
-    epub,
-    html,
-    locked,
-    pdf,
-    saved,
-    tarred,
-    zipped,
-)
 
 
 class Case(NamedTuple):
@@ -61,7 +46,7 @@ def lines(*rows: dict[str, Any]) -> bytes:
 
 
 def parquet(*rows: dict[str, Any]) -> bytes:
-    return saved(partial(write_table, pyarrow.Table.from_pylist(rows)))
+    return made.saved(partial(write_table, pyarrow.Table.from_pylist(rows)))
 
 
 ROWS = ({"text": "one\r\n\n", "n": 1}, {"text": None, "n": 2}, {"text": "", "n": 3}, {"text": "中\u2028", "n": 4})
@@ -74,17 +59,18 @@ WRONG_COLUMN = "no column 'text', only txt. Set column. Did you mean 'txt'?"
 NOT_RECORDS = "`datasets` cannot read it"
 
 DOCUMENTS = {
-    "html": [PAGE_TEXT.format(title="Page")],
-    "epub": ["\n".join(PAGE_TEXT.format(title=name) for name in "ba")],
-    "docx": [DOCX_TEXT],
-    "pdf": [PDF_TEXT],
+    "html": [made.PAGE_TEXT.format(title="Page")],
+    "epub": ["\n".join(made.PAGE_TEXT.format(title=name) for name in "ba")],
+    "docx": [made.DOCX_TEXT],
+    "pdf": [made.PDF_TEXT],
     "fa": ["ACGTacgtNNACGT", "TTTTGG"],
 }
 NOT_IN_ARCHIVES = {"c.png": "^inside an archive only plain text is read", "d.txt": "^hidden", "empty.txt": "^empty"}
 ARCHIVES = {
-    **{f"a.{kind}": KINDS[kind]() for kind in ("zip", "tar.gz", "tar.xz")},
-    **{"a.tgz": tarred(FILES), "b.tar": tarred(FILES, "w")},
+    **{f"a.{kind}": made.KINDS[kind]() for kind in ("zip", "tar.gz", "tar.xz")},
+    **{"a.tgz": made.tarred(made.FILES), "b.tar": made.tarred(made.FILES, "w")},
 }
+CUT_TAR = made.tarred({"a.txt": b"one" * 9999}, "w")[:9000]
 LAUGHS = b'<?xml version="1.0"?><!DOCTYPE x [<!ENTITY a "ha"><!ENTITY b "&a;&a;">]><x>&b;</x>'
 
 COMPRESS = {"bz2": bz2.compress, "xz": lzma.compress, "gz": gzip.compress, "zst": zstandard.compress}
@@ -99,7 +85,7 @@ def compressed(suffix: str, compress: Callable[[bytes], bytes]) -> dict[str, Cas
     damaged = f"damaged or not a .{suffix} file"
     return {
         f"a.txt.{suffix}": Case(data, [TRICKY[1:]]),  # without the mark
-        f"a.fa.{suffix}": Case(compress(FASTA[:30]) + compress(FASTA[30:]), DOCUMENTS["fa"]),
+        f"a.fa.{suffix}": Case(compress(made.FASTA[:30]) + compress(made.FASTA[30:]), DOCUMENTS["fa"]),
         f"late.txt.{suffix}": Case(late, error=not_utf8, seen_at_once=True),
         **{f"{name}.txt.{suffix}": Case(each, error=damaged, seen_at_once=True) for name, each in broken.items()},
     }
@@ -124,24 +110,27 @@ CASES = {
     "empty.jsonl": Case(b"", error="empty"),
     "empty.parquet": Case(b"", error="empty"),
     "latin.txt": Case(b"caf\xe9 " * 20, error="byte 3 is not UTF-8", seen_at_once=True),
-    **{f"a.{kind}": Case(KINDS[kind], found) for kind, found in DOCUMENTS.items()},
+    **{f"a.{kind}": Case(made.KINDS[kind], found) for kind, found in DOCUMENTS.items()},
     "long.fa": Case(b">one\n" + b"ACGT" * 100_000 + b"\n>two\nA", ["ACGT" * 100_000, "A"]),  # longer than a chunk
     "digit.fa": Case(b">a\nAC\nA7\n", error="3: '7' is not a code"),
     "no-header.fa": Case(b"ACGT\n", error="1: a sequence before"),
     **{name: Case(data, ["one", "two"], NOT_IN_ARCHIVES) for name, data in ARCHIVES.items()},  # a link leads nowhere
     "no.zip": Case(b"PK no", skipped={"no.zip": "^a damaged archive"}),
     "cut.tar": Case(
-        tarred({"a.txt": b"one" * 9999}, "w")[:9000], skipped={"a.txt": "^damaged", "cut.tar": "^a damaged archive"}
+        made.tarred({"a.txt": b"one" * 9999}, "w")[:9000],
+        skipped={"a.txt": "^damaged", "cut.tar": "^a damaged archive"},
     ),
-    "locked.zip": Case(locked(zipped({"a.txt": b"one"})), skipped={"a.txt": "^encrypted$"}),
-    "bad.zip": Case(zipped({"a.txt": b"\xff\0\x81 no text", "b.txt": b"yes"}), ["yes"], {"a.txt": "text.encoding"}),
+    "locked.zip": Case(made.locked(made.zipped({"a.txt": b"one"})), skipped={"a.txt": "^encrypted$"}),
+    "bad.zip": Case(
+        made.zipped({"a.txt": b"\xff\0\x81 no text", "b.txt": b"yes"}), ["yes"], {"a.txt": "text.encoding"}
+    ),
     "no.docx": Case(b"no zip", skipped={"no.docx": "no ZIP archive"}),
-    "empty.docx": Case(zipped({"x": b""}), skipped={"empty.docx": "it has no word/document.xml"}),
-    "laughs.docx": Case(zipped({"word/document.xml": LAUGHS}), skipped={"laughs.docx": "declares entities"}),
-    "broken.epub": Case(zipped({"META-INF/container.xml": b"<x"}), skipped={"broken.epub": "is not valid XML"}),
+    "empty.docx": Case(made.zipped({"x": b""}), skipped={"empty.docx": "it has no word/document.xml"}),
+    "laughs.docx": Case(made.zipped({"word/document.xml": LAUGHS}), skipped={"laughs.docx": "declares entities"}),
+    "broken.epub": Case(made.zipped({"META-INF/container.xml": b"<x"}), skipped={"broken.epub": "is not valid XML"}),
     "blank.html": Case(b"<p> </p>", skipped={"blank.html": "no text in it"}),
-    "locked.epub": Case(lambda: locked(epub()), skipped={"locked.epub": "encrypted"}),
-    "locked.pdf": Case(partial(pdf, password="secret"), skipped={"locked.pdf": "encrypted"}),
+    "locked.epub": Case(lambda: made.locked(made.epub()), skipped={"locked.epub": "encrypted"}),
+    "locked.pdf": Case(partial(made.pdf, password="secret"), skipped={"locked.pdf": "encrypted"}),
     **{name: case for suffix, way in COMPRESS.items() for name, case in compressed(suffix, way).items()},
 }
 
@@ -195,7 +184,7 @@ def test_documents_have_names_and_fields(tmp_path: Path) -> None:
 
 def test_masks_of_a_sequence_are_kept_or_not(tmp_path: Path) -> None:
     path = tmp_path / "a.fa"
-    path.write_bytes(FASTA)
+    path.write_bytes(made.FASTA)
     assert texts(files(path, soft_masks="upper")) == ["ACGTACGTNNACGT", "TTTTGG"]
     assert files(path).fingerprint != files(path, soft_masks="upper").fingerprint
 
@@ -212,8 +201,8 @@ def tar_of_header(type: bytes) -> bytes:
 
 
 BOMBS = {
-    "a.zip": zipped({"good.txt": b"good", **{f"{n}.txt": ZEROS for n in range(4)}}),
-    **{"b.zip": zipped(HIDDEN), "b.tgz": tarred(HIDDEN)},
+    "a.zip": made.zipped({"good.txt": b"good", **{f"{n}.txt": ZEROS for n in range(4)}}),
+    **{"b.zip": made.zipped(HIDDEN), "b.tgz": made.tarred(HIDDEN)},
     **{"name.tgz": tar_of_header(tarfile.GNUTYPE_LONGNAME), "extended.tgz": tar_of_header(tarfile.XHDTYPE)},
     "regular.tgz": tar_of_header(tarfile.REGTYPE),
 }
@@ -237,12 +226,12 @@ def test_a_document_that_takes_too_long_is_given_up(tmp_path: Path, monkeypatch:
     with monkeypatch.context() as patch:
         patch.setattr(converted, "SECONDS", 0.5)
         assert isinstance(*DOCUMENT.documents(tmp_path / "slow.docx", ReadOptions()), Skipped)
-    (tmp_path / "good.html").write_bytes(html())
+    (tmp_path / "good.html").write_bytes(made.html())
     assert texts(files(tmp_path / "good.html")) == DOCUMENTS["html"]
 
 
 def test_a_document_is_converted_once_though_it_is_read_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "a.epub").write_bytes(epub())
+    (tmp_path / "a.epub").write_bytes(made.epub())
     requests: list[object] = []
     ask = converted.PROCESS.ask
     monkeypatch.setattr(converted.PROCESS, "ask", lambda *request: requests.append(request) or ask(*request))
@@ -255,7 +244,7 @@ def test_a_document_is_converted_once_though_it_is_read_twice(tmp_path: Path, mo
 def test_the_quick_look_opens_no_document_and_ends_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bytes of a document are not UTF-8, and yet no mistake."""
     monkeypatch.setattr(sources, "open_sources", lambda text: pytest.fail("opened the text"))
-    (tmp_path / "a.docx").write_bytes(docx())
+    (tmp_path / "a.docx").write_bytes(made.docx())
     look(tmp_path / "a.docx")
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
     monkeypatch.setattr(sources, "QUICK_SECONDS", -1.0)

@@ -36,12 +36,9 @@ def test_folders_globs_and_files_are_sorted_and_never_read_twice(tmp_path: Path)
     assert texts(files(tmp_path / "**" / "*.[mp]*", tmp_path / "a")) == ["a/c.md", "a/d/e.py"]
     every = [tmp_path / "odd.name", tmp_path / "b.txt", tmp_path]
     assert texts(files(*every)) == ["odd.name", "b.txt", "a/c.md", "a/d/e.py"]
-
-
-def test_a_name_that_looks_like_a_glob_is_a_file(tmp_path: Path) -> None:
-    tree(tmp_path, "[a].txt", "a.txt")
-    (tmp_path / "[r].jsonl").write_text('{"text": "row"}\n')
-    assert texts(files(tmp_path / "[a].txt", tmp_path / "[r].jsonl")) == ["[a].txt", "row"]
+    tree(tmp_path / "new", "[a].txt", "a.txt")
+    (tmp_path / "new" / "[r].jsonl").write_text('{"text": "row"}\n')
+    assert texts(files(tmp_path / "new" / "[a].txt", tmp_path / "new" / "[r].jsonl")) == ["[a].txt", "row"]
 
 
 def hub(folder: Path, split: str = "train", streaming: bool = True) -> Source:
@@ -107,6 +104,11 @@ def test_all_of_a_folder_is_read_or_left_out_with_the_reason(folder: Path) -> No
     source = files(folder, folder / "README")
     assert texts(source) == [*READ, "README"]
     assert "README" not in [Path(entry.name).name for entry in source.left_out], "it is named beside its folder"
+    with pytest.raises(UsageError, match=r"a\.mobi: an unsupported e-book format"):
+        files(folder / "a.mobi")
+    found = find_files([str(folder / "[Aa].[Tm]*")], "text")
+    assert [path.name for path in found.files] == ["A.TXT"]
+    assert [Path(entry.name).name for entry in found.left_out] == ["a.mobi"]
 
 
 def test_a_folder_that_may_not_be_searched_is_named(users_folder: Path) -> None:
@@ -116,14 +118,6 @@ def test_a_folder_that_may_not_be_searched_is_named(users_folder: Path) -> None:
     assert texts(source) == ["a.txt"]
     left_out = [(Path(entry.name).name, entry.reason) for entry in source.left_out]
     assert left_out == [("closed", "cannot be read (Permission denied)")]
-
-
-def test_no_text_is_refused_where_it_is_named_and_left_out_of_a_glob(folder: Path) -> None:
-    with pytest.raises(UsageError, match=r"a\.mobi: an unsupported e-book format"):
-        files(folder / "a.mobi")
-    found = find_files([str(folder / "[Aa].[Tm]*")], "text")
-    assert [path.name for path in found.files] == ["A.TXT"]
-    assert [Path(entry.name).name for entry in found.left_out] == ["a.mobi"]
 
 
 def test_all_unreadable_files_are_reported_at_once(tmp_path: Path) -> None:

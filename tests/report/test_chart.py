@@ -32,23 +32,21 @@ def test_alternative_text_has_the_numbers() -> None:
 
 
 def test_chart_is_an_image_with_a_caption_and_a_table() -> None:
-    outline = Outline(charts([PANEL]))
+    made = charts([PANEL])
+    outline = Outline(made)
     (drawn,) = [attributes for tag, attributes in outline.elements if tag == "svg"]
     assert (drawn["role"], drawn["aria-label"]) == ("img", description(PANEL))
     assert "tokensafromto" in outline.text
     assert "1k304" in outline.text, "the row of 1k: the value, and its band cut at 0"
     for text in (ATTACK, "trained at 2k", "chance", "4k", "bits"):
-        assert f">{text}<" in unescape(chart(PANEL))
+        assert f">{text}<" in unescape(made)
 
 
-def test_colors_are_those_of_the_page() -> None:
+def test_colors_are_those_of_the_page_and_charts_share_no_id() -> None:
     drawn = chart(PANEL)
     assert re.findall(r"(?:fill|stroke): *#[0-9a-f]+", drawn) == []
     assert {"--c0", "--c1", "--text", "--faint", "--line", "--shade"} <= set(re.findall(r"var\((--\w+)\)", drawn))
-
-
-def test_charts_of_a_page_share_no_id() -> None:
-    ids = [re.findall(r' id="([^"]*)"', chart(panel)) for panel in (PANEL, PANEL._replace(title="Norm"))]
+    ids = [re.findall(r' id="([^"]*)"', each) for each in (drawn, chart(PANEL._replace(title="Norm")))]
     assert ids[0] and not set(ids[0]) & set(ids[1])
 
 
