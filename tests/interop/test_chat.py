@@ -40,10 +40,6 @@ def loaded(folder: Path) -> TrainedLanguageModel:
     return lmlong.load(folder / "run")
 
 
-def tokens_of(session: sessions.Session) -> list[int]:
-    return [*session.recent]
-
-
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_answer_follows_all_messages(loaded: TrainedLanguageModel, template: str) -> None:
     loaded.tokenizer.chat_template = TEMPLATES[template]
@@ -53,7 +49,7 @@ def test_answer_follows_all_messages(loaded: TrainedLanguageModel, template: str
         answer = "".join(talk.say(text, Sampling(seed=3), max_tokens=7))
         assert talk.messages[-2:] == [{"role": "user", "content": text}, {"role": "assistant", "content": answer}]
         assert talk._session is not None
-        tokens = tokens_of(talk._session)
+        tokens = [*talk._session.recent]
         assert loaded.tokenizer.decode(tokens) == loaded.tokenizer.decode(encode(loaded.tokenizer, prompt)) + answer
         fresh = sessions.prefill(loaded.model, [tokens])
         one, other = (sessions.next_logits(loaded.model, session)[0] for session in (talk._session, fresh))
@@ -112,7 +108,7 @@ LONG = "{% for i in range(99999) %}{{ 'a' * 999 }}{% endfor %}"
         ("{# nothing #}", "chat template"),
         ("{{ raise_exception('a' * 10 ** 6) }}", "aaaa"),
     ],
-    ids=range(11),
+    ids=str,
 )
 def test_unusable_template_is_refused(
     loaded: TrainedLanguageModel, monkeypatch: pytest.MonkeyPatch, template: str, reason: str

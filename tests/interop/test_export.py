@@ -12,6 +12,7 @@ import pytest
 import torch
 from commands import lmlong as command
 from data.tokenizer_draws import draw_text
+from evaluation.harness_models import greedy
 from inference.test_loops import find_loop, write_looping_run
 from interop import tiny_llama
 from interop.tiny_llama import CONFIG, LLAMA3, write_folder
@@ -23,7 +24,7 @@ from lmlong import recipe
 from lmlong.attention.plugins import load_plugin, unload_plugin
 from lmlong.checkpoint import read
 from lmlong.data.tokenizers import train_tokenizer
-from lmlong.data.tokenizers.base import ByteTokenizer, Tokenizer
+from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.data.tokenizers.characters import CharacterTokenizer
 from lmlong.data.tokenizers.sentencepiece import SentencePieceTokenizer
 from lmlong.errors import CheckpointError, LmlongError, UsageError
@@ -114,7 +115,7 @@ def test_transformers_has_the_same_texts_and_gradients(
     options = {"attention_mask": mask, "do_sample": False, "eos_token_id": -1}
     written = exported.generate(padded, max_new_tokens=12, **options)
     for row, prompt, size in zip(written, ids, PROMPTS, strict=True):
-        assert row[-12:].tolist() == greedy(original, prompt[:size], 12)
+        assert row[-12:].tolist() == greedy(original, prompt[:size].tolist(), 12)
     beams = {"num_beams": 3, "max_new_tokens": 6, "do_sample": False, "eos_token_id": -1}
     alone, *_ = exported.generate(padded[1:2, -90:], **beams)
     assert alone[-6:].tolist() == by_beams(original, ids[1, : PROMPTS[1]], 3, 6)
@@ -159,14 +160,6 @@ def left_padded(ids: Tensor) -> tuple[Tensor, Tensor]:
     for row, size in enumerate(PROMPTS):
         padded[row, -size:], mask[row, -size:] = ids[row, :size], 1
     return padded, mask
-
-
-@torch.no_grad()
-def greedy(model: Any, prompt: Tensor, count: int) -> list[int]:
-    ids = prompt[None]
-    for _ in range(count):
-        ids = torch.cat([ids, predict(model, ids)[0][:, -1].argmax(-1, keepdim=True)], dim=1)
-    return ids[0, -count:].tolist()
 
 
 @torch.no_grad()
@@ -225,29 +218,26 @@ def test_rewinding_generation_is_refused(transformers: Any, export: Callable[[st
         cache.crop(-1)
 
 
-def trained(algorithm: Any) -> Tokenizer:
-    draw = random.Random(0)
-    return train_tokenizer(
-        [draw_text(draw, 400) for _ in range(100)], recipe.Tokenizer(vocabulary=500, algorithm=algorithm)
-    )
-
-
 @pytest.mark.interop
 @pytest.mark.parametrize("count", [80, pytest.param(1200, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["bytes", "characters", "bpe", "unigram", "huggingface"])
 def test_hostile_strings_have_the_same_tokens(tmp_path: Path, transformers: Any, kind: str, count: int) -> None:
     """Of unigram ties, as runs of one letter are, may be cut otherwise: the scores of the tokens are the same. Literal
     U+2581, which sentencepiece has for a space, halves of surrogate pairs and NUL are told apart by lmlong alone."""
+    draw = random.Random(0)
     if kind == "huggingface":
         import_model(write_folder(tmp_path / "exported", CONFIG, tiny_llama.weights(CONFIG)), tmp_path / "run")
         original = lmlong.load(tmp_path / "run").tokenizer
     else:
         untrained = {"bytes": ByteTokenizer(), "characters": CharacterTokenizer("abdefinorstu <>/中é\n", "replace")}
-        original = untrained.get(kind) or trained(kind)
+        options = {"vocabulary": 500, "algorithm": kind}
+        original = untrained.get(kind) or train_tokenizer(
+            [draw_text(draw, 400) for _ in range(100)], recipe.Tokenizer.model_validate(options)
+        )
         write_run(tmp_path / "run", original, **FORMS["elu"])
     export_hf(str(tmp_path / "run"), tmp_path / "hf")
     exported = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf", trust_remote_code=True)
-    draw, wrong, lossy = random.Random(1), [], []
+    wrong, lossy = [], []
     for _ in range(count):
         string = draw_text(draw, draw.randint(1, 300))
         string = "".join(one for one in string if one not in "\u2581\0" and not "\ud800" <= one <= "\udfff")
@@ -261,10 +251,9 @@ def test_hostile_strings_have_the_same_tokens(tmp_path: Path, transformers: Any,
     assert not lossy and (kind == "unigram" or not wrong)
     for string in wrong:
         assert isinstance(original, SentencePieceTokenizer)
-        one, other = exported(string, add_special_tokens=False)["input_ids"], original.encode(string)
-        assert sum(map(original.processor.get_score, one)) == pytest.approx(
-            sum(map(original.processor.get_score, other))
-        )
+        both = exported(string, add_special_tokens=False)["input_ids"], original.encode(string)
+        one, other = (sum(map(original.processor.get_score, tokens)) for tokens in both)
+        assert one == pytest.approx(other)
 
 
 @pytest.mark.interop
@@ -299,8 +288,8 @@ def test_encoder_and_damaged_checkpoint_are_not_exported(tmp_path: Path) -> None
     weights = read.find(tmp_path / "run") / "model.safetensors"
     data = weights.read_bytes()
     weights.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-    for run, error in (("encoder", UsageError), ("run", CheckpointError)):
-        with pytest.raises(error, match="encoder" if run == "encoder" else "not what was saved"):
+    for run, error, message in (("encoder", UsageError, "encoder"), ("run", CheckpointError, "not what was saved")):
+        with pytest.raises(error, match=message):
             export_hf(str(tmp_path / run), tmp_path / "out")
     assert sorted(os.listdir(tmp_path)) == ["encoder", "run"]
 
@@ -328,13 +317,9 @@ def test_card_has_training_text_and_evaluation(tmp_path: Path) -> None:
     card = (tmp_path / "hf" / "README.md").read_text()
     bits = [at["bits_per_byte"] for at in json.loads((tmp_path / "told.json").read_text())["runs"][0]["context"]]
     assert len(bits) == 2 and all(f"| {bit:.3f} |" in card for bit in bits)
-    assert (
-        "12,345 tokens" in card
-        and "1.500 bits per byte" in card
-        and "delta" in card
-        and "trust_remote_code=True" in card
-    )
-    assert "| python-stdlib | 582 | 2,589,600 | 104,156 |" in card
+    facts = ("12,345 tokens", "1.500 bits per byte", "delta", "| python-stdlib | 582 | 2,589,600 | 104,156 |")
+    for expected in (*facts, "trust_remote_code=True"):
+        assert expected in card
     assert str(tmp_path) not in card
     files = {path.name for path in (tmp_path / "hf").iterdir()}
     assert files >= {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "README.md"}

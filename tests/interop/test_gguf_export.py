@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 from gguf import quants
-from interop.tiny_llama import CHAT, CONFIG, LLAMA3, TEXT, weights, write_folder, write_gguf
+from interop.tiny_llama import CHAT, CONFIG, LLAMA3, weights, write_folder, write_gguf
 from models import predict, write_run
+from tokenizers import Tokenizer, pre_tokenizers
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -50,8 +51,7 @@ def test_blocks_are_those_of_gguf(kind: Any) -> None:
     assert np.array_equal(quants.dequantize(blocks(weight), form), weight.dequantized().numpy())
 
 
-@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-@pytest.mark.parametrize("source", ["gguf", "folder"])
+@pytest.mark.parametrize(("source", "tied"), [("gguf", True), ("folder", False)])
 def test_exported_file_computes_as_the_run(tmp_path: Path, source: str, tied: bool) -> None:
     run = imported(tmp_path, source, tie_word_embeddings=tied)
     text, before = "the quick brown fox\n  12 boxing ducks", lmlong.load(run).tokenizer
@@ -83,46 +83,36 @@ def test_matrices_of_a_file_are_of_one_type(tmp_path: Path) -> None:
     assert reader.fields["tokenizer.ggml.add_space_prefix"].contents() is False
 
 
+PLAIN_LLAMA: dict[str, Any] = {
+    **{"attention": lmlong.recipe.Attention(kind="softmax"), "convolution": 0, "output_gate": False},
+    **{"head_norm": False, "embedding_scale": 1.0, "positions": "rotary", "mlp_width": 64},
+}
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"width": 32}, "none of lmlong's own layers"),
-        ({"llama": True, "width": 48}, "--weights int4: width is 48, but GGUF needs a multiple of 32"),
-        ({"llama": True, "mlp_width": 40}, "inner_width is 40, but GGUF needs a multiple of 32"),
-        ({"llama": True}, "its tokenizer"),
+        ({**PLAIN_LLAMA, "width": 48}, "--weights int4: width is 48, but GGUF needs a multiple of 32"),
+        ({**PLAIN_LLAMA, "mlp_width": 40}, "inner_width is 40, but GGUF needs a multiple of 32"),
+        (PLAIN_LLAMA, "its tokenizer"),
     ],
 )
 def test_model_that_gguf_cannot_hold_is_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
-    plain = plain_llama() if options.pop("llama", False) else {}
-    write_run(tmp_path / "run", **{**plain, **options})
+    write_run(tmp_path / "run", **options)
     with pytest.raises(UsageError, match=message):
         export_gguf(str(tmp_path / "run"), tmp_path / "out", "int4")
     assert not (tmp_path / "out").exists()
 
 
-def plain_llama() -> dict[str, Any]:
-    return {
-        **{"attention": lmlong.recipe.Attention(kind="softmax"), "convolution": 0, "output_gate": False},
-        **{"head_norm": False, "embedding_scale": 1.0, "positions": "rotary", "mlp_width": 64},
-    }
-
-
-def test_imported_model_that_gguf_cannot_hold_is_refused(tmp_path: Path) -> None:
-    """Scaled positions, and a tokenizer that splits words otherwise."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
+def test_scaled_positions_and_another_split_of_words_are_refused(tmp_path: Path) -> None:
     run = imported(tmp_path, "folder", rope_scaling=LLAMA3)
     with pytest.raises(UsageError, match=r"model\.rope\.scaling is not exported to GGUF"):
         export_gguf(str(run), tmp_path / "out")
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Punctuation(), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    special = ["<|endoftext|>", "<s>", "</s>"]
-    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=special, show_progress=False)
-    tokenizer.train_from_iterator([TEXT], trainer)
     folder = write_folder(tmp_path / "source", LLAMA, weights(LLAMA))
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    split = [pre_tokenizers.Punctuation(), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(split)
     tokenizer.save(str(folder / "tokenizer.json"))
     import_model(folder, tmp_path / "other")
     with pytest.raises(UsageError, match="does not split words"):

@@ -38,14 +38,14 @@ def agrees(run: Path, config: dict[str, Any], given: dict[str, torch.Tensor]) ->
         assert float((each - expected).norm() / expected.norm()) < 1e-5
 
 
+NULLS = dict.fromkeys(["rope_scaling", "rope_parameters", "head_dim", "hidden_act", "tie_word_embeddings"])
+
+
 @pytest.mark.parametrize(
     "changes",
     [
-        {},
-        {"tie_word_embeddings": True},
-        {"rope_scaling": LLAMA3},
-        {"num_key_value_heads": 4},
-        {"num_key_value_heads": 1},
+        *({}, {"tie_word_embeddings": True}, {"rope_scaling": LLAMA3}, NULLS),
+        *({"num_key_value_heads": 4}, {"num_key_value_heads": 1}),
     ],
     ids=str,
 )
@@ -79,53 +79,38 @@ def test_gguf_file_has_the_same_logits(tmp_path: Path, tied: bool) -> None:
     assert (tokenizer.bos, tokenizer.eos) == (1, 2)
 
 
-def test_imported_run_works_in_every_command(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_imported_run_is_described_and_trained_further(tmp_path: Path, source: Path) -> None:
     (tmp_path / "text.txt").write_text(tiny_llama.TEXT * 3)
-
-    def output(*words: str) -> str:
-        done = command(*words)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    assert "33,952 parameters" in output("import", str(source), "--out", "runs/tiny")
-    assert output("generate", "runs/tiny", "--prompt", "The quick", "--max-tokens", "5")
-    measured = output("eval", "runs/tiny", "--data", "text.txt", "--lengths", "16", "--min-documents", "1")
-    assert "33,952 parameters, at length 64" in measured
-    assert "softmax" in output("info", "runs/tiny")
-    output("check", "runs/tiny")
+    done = command("import", source, "--out", "runs/tiny", cwd=tmp_path)
+    assert "33,952 parameters" in done.stdout, done.stderr
+    assert "softmax" in command("info", "runs/tiny", cwd=tmp_path).stdout
     further = ("training.init_from=runs/tiny", "text.sources.0.paths=[text.txt]", "text.sequence_length=32")
-    output("train", "adapt", *further, "training.steps=3", "--out", "runs/further")
-    assert lmlong.load("runs/further").tokenizer.hash == lmlong.load("runs/tiny").tokenizer.hash
+    done = command("train", "adapt", *further, "training.steps=3", "--out", "runs/further", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    runs = tmp_path / "runs"
+    assert lmlong.load(runs / "further").tokenizer.hash == lmlong.load(runs / "tiny").tokenizer.hash
 
 
-def test_imported_run_is_not_resumed(tmp_path: Path, source: Path) -> None:
+def test_imported_run_is_neither_replaced_nor_resumed(tmp_path: Path, source: Path) -> None:
     import_model(source, tmp_path / "run")
+    with pytest.raises(UsageError, match="exists"):
+        import_model(source, tmp_path / "run")
     recipe = lmlong.Recipe.load(str(tmp_path / "run" / "recipe.yaml"), {"training.steps": 2})
     with pytest.raises(UsageError, match=r"imported.*training\.init_from"):
         lmlong.train(recipe, tmp_path / "run", resume="auto")
 
 
+PLAIN = ("rope_theta", "hidden_size", "rms_norm_eps")
+
+
 @pytest.mark.parametrize("value", ["x", 2**63, True, float("nan"), 10**400])
 def test_values_of_a_wrong_type_are_named(tmp_path: Path, value: Any) -> None:
-    wrong = {
-        "rope_theta": value,
-        "hidden_size": value,
-        "rms_norm_eps": value,
-        "rope_scaling": {**LLAMA3, "factor": value},
-    }
+    wrong = {**dict.fromkeys(PLAIN, value), "rope_scaling": {**LLAMA3, "factor": value}}
     source = write_folder(tmp_path / "source", {**CONFIG, **wrong}, tiny_llama.weights(CONFIG))
     with pytest.raises(CheckpointError, match=r"config\.json: .*Correct the file") as caught:
         import_model(source, tmp_path / "run")
-    for key in ("rope_theta", "hidden_size", "rms_norm_eps", "rope_scaling.factor"):
+    for key in (*PLAIN, "rope_scaling.factor"):
         assert f"{key} is " in str(caught.value)
-
-
-def test_null_is_a_missing_value(tmp_path: Path) -> None:
-    nulls = dict.fromkeys(["rope_scaling", "rope_parameters", "head_dim", "hidden_act", "tie_word_embeddings"])
-    given = tiny_llama.weights(CONFIG)
-    import_model(write_folder(tmp_path / "source", {**CONFIG, **nulls}, given), tmp_path / "run")
-    agrees(tmp_path / "run", CONFIG, given)
 
 
 def tokenizer_json(**changes: Any) -> bytes:
@@ -152,8 +137,8 @@ Craft = Callable[[Path], object]
 """Makes something wrong in a folder."""
 
 
-def file(name: str, content: bytes) -> Craft:
-    return lambda source: (source / name).write_bytes(content)
+def file(name: str, content: str | bytes) -> Craft:
+    return lambda source: (source / name).write_bytes(content if isinstance(content, bytes) else content.encode())
 
 
 def config(**changes: Any) -> Craft:
@@ -182,10 +167,7 @@ def elsewhere(source: Path) -> None:
 
 
 REFUSED: list[tuple[Craft, str]] = [
-    (
-        config(architectures=["GPT2LMHeadModel"]),
-        r"architectures is \['GPT2LMHeadModel'\]; only LlamaForCausalLM is ",
-    ),
+    (config(architectures=["GPT2LMHeadModel"]), r"is \['GPT2LMHeadModel'\]; only LlamaForCausalLM is "),
     (config(attention_bias=True), "attention_bias is set"),
     (config(rope_scaling={"rope_type": "yarn", "factor": 2.0}), "scaled by 'yarn'"),
     (config(rope_scaling={"type": "llama3", "factor": 2.0}), "llama3, without low_freq_factor"),
@@ -201,15 +183,11 @@ REFUSED: list[tuple[Craft, str]] = [
     (file("tokenizer.json", split_by([BYTES] * 49)), "ByteLevel occurs more than once"),
     (file("tokenizer.json", split_by([BYTES] * 51)), "not a list of up to 50 parts"),
     (file("tokenizer.json", tokenizer_json(pre_tokenizer=DEEP)), "more than 5 levels deep"),
-    (
-        file("tokenizer.json", tokenizer_json(model={"continuing_subword_prefix": "##"})),
-        "continuing_subword_prefix is '##'",
-    ),
+    (file("tokenizer.json", tokenizer_json(model={"continuing_subword_prefix": "##"})), "subword_prefix is '##'"),
     (file("tokenizer.json", tokenizer_json(model={"vocab": {"a": 2**31}})), "'a' has the id 2147483648"),
     (file("tokenizer.json", tokenizer_json(model={"vocab": {"a": 7, "b": 7}})), "'a' and 'b' have the same id, 7"),
     (file("tokenizer.json", tokenizer_json(added_tokens=[{"id": 0}])), "added_tokens.0.content is missing"),
     (given(lambda weights: weights["model.layers.1.mlp.up_proj.weight"].fill_(torch.nan)), "infinite or NaN values"),
-    (given(lambda weights: weights.pop("model.norm.weight")), "norm.weight: missing"),
     (pickled, "may run code"),
     (elsewhere, "is not a file of this folder"),
 ]
@@ -253,17 +231,17 @@ def test_gguf_fields_of_a_wrong_type_are_named(tmp_path: Path) -> None:
         def add_block_count(self, length: int) -> None:
             self.add_string("llama.block_count", "two")
 
-    with pytest.raises(
-        CheckpointError, match=r"source\.gguf: llama\.block_count is 'two': it should be a valid integer"
-    ):
-        import_model(write_gguf(tmp_path / "source.gguf", CONFIG, tiny_llama.weights(CONFIG), Wrong), tmp_path / "run")
-
     class Short(gguf.GGUFWriter):
         def add_token_scores(self, scores: Any) -> None:
             super().add_token_scores(scores[:5])
 
-    with pytest.raises(CheckpointError, match=r"not usable \(300 tokens and 5 scores\)"):
-        import_model(write_gguf(tmp_path / "short.gguf", CONFIG, tiny_llama.weights(CONFIG), Short), tmp_path / "run")
+    for writer, message in (
+        (Wrong, r"source\.gguf: llama\.block_count is 'two': it should be a valid integer"),
+        (Short, r"not usable \(300 tokens and 5 scores\)"),
+    ):
+        source = write_gguf(tmp_path / "source.gguf", CONFIG, tiny_llama.weights(CONFIG), writer)
+        with pytest.raises(CheckpointError, match=message):
+            import_model(source, tmp_path / "run")
 
 
 def test_all_wrong_weights_are_named(tmp_path: Path) -> None:
@@ -273,12 +251,8 @@ def test_all_wrong_weights_are_named(tmp_path: Path) -> None:
     given["model.layers.0.mlp.down_proj.weight"] = torch.zeros(3, 3)
     with pytest.raises(CheckpointError) as caught:
         import_model(write_folder(tmp_path / "source", CONFIG, given), tmp_path / "run")
-    for part in (
-        "norm.weight: missing",
-        "1.self_attn.k_proj.weight: missing",
-        "q_norm.weight: unknown weight",
-        "(3, 3), not",
-    ):
+    missing = ("model.norm.weight: missing", "1.self_attn.k_proj.weight: missing")
+    for part in (*missing, "q_norm.weight: unknown weight", "(3, 3), not"):
         assert part in str(caught.value)
 
 
@@ -320,12 +294,6 @@ def test_pickle_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(pickle.dumps({}))
     with pytest.raises(UsageError, match="may run code"):
         import_model(tmp_path / "pytorch_model.bin", tmp_path / "run")
-
-
-def test_existing_run_is_kept(tmp_path: Path, source: Path) -> None:
-    (tmp_path / "run").mkdir()
-    with pytest.raises(UsageError, match="exists"):
-        import_model(source, tmp_path / "run")
 
 
 @pytest.mark.interop
