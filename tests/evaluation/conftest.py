@@ -15,12 +15,6 @@ TRAINING_TEXT = "tomorrow and tomorrow and tomorrow " * 4
 VALIDATION_TEXTS = ["creeps in this petty pace – from day to day " * 9, "to the last syllable of recorded time\n" * 8]
 
 
-def write_run(run: Path, recipe: Recipe, step: int, deviation: float = 1.0) -> Path:
-    """Write a run folder with a checkpoint of a model of bytes, whose weights are all drawn."""
-    tokenizer = ByteTokenizer()
-    return save_run(run, recipe, stirred(build(recipe, tokenizer.vocabulary), deviation), tokenizer, step)
-
-
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run folder with a checkpoint of a tiny model of bytes, trained at 64 tokens as its recipe says."""
@@ -38,7 +32,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         model=Model(width=16, layers=2, heads=2, attention=Attention(kind="linear")),
         training=Training(steps=7, batch_size=2, accumulate=3),
     )
-    return write_run(tmp_path / "runs" / "tiny", recipe, 7)
+    return save_run(tmp_path / "runs" / "tiny", recipe, stirred(build(recipe, 258)), ByteTokenizer(), 7)
 
 
 @pytest.fixture

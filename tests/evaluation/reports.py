@@ -44,6 +44,8 @@ SOFTMAX = PerplexityReport(
     name="softmax",
     checkpoint="/runs/softmax/checkpoints/step-00002000",
     parameters=1_000,
+    weights="int4",
+    data=[f"/books/{name}.txt" for name in ("one", "two", "three " * 12, "four")],
     state=StateSize(Size(577, 2308), Size(514, 2050)),
     trained_length=512,
     context=[AtLength(16_384, sums(1000.0, size=0), 123_456.78)],

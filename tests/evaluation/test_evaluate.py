@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from evaluation.reports import values
+from models import write_run
 
 import lmlong
 from lmlong.cli.evaluate import OPTIONS, eval_
@@ -17,8 +19,7 @@ from lmlong.evaluation.perplexity_report import perplexity_report
 from lmlong.inference.loading import TrainedLanguageModel, load
 from lmlong.model import device as device_module
 
-from .conftest import write_run
-from .reports import values
+FEW = ("--min-documents", 1)
 
 
 def evaluated(*words: object) -> Result:
@@ -27,63 +28,59 @@ def evaluated(*words: object) -> Result:
     return done
 
 
-FEW = ("--min-documents", 1)
+def told(*words: object) -> Any:
+    """What JSON on standard output, where nothing else is, holds of the runs."""
+    return json.loads(evaluated(*words, "--json", "-", *FEW).stdout)["runs"]
 
 
 def without_speed(printed: str) -> str:
     return re.sub(r"tokens read in .* at most", "", printed)
 
 
-def test_the_table_is_all_of_standard_output(run: Path) -> None:
-    done = evaluated(run, "--lengths", "32,64,4k", *FEW)
-    loaded = load(run, "cpu")
-    report = lmlong.evaluate(
-        loaded, name=str(run), views=("context", "position"), lengths=(32, 64, 4096), min_documents=1
-    )
-    expected = perplexity_report([report]).text()
-    assert without_speed(done.stdout) == without_speed(expected + "\n")
-    assert "  left out: 4k, which too few documents reach\n" in done.stdout
+def without_times(found: Any) -> Any:
+    """The numbers of a report but for those that no two measurements share."""
+    if isinstance(found, dict):
+        return {key: without_times(each) for key, each in found.items() if key not in ("seconds", "peak_bytes")}
+    return [without_times(each) for each in found] if isinstance(found, list) else found
 
 
-def test_json_on_standard_output_stands_alone(run: Path, tmp_path: Path) -> None:
-    train = tmp_path / "train.txt"
-    options = ("--data", train, "--lengths", "50", "--by", "context,position", "--json", "-", *FEW)
-    done = evaluated(run, run / "checkpoints" / "latest", *options)
-    first, second = json.loads(done.stdout)["runs"]
-    assert (first["run"], second["run"]) == (str(run), str(run / "checkpoints" / "latest"))
+def test_python_gives_the_numbers_of_the_command(run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    train, latest = tmp_path / "train.txt", run / "checkpoints" / "latest"
+    words = ("--lengths", "32,16", "--by", "context,position,state", "--targets", 50, "--tokens", 300, "--data", train)
+    first, second = without_times(told(run, latest, *words))
+    capfd.readouterr()
+    views: Any = ("context", "position", "state")
+    options: dict[str, Any] = {"lengths": [32, 16], "views": views, "targets": 50, "tokens": 300, "min_documents": 1}
+    for model, name, expected in ((run, run, first), (load(run, "cpu"), latest, second)):
+        report = lmlong.evaluate(model, train, name=str(name), **options)
+        assert without_times(values(report)["runs"]) == [expected]
+    assert capfd.readouterr() == ("", "")
     assert (first["carried"]["bytes"], first["carried"]["tokens"]) == (train.stat().st_size, train.stat().st_size + 1)
-    assert first["context"][0]["nats"] == second["context"][0]["nats"]
-    assert first["position"] and first["state"] == []
+    assert [at["position"] for at in first["state"]] == [1, 2, 4, 8, 16, 32]
 
 
 def test_learning_is_measured_beside_the_model_alone(run: Path, tmp_path: Path) -> None:
-    views = ("--by", "context,position,state")
-    options = ("--lengths", "32,64", *views, "--json", "-", "--data", tmp_path / "validation-0.txt", *FEW)
-    printed = [json.loads(evaluated(*words, *options).stdout)["runs"] for words in ((run, "--learn"), (run,))]
-    (plain, learning), (alone,) = map(without_times, printed)
+    learns = tmp_path / "runs" / "learns"
+    write_run(learns, chosen=load(run, "cpu").recipe.model_copy(update={"learn": True}), step=7)
+    data = tmp_path / "validation-0.txt"
+    options = ("--lengths", "32,64", "--by", "context,position,state", "--data", data)
+    (plain, learning), (alone,) = (without_times(told(*words, *options)) for words in ((run, "--learn"), (run,)))
     assert alone == plain
     assert (plain["run"], learning["run"]) == (str(run), f"{run}, learning")
     for view in ("context", "position"):
         assert plain[view][-1]["nats"] > learning[view][-1]["nats"]
     assert plain["state"] == learning["state"] != []  # only the output layer learns
     assert plain["state_bytes"] < learning["state_bytes"]
-
-
-def test_a_run_whose_recipe_says_so_learns_by_default(loaded: TrainedLanguageModel, tmp_path: Path) -> None:
-    run = write_run(tmp_path / "runs" / "learns", loaded.recipe.model_copy(update={"learn": True}), 7)
-    assert [load(run, "cpu", learn=learn).learn for learn in (None, True, False)] == [True, True, False]
-    for words, names in (((), [str(run), f"{run}, learning"]), (("--no-learn",), [str(run)])):
-        printed = evaluated(run, *words, "--lengths", "32", "--json", "-", *FEW).stdout
-        assert [each["run"] for each in json.loads(printed)["runs"]] == names
+    for words, names in (((), [str(learns), f"{learns}, learning"]), (("--no-learn",), [str(learns)])):
+        assert [each["run"] for each in told(learns, *words, "--lengths", "32")] == names
 
 
 def test_options_reach_the_measure(run: Path) -> None:
-    done = evaluated(run, "--tokens", 120, "--lengths", "10", "--targets", 15, "--json", "-", *FEW)
-    (whole,) = json.loads(done.stdout)["runs"]
+    words = (run, "--tokens", 120, "--lengths", "10")
+    (whole,) = told(*words, "--targets", 15)
     assert (whole["documents"], whole["context"][0]["tokens"]) == (1, 15)
     for option in ("--weights", "--precision"):
-        done = evaluated(run, "--tokens", 120, "--lengths", "10", "--json", "-", option, "bf16", *FEW)
-        (rounded,) = json.loads(done.stdout)["runs"]
+        (rounded,) = told(*words, option, "bf16")
         assert rounded["parameters"] == whole["parameters"]
         assert rounded["position"][0]["nats"] != whole["position"][0]["nats"]
     assert (whole["precision"], rounded["precision"]) == ("32", "bf16")
@@ -128,55 +125,36 @@ def test_files_of_data_that_are_not_read_are_named(run: Path, tmp_path: Path, mo
     )
 
 
-def test_the_difference_of_two_runs_comes_first_with_its_paired_error(run: Path, tmp_path: Path) -> None:
-    other, latest = tmp_path / "runs" / "other", "checkpoints/latest"
+def test_the_tables_are_all_of_standard_output_the_difference_of_two_runs_first(run: Path, tmp_path: Path) -> None:
+    other = tmp_path / "runs" / "other"
     shutil.copytree(run, other, symlinks=True)
-    words = ("--lengths", "16", "--by", "context,position", *FEW)
-    same, rounded = evaluated(run, other, *words), evaluated(run, other, *words, "--weights", "bf16", "--json", "-")
-    assert same.stdout.splitlines()[3].endswith("in bits/byte on the same bytes of 2 documents:")
-    assert same.stdout.splitlines()[6].split()[:3] == ["16", "+0.0000", "0.0000"]
-    (found,) = json.loads(rounded.stdout)["differences"]
+    lengths = ("--lengths", "16,4k")
+    printed = evaluated(run, other, *lengths, *FEW).stdout
+    options: Any = {"views": ("context", "position"), "lengths": (16, 4096), "min_documents": 1}
+    reports = perplexity_report([lmlong.evaluate(each, name=str(each), **options) for each in (run, other)])
+    assert without_speed(printed) == without_speed(reports.text() + "\n")
+    assert "  left out: 4k, which too few documents reach\n" in printed
+    assert printed.splitlines()[3].endswith("in bits/byte on the same bytes of 2 documents:")
+    assert printed.splitlines()[6].split()[:3] == ["16", "+0.0000", "0.0000"]
+
+    (found,) = json.loads(evaluated(run, other, *lengths, *FEW, "--json", "-").stdout)["differences"]
     assert (found["run"], found["base"]) == (str(other), str(run))
     assert [(row["length"], row["difference"], row["documents"]) for row in found["rows"]] == [(16, 0, 2), (None, 0, 2)]
-    trained = evaluated(run, run / latest, "--data", tmp_path / "train.txt", "--lengths", "16", *FEW)
-    assert "2 documents" not in trained.stdout
-
-
-def without_times(found: Any) -> Any:
-    """The numbers of a report but for those that no two measurements share."""
-    if isinstance(found, dict):
-        return {key: without_times(each) for key, each in found.items() if key not in ("seconds", "peak_bytes")}
-    return [without_times(each) for each in found] if isinstance(found, list) else found
-
-
-def test_python_gives_the_numbers_of_the_command(run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    train = tmp_path / "train.txt"
-    views = ("context", "position", "state")
-    words = ["--lengths", "32,16", "--by", ",".join(views), "--targets", 50, "--tokens", 300, "--data", train, *FEW]
-    told = json.loads(evaluated(run, *words, "--json", "-").stdout)
-    capfd.readouterr()
-    options: dict[str, Any] = {"lengths": [32, 16], "views": views, "targets": 50, "tokens": 300, "min_documents": 1}
-    for model in (run, load(run, "cpu")):
-        report = lmlong.evaluate(model, train, name=str(run), **options)
-        assert without_times(values(report)["runs"]) == without_times(told["runs"])
-    assert capfd.readouterr() == ("", "")
-    assert [at["position"] for at in told["runs"][0]["state"]] == [1, 2, 4, 8, 16, 32]
 
 
 def test_texts_in_memory_are_documents_like_files(run: Path, tmp_path: Path) -> None:
     texts = ["the cat sat on the mat " * 5, "", "a dog ran " * 9]
     for number, text in enumerate(texts):
         (tmp_path / f"text-{number}.txt").write_text(text)
+    files: Any = [str(tmp_path / f"text-{number}.txt") for number in range(3)]
     options: dict[str, Any] = {"lengths": [16], "min_documents": 1, "name": "same"}
-    files = [str(tmp_path / f"text-{number}.txt") for number in range(3)]
-    in_files, in_memory = lmlong.evaluate(run, files, **options), lmlong.evaluate(run, texts=texts, **options)
-    assert (in_files.data, in_memory.data) == (files, [])
-    in_files.data = []
-    assert without_times(values(in_memory)) == without_times(values(in_files))
-    assert in_memory.documents == 2
-    first = lmlong.evaluate(run, texts=texts[0], **options)
-    assert first.documents == 1 and first.carried is not None
-    assert first.carried.totals.bytes == len(texts[0])
+    for chosen, documents in ((slice(3), 2), (0, 1)):
+        in_files = lmlong.evaluate(run, files[chosen], **options)
+        in_memory = lmlong.evaluate(run, texts=texts[chosen], **options)
+        assert (in_files.data, in_memory.data) == (files if documents == 2 else files[:1], [])
+        in_files.data = []
+        assert without_times(values(in_memory)) == without_times(values(in_files))
+        assert in_memory.documents == documents
 
 
 def test_a_mistake_in_python_is_named(run: Path) -> None:
@@ -205,8 +183,7 @@ def test_a_run_is_measured_in_the_precision_it_was_trained_in(
     loaded: TrainedLanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options: dict[str, Any] = {"lengths": [32], "min_documents": 1, "name": "same"}
-    unknown, exact = (lmlong.evaluate(loaded, precision=each, **options) for each in (None, "32"))
-    assert without_times(values(unknown)) == without_times(values(exact))
+    exact = lmlong.evaluate(loaded, precision="32", **options)
     own = lmlong.evaluate(trained_in_bf16(loaded, monkeypatch), **options)
     assert (exact.precision, own.precision) == ("32", "bf16")
     assert "; precision bf16\n" in perplexity_report([own]).text() and values(own)["runs"][0]["precision"] == "bf16"

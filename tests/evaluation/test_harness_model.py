@@ -1,23 +1,19 @@
-"""The likelihoods and the texts that the harness asks for are those of forward passes, and of the exported model: see
-test_likelihoods.py for those of any text."""
+"""The likelihoods and texts that the harness asks for; test_likelihoods.py has those of every kind of model."""
 
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from evaluation.harness_models import (
     CHOICES,
     CONTEXTS,
     DOCUMENTS,
-    by_forward,
-    every_kind,
+    USUAL,
     greedy,
     loaded,
     requests,
 )
-from grids import every_nth
 from models import write_run
 
 import lmlong
@@ -32,21 +28,6 @@ pytestmark = pytest.mark.interop
 pytest.importorskip("lm_eval")
 
 from lmlong.evaluation.harness_model import HarnessModel, generation_options  # noqa: E402
-
-
-@every_kind
-def test_documents_have_the_likelihoods_of_forward_passes_and_of_lmlong_eval(tmp_path: Path, form: str) -> None:
-    model = loaded(tmp_path, form)
-    rolling = requests("loglikelihood_rolling", *((text,) for text in DOCUMENTS))
-    for score_eos in (False, True):
-        found = HarnessModel(model, score_eos=score_eos).loglikelihood_rolling(rolling)
-        for text, log_probability in zip(DOCUMENTS, found, strict=True):
-            tokens = [*text.encode(), *([257] if score_eos else [])] if text else []
-            expected = by_forward(model.model, [256], tokens)[0] if tokens else 0.0
-            assert log_probability == pytest.approx(expected, rel=1e-5)
-    report = lmlong.evaluate(model, texts=[DOCUMENTS[0]], lengths=[8], views=["position"], min_documents=1)
-    assert report.carried is not None
-    assert -found[0] == pytest.approx(report.carried.nats.sum(), rel=1e-6)
 
 
 def test_a_continuation_is_cut_off_where_the_tokens_of_its_context_end(tmp_path: Path) -> None:
@@ -68,15 +49,15 @@ def test_a_continuation_is_cut_off_where_the_tokens_of_its_context_end(tmp_path:
     assert crossing
 
 
-@every_nth(2, pytest.mark.parametrize("form", ["elu", "delta", "ngram", "softmax", "window beside"]))
-def test_the_exported_model_has_the_same_likelihoods_in_the_harness(
-    tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
+def test_likelihoods_are_those_of_the_exported_model_in_the_harness_and_of_lmlong_eval(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from lm_eval.models.huggingface import HFLM
     from transformers import dynamic_module_utils
 
     monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
-    ours = HarnessModel(loaded(tmp_path, form))
+    model = loaded(tmp_path, "elu")
+    ours = HarnessModel(model)
     export_hf(str(tmp_path / "run"), tmp_path / "hf")
     options: dict[str, Any] = {"pretrained": str(tmp_path / "hf"), "trust_remote_code": True, "device": "cpu"}
     asked = requests("loglikelihood", *((context, choice) for context in CONTEXTS for choice in CHOICES if choice))
@@ -87,8 +68,13 @@ def test_the_exported_model_has_the_same_likelihoods_in_the_harness(
     rolled = HFLM(**options, add_bos_token=False).loglikelihood_rolling(texts, disable_tqdm=True)
     assert ours.loglikelihood_rolling(texts) == pytest.approx(rolled, rel=1e-5)
 
+    to_end, *_ = HarnessModel(model, score_eos=True).loglikelihood_rolling(texts)
+    report = lmlong.evaluate(model, texts=[DOCUMENTS[0]], lengths=[8], views=["position"], min_documents=1)
+    assert report.carried is not None
+    assert -to_end == pytest.approx(report.carried.nats.sum(), rel=1e-6)
 
-@every_kind
+
+@pytest.mark.parametrize("form", USUAL)
 def test_greedy_text_is_that_of_forward_passes_up_to_its_stop_strings(tmp_path: Path, form: str) -> None:
     model = loaded(tmp_path, form)
     texts = [model.tokenizer.decode(greedy(model.model, [256, *text.encode()], 12, eos=257)) for text in CONTEXTS]
@@ -102,16 +88,6 @@ def test_greedy_text_is_that_of_forward_passes_up_to_its_stop_strings(tmp_path: 
             both = [(text, {**options, "until": ["", stop]}) for text in CONTEXTS]
             assert ours.generate_until(requests("generate_until", *both)) == stopped
     assert isinstance(ours.loaded.model.engine, EagerEngine) == bool(why_no_fast_engine(ours.loaded.model))
-
-
-def test_a_document_that_ends_ends_the_text(tmp_path: Path) -> None:
-    model = loaded(tmp_path, "elu")
-    with torch.no_grad():
-        model.model.embedding.weight[257] = 5 * model.model.embedding.weight.mean(0)
-        hidden, _ = model.model(torch.tensor([[256, 97]]))
-        model.model.embedding.weight[257] = 10 * hidden[0, -1]
-    found = HarnessModel(model).generate_until(requests("generate_until", ("a", {"until": [], "max_gen_toks": 5})))
-    assert found == [""]
 
 
 def test_draws_follow_from_the_seed_and_the_request_not_from_the_batch(tmp_path: Path) -> None:
@@ -140,16 +116,11 @@ def test_draws_follow_from_the_seed_and_the_request_not_from_the_batch(tmp_path:
 def test_sampling_is_what_a_task_asks_for(given: dict[str, Any], temperature: float) -> None:
     sampling, max_tokens, stop = generation_options({**given, "until": "\n"}, seed=3)
     assert (sampling.temperature, sampling.top_k, sampling.seed) == (temperature, None, 3)
-    assert (max_tokens, stop) == (256, ["\n"])
+    assert (max_tokens, stop, sampling.ignore_eos) == (256, ["\n"], False)
 
 
-@pytest.mark.parametrize(
-    ("given", "complaint"),
-    [
-        ({"top_ks": 3}, "top_ks is not one of .* Did you mean 'top_k'"),
-        ({"num_beams": 4}, "beam search is not supported"),
-    ],
-)
-def test_unknown_sampling_options_are_refused(given: dict[str, Any], complaint: str) -> None:
-    with pytest.raises(UsageError, match=complaint):
-        generation_options(given, seed=0)
+def test_unknown_sampling_options_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"top_ks is not one of .* Did you mean 'top_k'"):
+        generation_options({"top_ks": 3}, seed=0)
+    with pytest.raises(UsageError, match="beam search is not supported"):
+        generation_options({"num_beams": 4}, seed=0)

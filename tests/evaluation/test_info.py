@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from click.testing import CliRunner
+from commands import lmlong
 from machine import needs_native
 
 from lmlong.attention.delta import native as delta
-from lmlong.cli.info import info
 from lmlong.decode import native
 from lmlong.inference.loading import load
 from lmlong.native.build import find_compiler
@@ -30,8 +29,8 @@ METRICS = """\
 
 
 def told(*words: object) -> str:
-    done = CliRunner().invoke(info, [str(word) for word in words], catch_exceptions=False)
-    assert (done.exit_code, done.stderr) == (0, "")
+    done = lmlong("info", *words)
+    assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
 
@@ -67,7 +66,6 @@ def test_a_run_in_words(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = told("tiny").splitlines()
     assert "checkpoint                runs/tiny/checkpoints/step-00000007" in lines
     assert "state bytes               2,312" in lines
-    assert "attention by layer        linear, linear" in lines
     assert "validation                none" in lines
     (run / "metrics.jsonl").write_text(METRICS)
     assert max(map(len, told("tiny").splitlines())) <= 80

@@ -8,7 +8,7 @@ import torch
 from evaluation.harness_models import (
     CHOICES,
     CONTEXTS,
-    KINDS,
+    DOCUMENTS,
     by_forward,
     every_kind,
     greedy,
@@ -23,8 +23,9 @@ from lmlong.inference.session import next_logits
 
 
 @every_kind
-def test_continuations_have_the_likelihoods_of_forward_passes_however_they_are_read(tmp_path: Path, form: str) -> None:
-    model = write_run(tmp_path / "run", **KINDS[form])
+def test_likelihoods_are_those_of_forward_passes_however_texts_are_read(tmp_path: Path, form: str) -> None:
+    trained = loaded(tmp_path, form)
+    model = trained.model
     contexts = [(256, *text.encode()) for text in CONTEXTS]
     pairs = [Pair(context, tuple(choice.encode())) for context in contexts for choice in CHOICES]
     pairs += [Pair(context, tuple(greedy(model, list(context), 3))) for context in contexts]
@@ -36,6 +37,18 @@ def test_continuations_have_the_likelihoods_of_forward_passes_however_they_are_r
         assert [found[number].is_greedy for number in range(len(pairs))] == [wanted for _, wanted in expected]
         for number, (wanted, _) in enumerate(expected):
             assert found[number].log_probability == pytest.approx(wanted, rel=1e-5, abs=1e-6), pairs[number]
+
+    for score_eos in (False, True):
+        documents = document_likelihoods(trained, DOCUMENTS, score_eos=score_eos, show=False)
+        for text, log_probability in zip(DOCUMENTS, documents, strict=True):
+            tokens = [*text.encode(), *([257] if score_eos else [])] if text else []
+            wanted = by_forward(model, [256], tokens)[0] if tokens else 0.0
+            assert log_probability == pytest.approx(wanted, rel=1e-5)
+
+    for context, session in zip(contexts, prefill_rows(model, contexts), strict=True):
+        logits = next_logits(model, session)[0][0].double()
+        after = log_probabilities(model, list(context))[-1]
+        torch.testing.assert_close(logits.log_softmax(-1), after, rtol=1e-4, atol=1e-4)
 
 
 def test_a_long_continuation_is_read_in_pieces(tmp_path: Path) -> None:
@@ -59,19 +72,3 @@ def test_a_context_is_read_once_for_all_its_continuations(tmp_path: Path) -> Non
     context = tuple([256] + [97] * 500)
     list(likelihoods(model, [Pair(context, (98, number)) for number in range(4)]))
     assert read == [501, 4]
-
-
-def test_a_document_beyond_one_piece_is_read_along_its_state(tmp_path: Path) -> None:
-    model = loaded(tmp_path, "delta")
-    text = "abcabcabd" * 1000
-    (found,) = document_likelihoods(model, [text])
-    assert found == pytest.approx(by_forward(model.model, [256], list(text.encode()))[0], rel=1e-5)
-
-
-@every_kind
-def test_rows_of_different_lengths_have_the_logits_of_each_alone(tmp_path: Path, form: str) -> None:
-    model = write_run(tmp_path / "run", **KINDS[form])
-    rows = [[256, *text.encode()] for text in CONTEXTS]
-    for row, session in zip(rows, prefill_rows(model, rows), strict=True):
-        found, expected = next_logits(model, session)[0][0], log_probabilities(model, row)[-1]
-        torch.testing.assert_close(found.double().log_softmax(-1), expected, rtol=1e-4, atol=1e-4)

@@ -8,16 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
-from evaluation.conftest import write_run
+from commands import lmlong
 from machine import new_cache
+from models import write_run
 
-from lmlong.cli.main import lmlong as command
 from lmlong.data.data_module import DATA_MODULES
 from lmlong.data.token_dataset import prepare
-from lmlong.errors import UsageError
 from lmlong.evaluation.masked import measure_masked
-from lmlong.inference.loading import load, open_run
+from lmlong.inference.loading import open_run
 from lmlong.recipe import Recipe, file
 
 RECIPE = """
@@ -49,18 +47,14 @@ def encoder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
     rows, *in_blocks = request.param.split(", ")
     downsample = "{factor: 5, layers: 1, kind: conv}" if in_blocks else "null"
     (tmp_path / "tiny.yaml").write_text(RECIPE.format(rows=rows, downsample=downsample, **places))
-    return write_run(tmp_path / "run", file.load(str(tmp_path / "tiny.yaml")), 3, deviation=0.3)
-
-
-def invoke(*words: object) -> tuple[str, Exception | None]:
-    done = CliRunner().invoke(command, [str(word) for word in words])
-    return done.output, done.exception if isinstance(done.exception, Exception) else None
+    write_run(tmp_path / "run", chosen=file.load(str(tmp_path / "tiny.yaml")), step=3, deviation=0.3)
+    return tmp_path / "run"
 
 
 def test_the_perplexity_is_that_of_the_hidden_tokens_of_validation(encoder: Path) -> None:
     trained = open_run(encoder, "cpu")
     recipe: Recipe = trained.recipe
-    nats, counts, all_hidden = [], [], []
+    nats, all_hidden = [], []
     for batch in DATA_MODULES["masked"](recipe, prepare(recipe.text, trained.tokenizer)).validation():
         tokens, targets, padding = map(torch.from_numpy, batch)
         for row in range(len(tokens)):
@@ -69,69 +63,60 @@ def test_the_perplexity_is_that_of_the_hidden_tokens_of_validation(encoder: Path
             hidden = targets[row, seen] != -100
             lost = torch.nn.functional.cross_entropy(logits[0, hidden], targets[row, seen][hidden], reduction="sum")
             nats.append(float(lost))
-            counts.append(int(hidden.sum()))
             all_hidden += targets[row, seen][hidden].tolist()
     report = measure_masked("tiny", trained)
     assert report.sums.totals.nats == pytest.approx(sum(nats), rel=1e-5)
-    assert report.sums.totals.tokens == sum(counts)
+    assert report.sums.totals.tokens == len(all_hidden)
     letters = (encoder.parent / "train.txt").read_text()
     shares = [(letters.count(chr(token)) + 1) / (len(letters) + 256) for token in all_hidden]
     assert report.unigram == pytest.approx(math.exp(-np.log(shares).mean()))
+    assert report.error == pytest.approx(report.sums.nats_error * math.exp(sum(nats) / len(all_hidden)), rel=1e-4)
     if recipe.text.rows == "documents":
         assert report.sums.documents == 5
     else:
-        assert report.sums.documents == len(nats)
-        without = (sum(nats) - np.array(nats)) / (sum(counts) - np.array(counts))
-        error = math.sqrt(len(nats) - 1) * float(without.std())
-        assert report.sums.nats_error == pytest.approx(error, rel=1e-4)
-        assert report.error == pytest.approx(error * math.exp(sum(nats) / sum(counts)), rel=1e-4)
+        assert report.sums.nats == pytest.approx(nats, rel=1e-5)
 
 
+@pytest.mark.parametrize("encoder", ["windows"], indirect=True)
 def test_eval_shows_it_as_a_line_and_as_json(encoder: Path, tmp_path: Path) -> None:
-    output, error = invoke("eval", encoder, "--json", tmp_path / "found.json")
-    assert error is None
+    done = lmlong("eval", encoder, "--json", tmp_path / "found.json")
     (found,) = json.loads((tmp_path / "found.json").read_text())["runs"]
     assert found["objective"] == "masked"
     assert found["perplexity"] == pytest.approx(math.exp(found["nats_per_token"]))
-    title, columns, line = output.splitlines()
+    title, columns, line = done.stdout.splitlines()
     assert title == "prediction of hidden tokens, precision 32" and len(columns) <= 80
     assert f"{found['perplexity']:.3f} " in line and f" {found['unigram_perplexity']:.3f} " in line
     assert f"{found['hidden_tokens']:,}" in line
     assert len(line.removesuffix(found["name"])) <= 80
-    output, error = invoke("eval", encoder, encoder, "--data", tmp_path / "train.txt", "--tokens", 64, "--json", "-")
-    assert error is None
-    runs = json.loads(output)["runs"]
+    done = lmlong("eval", encoder, encoder, "--data", tmp_path / "train.txt", "--tokens", 64, "--json", "-")
+    runs = json.loads(done.stdout)["runs"]
     assert [(run["hidden_share"], run["unigram_perplexity"]) for run in runs] == [(0.15, None), (0.15, None)]
 
 
 @pytest.mark.parametrize("encoder", ["windows"], indirect=True)
 def test_options_and_commands_that_need_a_past_are_refused(encoder: Path, run: Path, tmp_path: Path) -> None:
     for option in ("--lengths 16", "--by state", "--plot x.png", "--weights bf16", "--targets 9"):
-        _, error = invoke("eval", encoder, *option.split())
-        assert isinstance(error, UsageError) and error.exit_code == 2
+        done = lmlong("eval", encoder, *option.split())
         why = "reads both sides of each token at once" if "--by" in option else "not to encoders. Leave it out."
-        assert str(error).startswith(f"{option.split()[0]}: ") and why in str(error)
-    state = ("state", "build", encoder, tmp_path / "train.txt", "-o", "x.state")
+        assert (done.returncode, done.stderr.startswith(f"error: {option.split()[0]}: ")) == (2, True)
+        assert why in done.stderr
     for words in (
         ("generate", encoder, "--prompt", "x"),
-        state,
+        ("state", "build", encoder, tmp_path / "train.txt", "-o", "x.state"),
         ("check", encoder),
         ("eval", encoder, "--by", "recall"),
     ):
-        _, error = invoke(*words)
-        assert isinstance(error, UsageError) and error.exit_code == 2
+        done = lmlong(*words)
+        assert done.returncode == 2
         pattern = r"an encoder \(objective: masked\) cannot continue text .* lmlong eval, .* objective: causal"
-        assert re.search(pattern, str(error))
-    with pytest.raises(UsageError, match="cannot continue text"):
-        load(encoder, "cpu")
-    _, error = invoke("eval", encoder, run)
-    assert isinstance(error, UsageError) and "Name runs of one objective" in str(error)
+        assert re.search(pattern, done.stderr)
+    done = lmlong("eval", encoder, run)
+    assert (done.returncode, "Name runs of one objective" in done.stderr) == (2, True)
 
 
+@pytest.mark.parametrize("encoder", ["documents, in blocks"], indirect=True)
 def test_info_describes_an_encoder(encoder: Path) -> None:
-    output, error = invoke("info", encoder, "--json")
-    facts = json.loads(output)
-    assert error is None and (facts["objective"], facts["step"]) == ("masked", 3)
+    facts = json.loads(lmlong("info", encoder, "--json").stdout)
+    assert (facts["objective"], facts["step"]) == ("masked", 3)
     assert facts["attention by layer"] == ["linformer", "linformer"] and "state bytes" not in facts
-    model = open_run(encoder, "cpu").recipe.model
-    assert facts["tokens read as one by layer"] == ([5, 1] if model.downsample else [1, 1])
+    assert facts["tokens read as one by layer"] == [5, 1]

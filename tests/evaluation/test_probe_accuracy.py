@@ -8,11 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
+from commands import lmlong
 from evaluation.conftest import VALIDATION_TEXTS
 from models import predict
 
-from lmlong.cli.evaluate import eval_ as command
 from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.evaluation.probe_accuracy import ProbeResult, ProbeScore, answered, chance_of, figure, recall_report
 from lmlong.evaluation.probes import NEEDLES, PAIRS, PROBES, ProbeText, Trial
@@ -30,19 +29,14 @@ def made(probe: str, distance: int, seed: int = 0) -> Trial:
 
 
 @pytest.mark.parametrize("probe", ["copy", "induction", "mqar"])
-@pytest.mark.parametrize("distance", [16, 17, 100])
+@pytest.mark.parametrize("distance", [16, 17, 1000])
 def test_symbols_are_asked_for_after_exactly_the_distance(probe: str, distance: int) -> None:
     trial = made(probe, distance)
     assert np.array_equal(trial.tokens[trial.asked], trial.tokens[trial.asked - distance])
     assert np.array_equal(trial.tokens[trial.asked - 1], trial.tokens[trial.asked - 1 - distance])
     assert len(trial.asked) == {"copy": distance - 1, "induction": 1, "mqar": PAIRS}[probe]
     assert trial.tokens.max() < 256  # of the frame of a document there is nothing
-
-
-@pytest.mark.parametrize("probe", ["induction", "mqar"])
-def test_an_answer_occurs_once_before_it_is_asked_for(probe: str) -> None:
-    trial = made(probe, 60)
-    for place in trial.asked:
+    for place in trial.asked if probe != "copy" else ():
         assert (trial.tokens[:place] == trial.tokens[place - 1]).sum() == 2  # told and asked
 
 
@@ -123,19 +117,19 @@ def test_chance_is_unknown_if_no_answers_of_two_texts_agree() -> None:
     assert not figure([unknown]).panels[0].levels
 
 
-@pytest.mark.parametrize("share", [0.0, 1.0])
-@pytest.mark.parametrize("texts", [1, 2, 64])
-def test_answers_that_are_all_right_or_all_wrong_have_an_error(share: float, texts: int) -> None:
+def test_answers_that_are_all_right_or_all_wrong_have_an_error() -> None:
     """Wilson's interval of one standard error is from 0 to 1 / (n + 1), or from n / (n + 1) to 1."""
-    asked = np.full(texts, 8.0)
-    assert ProbeScore("mqar", 64, share * asked, asked, 0.1).error == pytest.approx(1 / (texts + 1) / 2)
+    for texts in (1, 2, 64):
+        asked = np.full(texts, 8.0)
+        for right in (0 * asked, asked):
+            assert ProbeScore("mqar", 64, right, asked, 0.1).error == pytest.approx(1 / (texts + 1) / 2)
 
 
 def test_the_command(run: Path, tmp_path: Path) -> None:
-    words = [str(run), "--by", "recall", "--probes", "all", "--lengths", "16,32", "--texts", "3", "--device", "cpu"]
     numbers, plot = tmp_path / "numbers.json", tmp_path / "plot.png"
-    done = CliRunner().invoke(command, [*words, "--json", str(numbers), "--plot", str(plot)], catch_exceptions=False)
-    assert (done.exit_code, done.stderr) == (0, "")
+    words = ("--by", "recall", "--probes", "all", "--lengths", "16,32", "--texts", 3, "--json", numbers, "--plot", plot)
+    done = lmlong("eval", run, *words, "--device", "cpu")
+    assert (done.returncode, done.stderr) == (0, "")
     assert max(map(len, done.stdout.splitlines()[1:])) <= 80
     (found,) = json.loads(numbers.read_text())["runs"]
     assert [at["probe"] for at in found["recall"][::2]] == list(PROBES)

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 from commands import lmlong
-from evaluation.conftest import write_run
+from models import write_run
 from report.test_html import ATTACK, Outline
 
-from lmlong.checkpoint.environment import read_environment, text_sources
 from lmlong.checkpoint.read import read_recipe
+from lmlong.evaluation import run_report
 from lmlong.evaluation.run_page import run_page
 from lmlong.evaluation.run_report import report_runs
 from lmlong.evaluation.training_curves import TrainingCurves, training_panels
@@ -33,27 +33,21 @@ def entry(step: int, loss: float, **more: object) -> str:
     return json.dumps({"step": step, "loss": loss, "bits_per_byte": loss / 2, "tokens_per_second": 384.0, **more})
 
 
-METRICS = "\n".join(
-    [
-        entry(2, 4.0, learning_rate=0.1, gradient_norm=1.0),
-        entry(6, 2.0, learning_rate=0.2, gradient_norm=None),
-        json.dumps(
-            {
-                "step": 6,
-                "validation": {"nats": 2.0, "tokens": 1, "bytes": 2, "nats_per_token": 3.0, "bits_per_byte": 1.4},
-            }
-        ),
-        json.dumps({"step": 6, "sample": f"once {ATTACK}\u0000\u202e"}),
-        "",
-    ]
+VALIDATION = {"nats": 2.0, "tokens": 1, "bytes": 2, "nats_per_token": 3.0, "bits_per_byte": 1.4}
+METRICS = (
+    entry(2, 4.0, learning_rate=0.1, gradient_norm=1.0),
+    entry(6, 2.0, learning_rate=0.2, gradient_norm=None),
+    json.dumps({"step": 6, "validation": VALIDATION}),
+    json.dumps({"step": 6, "sample": f"once {ATTACK}\u0000\u202e"}),
 )
 
 
 @pytest.fixture
-def recorded(run: Path) -> Path:
+def recorded(run: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The tiny run, with records of its training that attack the page."""
+    monkeypatch.setattr(run_report, "DISTANCES", (64, 128))
     (run / "environment.json").write_text(json.dumps(ENVIRONMENT))
-    (run / "metrics.jsonl").write_text(METRICS)
+    (run / "metrics.jsonl").write_text("".join(f"{line}\n" for line in METRICS))
     return run
 
 
@@ -64,16 +58,10 @@ def test_a_page_is_made_of_what_training_recorded(recorded: Path, tmp_path: Path
     outline = Outline(made)
     assert {tag for tag, _ in outline.elements} & {"script", "b", "img"} == set()
     assert outline.text.count("<script>alert(1)</script>") >= 3, "the sample, the time, the packages"
-    assert "/home/me" not in made and "~me" not in made and str(tmp_path) not in made, (
-        "files are named without their folders"
-    )
-    for expected in (
-        "12,345",
-        "6,789",
-        "4,321",
-        "lmlong train run.yaml",
-        "sequence_length: 64",
-    ):
+    for folder in ("/home/me", "~me", str(tmp_path)):
+        assert folder not in made, "files are named without their folders"
+    sources = ("files train.txt", "files validation-*.txt", "12,345", "6,789", "4,321")
+    for expected in (*sources, "lmlong train run.yaml", "sequence_length: 64"):
         assert expected in outline.text, expected
     headings = re.findall(r"<h2[^>]*>([^<]*)", made)
     assert headings[:4] == ["Summary", "Training text", "Training", "Samples"]
@@ -84,19 +72,14 @@ def test_a_page_is_made_of_what_training_recorded(recorded: Path, tmp_path: Path
 def test_two_runs_are_measured_side_by_side(recorded: Path, tmp_path: Path) -> None:
     recipe = read_recipe(recorded / "checkpoints" / "step-00000007")
     other = recipe.model_copy(update={"seed": 5, "model": recipe.model.model_copy(update={"heads": 4})})
-    write_run(tmp_path / "other" / "tiny", other, 7)
+    write_run(tmp_path / "other" / "tiny", chosen=other, step=7)
     runs = (recorded, tmp_path / "other" / "tiny")
     done = lmlong("report", *runs, "-o", tmp_path / "page.html", "--tokens", "2k", "--device", "cpu")
     assert done.returncode == 0, done.stderr
     outline = Outline((tmp_path / "page.html").read_text(encoding="utf-8"))
     assert "Report: tiny and tiny (2)" in outline.text
-    for expected in (
-        "seed05",
-        "model.heads24",
-        "tiny (2) minus tiny, in bits/byte",
-        "--tokens 2048",
-        "writing one text",
-    ):
+    differences = ("seed05", "model.heads24", "tiny (2) minus tiny, in bits/byte")
+    for expected in (*differences, "--tokens 2048", "writing one text"):
         assert expected in outline.text, expected
     charts = [a["aria-label"] or "" for tag, a in outline.elements if tag == "svg" and a.get("role") == "img"]
     for name in ("by context", "by position", "copy", "induction", "mqar", "Norm of the state S"):
@@ -105,14 +88,20 @@ def test_two_runs_are_measured_side_by_side(recorded: Path, tmp_path: Path) -> N
 
 
 def test_a_page_names_the_text_that_was_measured(recorded: Path, tmp_path: Path) -> None:
-    pages = [
-        Outline(run_page(report_runs([recorded], files, tokens=600, device="cpu"))).text
-        for files in ((), [tmp_path / "train.txt"], [tmp_path / "train.txt", tmp_path / "validation-0.txt"])
-    ]
-    texts = ("held-out text", "train.txt (given by --data)", "train.txt and 1 other (given by --data)")
-    for page, text in zip(pages, texts, strict=True):
+    files = [tmp_path / "train.txt", tmp_path / "validation-0.txt"]
+    (report,) = report_runs([recorded], files, tokens=600, device="cpu")
+    assert report.measured and report.measured.perplexity
+    assert report.measured.perplexity.data == list(map(str, files))
+    for given, text in (
+        (files, "train.txt and 1 other (given by --data)"),
+        (files[:1], "train.txt (given by --data)"),
+        ([], "held-out text"),
+    ):
+        measured = report.measured._replace(files=given)
+        page = Outline(run_page([report._replace(measured=measured, path="runs/tiny")])).text
         assert f"measured on {text}" in page and f"Measured on {text}. By context" in page
-    assert "easured on held-out text" not in "".join(pages[1:])
+        assert ("easured on held-out text" in page) == (not given)
+        assert "lmlong eval runs/tiny --by" in page and "lmlong eval runs/tiny --by recall --probes" in page
 
 
 def test_missing_parts_are_reported(recorded: Path, tmp_path: Path) -> None:
@@ -144,8 +133,6 @@ def test_commands_name_runs_as_they_were_given(run: Path, tmp_path: Path, monkey
         text = Outline(run_page(report_runs([given], measure=False, device="cpu"))).text
         assert f"lmlong train run.yaml --out {path}Written by" in text
         assert (note in text) == (given == run)
-    measured = Outline(run_page(report_runs(["runs/tiny"], tokens=600, device="cpu"))).text
-    assert "lmlong eval runs/tiny --by" in measured and "lmlong eval runs/tiny --by recall --probes" in measured
 
 
 def test_what_cannot_be_measured_is_reported_and_left_out(recorded: Path, tmp_path: Path) -> None:
@@ -163,8 +150,7 @@ def test_another_name_is_refused_before_anything_is_measured(run: Path) -> None:
 
 def test_time_is_the_sum_of_the_logged_speeds() -> None:
     recipe = Recipe(training=Training(batch_size=2), text=Text(sequence_length=64))
-    entries = [json.loads(line) for line in METRICS.splitlines()]
-    curves = TrainingCurves.of("a", recipe, entries)
+    curves = TrainingCurves.of("a", recipe, list(map(json.loads, METRICS)))
     step = 2 * 64 / 384
     assert curves.seconds.tolist() == pytest.approx([2 * step, 6 * step])
     by_step, by_time, rate, norm = training_panels([curves])
@@ -178,10 +164,3 @@ def test_many_steps_are_averaged() -> None:
     entries = [json.loads(entry(step, float(step % 2))) for step in range(1, 1001)]
     (line, _) = training_panels([TrainingCurves.of("a", Recipe(), entries)])[0].lines
     assert len(line.x) == 200 and line.x[0] == 5 and line.y[0] == pytest.approx(0.3)
-
-
-def test_sources_are_named_by_the_recipe(recorded: Path) -> None:
-    checkpoint = recorded / "checkpoints" / "step-00000007"
-    sources = text_sources(read_environment(checkpoint), read_recipe(checkpoint))
-    assert [source.name for source in sources] == ["files train.txt", "files validation-*.txt"]
-    assert (sources[0].train.bytes, sources[1].validation.tokens) == (12345, 4321)

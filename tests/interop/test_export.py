@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -90,28 +91,20 @@ def export(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Export]:
 
 @pytest.mark.interop
 @every_form
-@torch.no_grad()
-def test_transformers_has_the_same_logits(transformers: Any, export: Callable[[str], Export], form: str) -> None:
-    original, folder = export(form)
-    exported = transformers.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
-    ids = text(len(PROMPTS), PROMPTS[0])
-    expected, _ = predict(original, ids)
-    assert apart(exported(ids).logits, expected) < 1e-5
-    assert apart(in_pieces(exported, ids), expected) < 1e-5
-    padded, mask = left_padded(ids)
-    rows = zip(exported(padded, attention_mask=mask).logits, expected, PROMPTS, strict=True)
-    assert all(apart(row[-size:], alone[:size]) < 1e-5 for row, alone, size in rows)
-
-
-@pytest.mark.interop
-@every_form
-def test_transformers_has_the_same_texts_and_gradients(
+def test_transformers_has_the_same_logits_texts_and_gradients(
     transformers: Any, export: Callable[[str], Export], form: str
 ) -> None:
     original, folder = export(form)
     exported = transformers.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
     ids = text(len(PROMPTS), PROMPTS[0])
     padded, mask = left_padded(ids)
+    with torch.no_grad():
+        expected, _ = predict(original, ids)
+        assert apart(exported(ids).logits, expected) < 1e-5
+        assert apart(in_pieces(exported, ids), expected) < 1e-5
+        rows = zip(exported(padded, attention_mask=mask).logits, expected, PROMPTS, strict=True)
+        assert all(apart(row[-size:], alone[:size]) < 1e-5 for row, alone, size in rows)
+
     options = {"attention_mask": mask, "do_sample": False, "eos_token_id": -1}
     written = exported.generate(padded, max_new_tokens=12, **options)
     for row, prompt, size in zip(written, ids, PROMPTS, strict=True):
@@ -134,10 +127,9 @@ def test_transformers_has_the_same_texts_and_gradients(
         rows = tables.gradients.take()
         gradients["ngram_embedding.table"] = torch.zeros_like(tables.table).index_add_(0, rows.rows, rows.gradient)
         tables.gradients = None
-    expected = lmlong_weights(gradients)
-    assert found.keys() == expected.keys() and all(weight.abs().max() > 0 for weight in expected.values())
-    wrong = {name: apart(found[name], weight) for name, weight in expected.items() if apart(found[name], weight) > 1e-4}
-    assert not wrong
+    wanted = lmlong_weights(gradients)
+    assert found.keys() == wanted.keys() and all(weight.abs().max() > 0 for weight in wanted.values())
+    assert {name for name, weight in wanted.items() if apart(found[name], weight) > 1e-4} == set()
 
 
 def apart(found: Tensor, expected: Tensor) -> float:
@@ -269,7 +261,9 @@ def test_unknown_character_is_an_error_in_transformers(tmp_path: Path, transform
 @pytest.mark.interop
 @pytest.mark.parametrize("changes", [{}, {"tie_word_embeddings": True}, {"rope_scaling": LLAMA3}], ids=str)
 @torch.no_grad()
-def test_imported_llama_is_exported_as_a_llama(tmp_path: Path, transformers: Any, changes: dict[str, Any]) -> None:
+def test_imported_llama_is_exported_as_a_llama_and_read_from_either_program(
+    tmp_path: Path, transformers: Any, changes: dict[str, Any]
+) -> None:
     config = {**CONFIG, **changes}
     import_model(write_folder(tmp_path / "exported", config, tiny_llama.weights(config)), tmp_path / "run")
     assert export_hf(str(tmp_path / "run"), tmp_path / "hf").architecture == "LlamaForCausalLM"
@@ -277,32 +271,35 @@ def test_imported_llama_is_exported_as_a_llama(tmp_path: Path, transformers: Any
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
     expected, _ = predict(lmlong.load(tmp_path / "run", state_dtype="32").model, PROMPT_IDS)
     assert float((model(PROMPT_IDS).logits - expected).norm() / expected.norm()) < 1e-5
-    import_model(tmp_path / "hf", tmp_path / "again")
-    weights = [lmlong.load(tmp_path / run).model.state_dict() for run in ("run", "again")]
-    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+    model.save_pretrained(tmp_path / "theirs", max_shard_size="50KB")
+    assert (tmp_path / "theirs" / "model.safetensors.index.json").exists()
+    shutil.copy(tmp_path / "hf" / "tokenizer.json", tmp_path / "theirs")
+    for source in ("hf", "theirs"):
+        import_model(tmp_path / source, tmp_path / f"{source}-again")
+        again, _ = predict(lmlong.load(tmp_path / f"{source}-again", state_dtype="32").model, PROMPT_IDS)
+        assert torch.equal(again, expected)
 
 
-def test_encoder_and_damaged_checkpoint_are_not_exported(tmp_path: Path) -> None:
+def test_encoder_and_damaged_checkpoint_are_not_exported_and_other_folders_are_kept(tmp_path: Path) -> None:
     write_run(tmp_path / "encoder", objective="masked", attention={"kind": "linear", "decay": "none"}, convolution=0)
+    with pytest.raises(UsageError, match="encoder"):
+        export_hf(str(tmp_path / "encoder"), tmp_path / "export")
     write_run(tmp_path / "run", **FORMS["elu"])
+    for other in ("out", ".export.partial"):
+        (tmp_path / other).mkdir()
+        (tmp_path / other / "mine.txt").write_text("mine")
+    with pytest.raises(UsageError, match="not empty"):
+        export_hf(str(tmp_path / "run"), tmp_path / "out")
+    export_hf(str(tmp_path / "run"), tmp_path / "export")
+    assert os.listdir(tmp_path / ".export.partial") == os.listdir(tmp_path / "out") == ["mine.txt"]
+
     weights = read.find(tmp_path / "run") / "model.safetensors"
     data = weights.read_bytes()
     weights.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-    for run, error, message in (("encoder", UsageError, "encoder"), ("run", CheckpointError, "not what was saved")):
-        with pytest.raises(error, match=message):
-            export_hf(str(tmp_path / run), tmp_path / "out")
-    assert sorted(os.listdir(tmp_path)) == ["encoder", "run"]
-
-
-def test_other_folders_are_kept(tmp_path: Path) -> None:
-    write_run(tmp_path / "run", **FORMS["elu"])
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "mine.txt").write_text("mine")
-    with pytest.raises(UsageError, match="not empty"):
-        export_hf(str(tmp_path / "run"), tmp_path / "out")
-    (tmp_path / "out").rename(tmp_path / ".export.partial")
-    export_hf(str(tmp_path / "run"), tmp_path / "export")
-    assert os.listdir(tmp_path / ".export.partial") == ["mine.txt"]
+    with pytest.raises(CheckpointError, match="not what was saved"):
+        export_hf(str(tmp_path / "run"), tmp_path / "again")
+    assert sorted(os.listdir(tmp_path)) == [".export.partial", "encoder", "export", "out", "run"]
 
 
 def test_card_has_training_text_and_evaluation(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The page of `lmlong report` in Chromium: it asks for nothing, fits a phone, and prints its charts whole."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,9 @@ pytestmark = pytest.mark.interop
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_report_is_read_on_a_screen_and_on_paper(chromium: Any, page_run: Path, tmp_path: Path, scheme: str) -> None:
-    metrics = [f'{{"step": {step}, "loss": {9 / step}, "tokens_per_second": 50.0}}\n' for step in range(1, 2)]
-    (page_run / "metrics.jsonl").write_text(
-        "".join(metrics) + '{"step": 1, "sample": "<img src=x onerror=alert(1)>"}\n'
-    )
+    metrics = [{"step": 1, "loss": 9.0, "tokens_per_second": 50.0}]
+    metrics.append({"step": 1, "sample": "<img src=x onerror=alert(1)>"})
+    (page_run / "metrics.jsonl").write_text("".join(f"{json.dumps(entry)}\n" for entry in metrics))
     file = tmp_path / "page.html"
     assert lmlong("report", page_run, "-o", file, "--no-measure").returncode == 0
     with chromium.new_context(color_scheme=scheme, viewport={"width": 360, "height": 700}) as context:

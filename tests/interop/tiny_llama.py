@@ -181,22 +181,6 @@ def neighbours(config: dict[str, Any], name: str, weight: Tensor) -> Tensor:
     return weight.unflatten(0, (config[heads], 2, -1)).transpose(1, 2).reshape(weight.shape)
 
 
-NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-
-
 def write_gguf(
     path: Path, config: dict[str, Any], given: dict[str, Tensor], kind: type[gguf.GGUFWriter] = gguf.GGUFWriter
 ) -> Path:
@@ -218,14 +202,10 @@ def write_gguf(
     writer.add_token_types(kinds + [1] * (len(pieces) - len(kinds)))
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config["num_hidden_layers"])
     for name, weight in given.items():
-        stem = name.removesuffix(".weight")
-        if stem.startswith("model.layers."):
-            _, _, layer, inside = stem.split(".", 3)
-            weight = neighbours(config, name, weight)
-            writer.add_tensor(f"blk.{layer}.{NAMES[inside]}.weight", weight.float().numpy().copy())
-        else:
-            writer.add_tensor(f"{NAMES[stem]}.weight", weight.float().numpy())
+        tensor = neighbours(config, name, weight).float().numpy().copy()
+        writer.add_tensor(names.get_name(name, try_suffixes=(".weight",)), tensor)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
