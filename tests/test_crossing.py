@@ -7,6 +7,7 @@ Each command must agree with the definition: the hidden states of the whole text
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 from math import log
 from pathlib import Path
 from typing import Any, get_args
@@ -44,21 +45,13 @@ TOLERANCE = {"32": 1e-5, "bf16": 1e-5, "int8": 5e-3, "int4": 5e-3}
 """Relative, of the nats of a text: products of int8 and int4 round what they read, in groups that differ by command."""
 
 
-def _imported(folder: Path) -> None:
-    weights = tiny_llama.weights(tiny_llama.CONFIG)
-    import_model(tiny_llama.write_folder(folder.with_suffix(".hf"), tiny_llama.CONFIG, weights), folder)
-
-
-MODELS: dict[str, Callable[[Path], object]] = {
-    "linear": lambda folder: write_run(folder, **FORMS["elu"]),
-    "ngram": lambda folder: write_run(folder, **FORMS["ngram"]),
-    "tables": lambda folder: write_run(folder, **FORMS["tables"]),
-    "delta": lambda folder: write_run(folder, **FORMS["delta"]),
-    "own heads": lambda folder: write_run(folder, **FORMS["own heads"]),
-    "window with sink": lambda folder: write_run(folder, **FORMS["sink"]),
-    "hourglass": lambda folder: write_run(folder, layers=3, downsample=Downsample(factor=4), **FORMS["elu"]),
-    "imported": _imported,
-    "plug-in": lambda folder: write_run(folder, attention={"kind": "two_gates"}),
+MODELS: dict[str, dict[str, Any]] = {
+    "linear": FORMS["elu"],
+    **{form: FORMS[form] for form in ("ngram", "tables", "delta", "own heads")},
+    "window with sink": FORMS["sink"],
+    "hourglass": {"layers": 3, "downsample": Downsample(factor=4), **FORMS["elu"]},
+    "imported": {},
+    "plug-in": {"attention": {"kind": "two_gates"}},
 }
 
 
@@ -73,9 +66,14 @@ def plugin() -> Iterator[None]:
 def run_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     folder = tmp_path_factory.mktemp("runs")
 
+    @cache
     def run(name: str) -> Path:
-        if not (path := folder / name).exists():
-            MODELS[name](path)
+        path = folder / name
+        if name == "imported":
+            given = tiny_llama.weights(tiny_llama.CONFIG)
+            import_model(tiny_llama.write_folder(folder / "llama", tiny_llama.CONFIG, given), path)
+        else:
+            write_run(path, **MODELS[name])
         return path
 
     return run

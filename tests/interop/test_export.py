@@ -13,7 +13,7 @@ import pytest
 import torch
 from commands import lmlong as command
 from data.tokenizer_draws import draw_text
-from evaluation.harness_models import greedy
+from evaluation.harness_models import KINDS, greedy
 from inference.test_loops import find_loop, write_looping_run
 from interop import tiny_llama
 from interop.tiny_llama import CONFIG, LLAMA3, write_folder
@@ -43,11 +43,7 @@ TWO_GATES = Path(__file__).parents[1] / "plugins" / "two_gates.py"
 
 PROMPT_IDS = torch.tensor([[5, 280, 3, 299, 17, 17, 60, 1, 250] * 5])
 
-OPTIONS = {
-    **FORMS,
-    "hourglass": {**FORMS["elu"], "layers": 3, "downsample": recipe.Downsample(factor=4)},
-    "added heads": {**FORMS["softmax"], "add_ngram": [1]},
-}
+OPTIONS = {**KINDS, "added heads": {**FORMS["softmax"], "add_ngram": [1]}}
 
 USUAL = {"elu", "relu", "softmax", "tables", "hourglass"}
 """A decay that is not in the file, states that grow, tables and blocks. An export runs lmlong's own model, so that of
