@@ -70,9 +70,10 @@ def test_every_attention_keeps_the_laws(form: recipe.Attention, precision: str, 
         quantize(loaded.model, weights)
     report = check(loaded, *text)
     assert broken(report) == set()
-    assert {verdict.number for verdict in report.verdicts} == laws_of(form)
     assert bool(report.denominators) == (10 in laws_of(form))
-    if weights != "32":
+    if weights == "32":
+        assert {verdict.number for verdict in report.verdicts} == laws_of(form)
+    else:
         first = report.verdicts[0]
         assert first.measured < first.allowed < (1e-4 if weights == "bf16" else 0.2)
 

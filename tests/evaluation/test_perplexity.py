@@ -1,5 +1,6 @@
 """Measured perplexity against its definition."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -108,18 +109,12 @@ def test_too_few_documents_are_cut_into_parts_and_measured_at_shorter_lengths(lo
 @pytest.mark.slow
 def test_memory_at_a_million_tokens_is_that_at_64_thousand(run: Path, tmp_path: Path) -> None:
     (tmp_path / "long.txt").write_text("to the last syllable of recorded time\n" * 30_000)
+    options = ("--by", "context", "--targets", "256", "--min-documents", "1", "--device", "cpu", "--json", "-")
     peaks = []
     for length in ("64k", "1024k"):
-        code = f"""
-import json
-from lmlong.evaluation.perplexity import evaluate
-from lmlong.inference.loading import load
-loaded = load({str(run)!r}, "cpu")
-options = dict(views=("context",), lengths=({int(length[:-1]) * 1024},), targets=256, min_documents=1)
-print(evaluate(loaded, {str(tmp_path / "long.txt")!r}, **options).peak_bytes)
-"""
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-        peaks.append(int(done.stdout))
+        words = [sys.executable, "-m", "lmlong", "eval", run, "--data", tmp_path / "long.txt", "--lengths", length]
+        done = subprocess.run([*words, *options], capture_output=True, text=True, check=True)
+        peaks.append(json.loads(done.stdout)["runs"][0]["peak_bytes"])
     assert peaks[1] < 1.05 * peaks[0]
 
 
