@@ -43,7 +43,6 @@ STEPS: dict[str, Iterable[str]] = {
     "muon": [TABLES, "training.accumulate=2", "training.segment=16", "model.dropout=0.1"],
     "adamw": [ADAMW, "training.precision=bf16", "text.rows=documents"],
     "passed states, rounded weights": ["training.state_passing=0.5", "training.quantize=int4"],
-    "learning while reading": ["training.learn=0.5"],
     "carried states": CARRY,
     "encoder": ["objective=masked", "model.attention.kind=full"],
 }
