@@ -29,14 +29,13 @@ LEARNING = {
     "beta2": ["beta2=0.2"],
     "clip": ["clip=1e-3"],
     "precision": ["precision=bf16"],
-    "learn": ["learn=1.0"],
     "quantize": ["quantize=int4"],
 }
 """What changes the losses; beside another option where it has no effect alone."""
 
 BESIDE = {"decay_fraction": ["schedule=warmup-stable-decay"]}
 
-USUAL = {"learning_rate", "weight_decay", "beta2", "precision", "learn", "quantize"}
+USUAL = {"learning_rate", "weight_decay", "beta2", "precision", "quantize"}
 """Of these, one of each way by which an option reaches a step."""
 
 WRITTEN: dict[str, Callable[[Path], bool]] = {
