@@ -1,5 +1,5 @@
-"""Which engine continues texts with a model: native code on a CPU, a CUDA graph on a GPU. It is first compared with
-torch."""
+"""The fastest engine of a model, native code on a CPU and a CUDA graph on a GPU, compared with torch before it is used.
+`TrainedLanguageModel.use_fast_engine` decides whether it is."""
 
 import copy
 

@@ -1,6 +1,6 @@
 """Resume a run: choose the checkpoint, check the recipe, and keep one history of checkpoints in the run folder.
 
-What a resumed run restores, in this order, by whom it is read, and where it is applied:
+What a resumed run restores, by whom it is read, and where it is applied:
 
     tokenizer, weights and buffers       `prepare_resumed_run`        at once
     clock, first step, place in data     `prepare_resumed_run`        `TrainingModule`, `PreparedRun.first_step`
