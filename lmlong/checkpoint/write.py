@@ -139,7 +139,10 @@ def save_in_turn(
         expected = iter(forms.values())
         for tensor in tensors:
             assert (tensor.shape, tensor.dtype) == next(expected)
-            file.write(tensor.detach().cpu().flatten().view(torch.uint8).numpy().data)
+            numbers = tensor.detach().cpu().flatten()
+            if numbers.stride() != (1,):  # as of one number, or of a column, whose bytes cannot be viewed
+                numbers = numbers.clone(memory_format=torch.contiguous_format)
+            file.write(numbers.view(torch.uint8).numpy().data)
             del tensor  # before the next one is computed
 
 
