@@ -34,6 +34,66 @@ LIKE_LLAMA: dict[str, Any] = {
 """All that the blocks of a Llama do in another way, for models of a multiple of two heads."""
 
 
+HYBRIDS: dict[str, dict[str, Any]] = {
+    "like Qwen": {
+        "layers": 2,
+        "heads": 4,
+        "key_heads": 2,
+        "head_dim": 6,
+        "value_dim": 4,
+        "convolution_activation": "silu",
+        "head_norm": "shared",
+        "head_norm_epsilon": 1e-4,
+        "centered_gains": True,
+        "attention": Attention(
+            kind=["delta", "softmax"], decay="softplus", delta=recipe.Delta(feature_map="identity", beta_bias=False)
+        ),
+        "mixers": [
+            recipe.Mixer(
+                kind="softmax",
+                heads=2,
+                kv_heads=1,
+                head_dim=8,
+                value_dim=8,
+                convolution=0,
+                positions="rotary",
+                rope=Rope(base=500.0, share=0.25),
+                query_key_norm="head",
+                output_gate="sigmoid",
+                head_norm=False,
+            )
+        ],
+    },
+    "like OLMo": {
+        "layers": 2,
+        "head_dim": 5,
+        "value_dim": 9,
+        "convolution_activation": "silu",
+        "head_norm": "shared",
+        "attention": Attention(
+            kind=["delta", "softmax"], decay="softplus", delta=recipe.Delta(feature_map="identity", max_beta=2)
+        ),
+        "mixers": [
+            recipe.Mixer(
+                kind="softmax", convolution=0, query_key_norm="all", output_gate=False, head_norm=False, norm="after"
+            )
+        ],
+    },
+    "like LFM2": {
+        "layers": 2,
+        "heads": 4,
+        "kv_heads": 2,
+        "convolution": 0,
+        "query_key_norm": "head",
+        "output_gate": False,
+        "head_norm": False,
+        "attention": Attention(kind=["convolution", "softmax"]),
+        "mixers": [recipe.Mixer(kind="convolution", convolution=3, input_gate=True, output_gate="identity")],
+    },
+}
+"""All that the blocks of other hybrid models do in another way."""
+
+
 def kinds(window: int) -> dict[str, dict[str, object]]:
     """Options of every kind of attention that a recipe has, and of what changes how it computes."""
     return {
@@ -104,6 +164,9 @@ FORMS: dict[str, dict[str, Any]] = {
     "sink beside delta": {"attention": Attention(kind="delta", parallel_window=9, window_sink=True), "kv_heads": 2},
 }
 """Models of bytes with every kind of state, and every option that changes how a step computes."""
+
+
+FORMS |= HYBRIDS
 
 
 def predict(model: nn.Module, *text: Any) -> tuple[Tensor, Any]:

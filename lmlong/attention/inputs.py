@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import logsigmoid
+from torch.nn.functional import logsigmoid, softplus
 
 MIN_LOG_DECAY = -20.0
 """Lower bound of log decays: a gate keeps at least exp(-20) of the state, so that sums of log decays stay exact."""
@@ -26,20 +26,25 @@ NOTHING: Inputs = MappingProxyType({})
 class Gate(NamedTuple):
     """A number for each token and head, or each channel of a head, projected from the token's vector.
 
-    Its range follows from the activation: any number for `identity`, 0 to 1 for `sigmoid`, and the log of a fraction,
-    from MIN_LOG_DECAY to 0, for `log_sigmoid`.
+    Its range follows from the activation: any number for `identity`, 0 to 1 for `sigmoid`, 0 to 2 for
+    `double_sigmoid`, and the log of a fraction, from MIN_LOG_DECAY to 0, for `log_sigmoid` and `softplus`.
     """
 
     name: str  # of its projection among the model's weights
-    activation: Literal["identity", "sigmoid", "log_sigmoid"]
+    activation: Literal["identity", "sigmoid", "double_sigmoid", "log_sigmoid", "softplus"]
     start: Tensor  # (H,), or (H, D) with a gate for each channel: the initial bias of the projection
     rank: int | None = None  # of a projection that is the product of two matrices; None: a single matrix
+    biased: bool = True
 
-    def activate(self, x: Tensor) -> Tensor:
-        """Return the gate for the projected values `x`, of the same shape."""
+    def activate(self, x: Tensor, log_rate: Tensor | None = None) -> Tensor:
+        """Return the gate for the projected values `x`, of the same shape. `log_rate`, of `softplus`, defaults to 0."""
         if self.activation == "identity":
             return x
-        return x.sigmoid() if self.activation == "sigmoid" else logsigmoid(x).clamp(min=MIN_LOG_DECAY)
+        if self.activation in ("sigmoid", "double_sigmoid"):
+            return x.sigmoid() if self.activation == "sigmoid" else 2 * x.sigmoid()
+        if self.activation == "log_sigmoid":
+            return logsigmoid(x).clamp(min=MIN_LOG_DECAY)
+        return (-softplus(x) * (1 if log_rate is None else log_rate.exp())).clamp(min=MIN_LOG_DECAY)
 
 
 class LastTokens(NamedTuple):
@@ -70,7 +75,9 @@ class GateProjection(nn.Module):
         self.gate = gate
         self.down = None if gate.rank is None else nn.Parameter(torch.randn(gate.rank, width) * width**-0.5)
         self.weight = nn.Parameter(torch.zeros(gate.start.numel(), gate.rank or width))
-        self.bias = nn.Parameter(gate.start.flatten().to(torch.get_default_device(), copy=True))
+        start = gate.start.flatten().to(torch.get_default_device(), copy=True)
+        self.bias = nn.Parameter(start) if gate.biased else None
+        self.log_rate = nn.Parameter(torch.zeros_like(start)) if gate.activation == "softplus" else None
 
     @property
     def projection(self) -> nn.Parameter:
@@ -84,7 +91,10 @@ class GateProjection(nn.Module):
             x = x.to(torch.promote_types(x.dtype, torch.float32))
             if self.down is not None:
                 x = x @ self.down.to(x.dtype).mT
-            gates = self.gate.activate(x @ self.weight.to(x.dtype).mT + self.bias.to(x.dtype))
+            projected = x @ self.weight.to(x.dtype).mT
+            if self.bias is not None:
+                projected = projected + self.bias.to(x.dtype)
+            gates = self.gate.activate(projected, None if self.log_rate is None else self.log_rate.to(x.dtype))
         return gates.mT if self.gate.start.ndim == 1 else gates.unflatten(-1, self.gate.start.shape).transpose(1, 2)
 
 

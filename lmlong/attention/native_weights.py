@@ -3,12 +3,13 @@
 H heads, F features.
 """
 
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
 from torch import nn
 
-from lmlong.attention.delta.naive import Silu
+from lmlong.attention.delta.naive import Identity, Silu
 from lmlong.attention.favor import Favor
 from lmlong.attention.feature_maps import Cosine, Elu, FeatureMap, Hedgehog, Relu, Softmax, Taylor
 from lmlong.attention.inputs import GateProjection
@@ -25,6 +26,7 @@ NATIVE_MAPS: dict[type[FeatureMap], NativeMap] = {
     Taylor: NativeMap.TAYLOR,
     Favor: NativeMap.FAVOR,
     Silu: NativeMap.SILU,
+    Identity: NativeMap.IDENTITY,
     Hedgehog: NativeMap.HEDGEHOG,
 }
 
@@ -49,17 +51,18 @@ def pack_features(packer: Packer, feature_map: FeatureMap) -> structures.Feature
 
 
 def pack_gate(
-    packer: Packer, module: nn.Module, activation: str, *shape: int, low_rank: bool = False
+    packer: Packer, module: nn.Module, activations: Sequence[str], *shape: int, low_rank: bool = False
 ) -> structures.Gate:
-    """Return a gate for each head (H,), or for each feature of it (H, F)."""
+    """Return a gate for each head (H,), or for each feature of it (H, F), with one of these activations."""
     projection = packer.known(module, GateProjection)
-    own, outputs = projection.gate.activation, len(projection.bias)
-    if (own, outputs) != (activation, prod(shape)):
-        expected = f"only a {activation} gate of {prod(shape)} outputs"
+    own, outputs = projection.gate.activation, len(projection.weight)
+    if own not in activations or outputs != prod(shape):
+        expected = f"only a {' or '.join(activations)} gate of {prod(shape)} outputs"
         raise NoNativeForm(module, f"is a {own} gate of {outputs} outputs; {expected} is supported here")
     if projection.down is not None and not low_rank:
         raise NoNativeForm(module, "is a low-rank gate, which native code does not support here")
-    return structures.Gate(packer.floats(module, projection.weight), packer.floats(module, projection.bias))
+    bias = None if projection.bias is None else packer.floats(module, projection.bias)
+    return structures.Gate(packer.floats(module, projection.weight), bias)
 
 
 def pack_forgetting(
@@ -70,10 +73,13 @@ def pack_forgetting(
     if attention.log_decay is not None:
         packed.log_decay = packer.floats(attention, attention.log_decay)
     if module is not None:
-        down = packer.known(module, GateProjection).down
+        projection = packer.known(module, GateProjection)
+        down = projection.down
         if down is None or not features:
-            packed.gate = pack_gate(packer, module, "log_sigmoid", attention.heads)
+            packed.gate = pack_gate(packer, module, ("log_sigmoid", "softplus"), attention.heads)
+            if projection.log_rate is not None:
+                packed.log_rate = packer.floats(module, projection.log_rate)
         else:
-            packed.gate = pack_gate(packer, module, "log_sigmoid", attention.heads, features, low_rank=True)
+            packed.gate = pack_gate(packer, module, ("log_sigmoid",), attention.heads, features, low_rank=True)
             packed.gate_down, packed.rank = packer.floats(module, down), len(down)
     return packed

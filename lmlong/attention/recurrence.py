@@ -67,6 +67,9 @@ class Recurrence(CausalAttention[State]):
             if self.by_channel:
                 start, rank = start[:, None].expand(-1, self.feature_map.features), GATE_RANK
             self.inputs = {"log_decay": Gate("forget_gate", "log_sigmoid", start, rank), **self.inputs}
+        if decay == "softplus":
+            start = -torch.log1p(-1 / lengths)  # softplus of the bias
+            self.inputs = {"log_decay": Gate("forget_gate", "softplus", start.expm1().log()), **self.inputs}
         fixed = torch.log1p(-1 / lengths).to(torch.get_default_device()) if decay == "fixed" else None
         self.register_buffer("log_decay", fixed, persistent=False)
         self.use_kernel("native")  # hands over to torch wherever native code cannot compute

@@ -27,6 +27,8 @@ def import_(path: Path, out: Path) -> None:
 
     imported = import_model(path, out)
     click.echo(f"{out}: {imported.parameters:,} parameters, trained to read {imported.context:,} tokens")
+    if imported.left_out:
+        click.echo(f"{out}: without {' and '.join(imported.left_out)}", err=True)
     if imported.lost:
         listed = ", ".join(f"0x{byte:02X}" for byte in imported.lost)
         click.echo(f"{out}: the tokenizer has no token for the bytes {listed}, and removes them from a text", err=True)

@@ -20,7 +20,7 @@ from lmlong.model.short_conv import ShortConvolution
 from lmlong.native.decode import structures
 from lmlong.native.decode.kind import DecodeKind
 from lmlong.native.decode.packer import DTYPES, NoNativeForm, Packer
-from lmlong.native.decode.structures import Dtype, Pooling
+from lmlong.native.decode.structures import Dtype, OutputGate, Pooling
 
 
 class PackedModel(Packer):
@@ -107,19 +107,31 @@ class PackedModel(Packer):
     def _mixer(self, mixer: Mixer, layer: structures.Layer, whole: structures.Model) -> None:
         attention = mixer.attention
         layer.norm = self._norm(mixer.norm)
+        for name in ("query_norm", "key_norm"):
+            if (norm := getattr(mixer, name)) is not None:
+                setattr(layer, name, self._norm(norm))
+                layer.norms_together = norm.weight.numel() > attention.head_dim
         if mixer.head_norm is not None:
-            layer.head_norm = self._norm(mixer.head_norm)
+            norm = self.known(mixer.head_norm, RMSNorm)
+            layer.head_norm = self.floats(norm, norm.gain.expand(mixer.heads, -1))
+            layer.head_norm_epsilon = norm.epsilon
+            self.mark_packed(norm.weight)
         layer.in_proj = self._matrix(mixer.in_proj)
         layer.out_proj = self._matrix(mixer.out_proj)
         if mixer.convolution is not None:
             convolution = self.known(mixer.convolution, ShortConvolution)
             layer.conv_weight = self.floats(convolution, convolution.weight, transposed=True)
-            layer.conv_width = convolution.width
-        layer.heads, layer.kv_heads, layer.value_dim = mixer.heads, mixer.kv_heads, attention.value_dim
-        layer.uses_rope, layer.gated = mixer.uses_rope, mixer.gate_width > 0
+            layer.conv_width, layer.conv_silu = convolution.width, mixer.convolution_silu
+        layer.heads, layer.value_dim = mixer.heads, attention.value_dim
+        layer.query_heads, layer.key_heads, layer.kv_heads = mixer.qkv_heads
+        layer.uses_rope, layer.input_gated = mixer.uses_rope, mixer.input_gate_width > 0
+        if mixer.gate_width:
+            layer.output_gate = OutputGate[f"{mixer.gate_activation.upper()}_GATE"]
+        layer.norms_after = mixer.norm_after
         layer.head_dim = attention.head_dim if attention.has_keys else 0
         if mixer.rotates:
-            layer.rotates, layer.cos_sin = True, self._rotation(attention.head_dim, mixer.rope, whole)
+            layer.rotated = mixer.rope.rotated(attention.head_dim)
+            layer.cos_sin = self._rotation(attention.head_dim, mixer.rope, whole)
         kind = self._attention(mixer, layer)
         layer.grouped = kind.takes_groups
         layer.state = whole.state_size
@@ -151,7 +163,8 @@ class PackedModel(Packer):
         norm = self.known(module, RMSNorm)
         if norm.epsilon != self._epsilon:
             raise NoNativeForm(norm, "has another epsilon than the last norm; native code supports one for all norms")
-        return self.floats(norm, norm.weight)
+        self.mark_packed(norm.weight)
+        return self.floats(norm, norm.gain)
 
     def _matrix(self, module: nn.Module) -> structures.Matrix:
         self.known(module, Linear, StackedLinear, nn.Embedding, BFloat16Linear, GroupedLinear)

@@ -14,21 +14,15 @@ import torch
 from torch import Tensor
 
 from lmlong.errors import CheckpointError, UsageError, install_command
+from lmlong.interop.architecture import Source
 from lmlong.interop.card import card
 from lmlong.interop.exporting import Exported, RunSource, open_export, write_folder
 from lmlong.interop.gguf_tokenizer import gguf_tokenizer, tokenizer_file
-from lmlong.interop.hf.config import is_llama, llama_config, llama_weights
+from lmlong.interop.hf.config import weights_of
 from lmlong.interop.hf.tokenizer import specification
-from lmlong.interop.llama import (
-    ARCHITECTURE,
-    LlamaConfig,
-    LlamaSource,
-    halves_to_neighbours,
-    neighbours_to_halves,
-    read_config,
-    vocabulary_of,
-)
-from lmlong.io.checked import shown
+from lmlong.interop.hf_folder import without_null
+from lmlong.interop.llama import Llama, LlamaConfig, halves_to_neighbours, neighbours_to_halves
+from lmlong.io.checked import checked, shown
 from lmlong.model.quantization import GROUP, GroupedWeight, Weights, output_format, quantized
 
 NAMES = {
@@ -61,6 +55,7 @@ KEYS = {
 """transformers' names of a configuration's values, and llama.cpp's names."""
 
 FILE = "model.gguf"
+LLAMA = Llama()
 
 TYPES: dict[Weights, str] = {"32": "F32", "bf16": "BF16", "int8": "Q8_0", "int4": "Q4_1"}
 """GGUF's types of matrices, by lmlong's formats of weights."""
@@ -79,7 +74,7 @@ llama-cli -m {folder}/{file} -p "Once upon a time"
 """
 
 
-def open_gguf(path: Path) -> LlamaSource:
+def open_gguf(path: Path) -> Source:
     """Return the model of a file."""
     try:
         gguf, quants = import_module("gguf"), import_module("gguf.quants")
@@ -92,8 +87,7 @@ def open_gguf(path: Path) -> LlamaSource:
         raise CheckpointError(f"{path}: damaged or not a GGUF file ({error}). Fetch it again.") from None
     if (kind := fields.get("general.architecture")) != "llama":
         raise CheckpointError(
-            f"{path}: general.architecture is {shown(kind)}; only llama ({ARCHITECTURE}) is supported. "
-            "Use another model."
+            f"{path}: general.architecture is {shown(kind)}; only llama ({LLAMA.name}) is supported. Use another model."
         )
     tensors = {_read_name(tensor.name): tensor for tensor in reader.tensors}
     config = _read_config(path, fields, tied="lm_head.weight" not in tensors)
@@ -108,9 +102,11 @@ def open_gguf(path: Path) -> LlamaSource:
             raise CheckpointError(f"{path}: {tensor.name} cannot be read ({error}). Use another model.") from None
         return neighbours_to_halves(name, weight, config)
 
-    return LlamaSource(
-        str(path), config, shapes, torch.float32, read, lambda: tokenizer_file(path, fields, vocabulary_of(shapes))
+    dtypes = dict.fromkeys(shapes, torch.float32)
+    source = Source(
+        str(path), LLAMA, config, shapes, dtypes, read, lambda: tokenizer_file(path, fields, source.vocabulary())
     )
+    return source
 
 
 def _read_name(name: str) -> str:
@@ -131,7 +127,7 @@ def _read_config(path: Path, fields: dict[str, Any], tied: bool) -> LlamaConfig:
         )
     keys = {name: f"llama.{key}" for name, key in KEYS.items()}
     values = {name: fields[key] for name, key in keys.items() if key in fields}
-    return read_config(path, {**values, "tie_word_embeddings": tied}, keys)
+    return checked(LlamaConfig, path, without_null({**values, "tie_word_embeddings": tied}), keys)
 
 
 def export_gguf(run: str, folder: Path, weights: Weights = "32", evaluation: dict[str, Any] | None = None) -> Exported:
@@ -142,10 +138,9 @@ def export_gguf(run: str, folder: Path, weights: Weights = "32", evaluation: dic
     except ImportError:
         raise UsageError(f"--to gguf: gguf is not installed. Run {install_command('import')}.") from None
     source, kind = open_export(run, folder), TYPES[weights]
-    _check(source, weights)
     tokenizer, vocabulary = source.tokenizer, source.weights["embedding.weight"].shape[0]
+    config = _config(source, vocabulary, weights)
     fields = gguf_tokenizer(specification(tokenizer), tokenizer.bos, tokenizer.eos, vocabulary, tokenizer.chat_template)
-    config = llama_config(source.recipe, vocabulary)
 
     def write(into: Path) -> None:
         writer = gguf.GGUFWriter(into / FILE, "llama")
@@ -169,13 +164,13 @@ def export_gguf(run: str, folder: Path, weights: Weights = "32", evaluation: dic
 
     use = USE.format(folder=folder.name, file=FILE, kind=kind)
     write_folder(folder, {"README.md": card(folder.name, source, "llama.cpp", ["gguf"], [use], evaluation)}, write)
-    return Exported(folder, source.parameters, f"{ARCHITECTURE}, {kind}")
+    return Exported(folder, source.parameters, f"{LLAMA.name}, {kind}")
 
 
-def _check(source: RunSource, weights: Weights) -> None:
-    """Raise UsageError unless GGUF can hold the model."""
+def _config(source: RunSource, vocabulary: int, weights: Weights) -> dict[str, Any]:
+    """Return the configuration of a Llama. Raise UsageError unless GGUF can hold the model."""
     model = source.recipe.model
-    if not is_llama(model):
+    if (config := LLAMA.config_of(source.recipe, vocabulary)) is None:
         raise UsageError(
             "llama.cpp runs none of lmlong's own layers, only a Llama, as `lmlong import` creates. Use hf."
         )
@@ -187,6 +182,7 @@ def _check(source: RunSource, weights: Weights) -> None:
                 raise UsageError(
                     f"--weights {weights}: {name} is {size}, but GGUF needs a multiple of {GROUP}. Use bf16 or 32."
                 )
+    return config
 
 
 def _tensors(
@@ -195,7 +191,7 @@ def _tensors(
     """Iterate over the tensors by llama.cpp's names, as decoding by lmlong has them: vectors in float32, and an output
     matrix of its own, if the embedding is tied too. The embedding, which is looked up and not multiplied, is in float16
     unless all is in float32."""
-    named = llama_weights(source.weights, source.recipe.model)
+    named = weights_of(source.weights, LLAMA, source.recipe.model)
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     if weights != "32":
         named.setdefault(OUTPUT, named[EMBEDDING])

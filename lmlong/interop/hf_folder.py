@@ -1,10 +1,12 @@
 """Read folders of transformers: config.json, weights as safetensors, tokenizer.json."""
 
+import re
+from collections import Counter
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 from pydantic import Field
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -12,7 +14,9 @@ from torch import Tensor
 from lmlong.checkpoint.write import NAMES
 from lmlong.data.tokenizers import huggingface_file
 from lmlong.errors import CheckpointError
-from lmlong.interop.llama import ARCHITECTURE, Architecture, LlamaSource, read_config, vocabulary_of
+from lmlong.interop.architecture import Architecture, Source
+from lmlong.interop.hybrids import Lfm, Olmo, Qwen
+from lmlong.interop.llama import Llama
 from lmlong.io.checked import Checked, checked, shown
 from lmlong.io.files import parse_json
 
@@ -20,6 +24,16 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 MAX_NAME = 200
 """Characters of a file's name."""
 DTYPES = {name: dtype for dtype, name in NAMES.items()}
+ARCHITECTURES: tuple[Architecture[Any], ...] = (Llama(), Qwen(), Olmo(), Lfm())
+
+
+class Kind(Checked):
+    """The kind of a model in its config.json."""
+
+    architectures: list[str] = Field(default_factory=list)
+    model_type: str = ""
+    text_config: dict[str, Any] | None = None
+    """The values of the text part of a model that also reads pictures."""
 
 
 class Index(Checked):
@@ -28,16 +42,38 @@ class Index(Checked):
     weight_map: Annotated[dict[str, str], Field(min_length=1)]
 
 
-def open_folder(folder: Path) -> LlamaSource:
+def architecture_of(path: Path, kinds: list[str]) -> Architecture[Any]:
+    """Return the architecture that a config.json names."""
+    for architecture in ARCHITECTURES:
+        if len(kinds) == 1 and kinds[0] in (architecture.name, *architecture.loads):
+            return architecture
+    supported = ", ".join(architecture.name for architecture in ARCHITECTURES)
+    why = f"supported are {supported}"
+    if any("moe" in kind.lower() for kind in kinds):
+        why = f"mixtures of experts are not supported, only dense models ({supported})"
+    raise CheckpointError(f"{path}: architectures is {shown(kinds)}; {why}. Use another model.")
+
+
+def without_null(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values without nulls and empty rope parameters, which count as missing."""
+    set_values = {}
+    for key, value in values.items():
+        if key in ("rope_parameters", "rope_scaling") and isinstance(value, dict):
+            value = without_null(value) or None
+        if value is not None:
+            set_values[key] = value
+    return set_values
+
+
+def open_folder(folder: Path) -> Source:
     """Return the model of a folder."""
     path = folder / "config.json"
     values = _json(path)
-    about = checked(Architecture, path, values)
-    if (kinds := about.architectures or [about.model_type]) != [ARCHITECTURE]:
-        raise CheckpointError(
-            f"{path}: architectures is {shown(kinds)}; only {ARCHITECTURE} is supported. Use another model."
-        )
-    config = read_config(path, values)
+    about = checked(Kind, path, values)
+    architecture = architecture_of(path, about.architectures or [about.model_type])
+    tied = {key: value for key, value in values.items() if key == "tie_word_embeddings"}
+    text = values if about.text_config is None else {**tied, **about.text_config}
+    config = checked(architecture.config, path, without_null(text))
     files = _files(folder)
     opened = ExitStack()
     handles: dict[str, Any] = {}
@@ -47,24 +83,35 @@ def open_folder(folder: Path) -> LlamaSource:
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{file}: damaged or not a safetensors file ({error}). Fetch it again.") from None
         handles |= dict.fromkeys(handle.keys(), handle)
-    tied = config.tie_word_embeddings
-    slices = {name: handle.get_slice(name) for name, handle in handles.items() if not _is_redundant(name, tied)}
+    left_out = {
+        name: what for name in handles for begin, what in architecture.left_out.items() if re.match(begin, name)
+    }
+    names = {_renamed(name, architecture): name for name in handles if name not in left_out}
+    is_tied = architecture.tied(config)
+    slices = {name: handles[own].get_slice(own) for name, own in names.items() if not _is_redundant(name, is_tied)}
     shapes = {name: tuple(slice.get_shape()) for name, slice in slices.items()}
-    dtypes = {slices[name].get_dtype() for name in shapes}
-    if unknown := sorted(dtypes - DTYPES.keys()):
+    stored = {name: slice.get_dtype() for name, slice in slices.items()}
+    if unknown := sorted(set(stored.values()) - DTYPES.keys()):
         raise CheckpointError(f"{folder}: has weights of type {unknown[0]}; supported are {', '.join(DTYPES)}.")
-    dtype = DTYPES[dtypes.pop()] if len(dtypes) == 1 else torch.float32
 
     def read(name: str) -> Tensor:
-        return handles[name].get_tensor(name)
+        return handles[names[name]].get_tensor(names[name])
 
     def tokenizer() -> bytes:
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise CheckpointError(f"{path}: missing. Save the tokenizer again with transformers, which writes it.")
-        return huggingface_file.read_tokenizer_json(path, vocabulary_of(shapes))
+        return huggingface_file.read_tokenizer_json(path, source.vocabulary())
 
-    return LlamaSource(str(folder), config, shapes, dtype, read, tokenizer)
+    dtypes = {name: DTYPES[kind] for name, kind in stored.items()}
+    words = [f"{count:,} weights {what}" for what, count in Counter(left_out.values()).items()]
+    source = Source(str(folder), architecture, config, shapes, dtypes, read, tokenizer, words)
+    return source
+
+
+def _renamed(name: str, architecture: Architecture[Any]) -> str:
+    before, after = architecture.renamed
+    return after + name.removeprefix(before) if before and name.startswith(before) else name
 
 
 def _is_redundant(name: str, tied: bool) -> bool:

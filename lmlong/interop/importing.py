@@ -1,6 +1,6 @@
 """Import a pretrained model as a run folder."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -13,10 +13,10 @@ from lmlong.checkpoint import manifest
 from lmlong.checkpoint.write import Forms, write_imported
 from lmlong.data.tokenizers.huggingface import HuggingFaceTokenizer
 from lmlong.errors import CheckpointError, UsageError, install_command
+from lmlong.interop.architecture import Source, check_layers, check_weights
 from lmlong.interop.exporting import staged_folder
 from lmlong.interop.gguf_file import open_gguf
 from lmlong.interop.hf_folder import open_folder
-from lmlong.interop.llama import LlamaSource, check_layers, check_weights, llama_names, model_options
 from lmlong.io.files import check_ordinary
 from lmlong.model.build import build, without_memory
 from lmlong.recipe import file as recipe_file
@@ -33,12 +33,13 @@ class Imported(NamedTuple):
     parameters: int
     context: int  # tokens per sequence in its training
     lost: list[int]  # bytes without a token
+    left_out: Sequence[str]  # weights, in words
 
 
 def import_model(path: Path, run: Path) -> Imported:
     """Write the run folder of a pretrained model: a folder of transformers or a GGUF file."""
     source = open_source(path)
-    options = model_options(source)
+    options = source.model
     check_layers(source)
     tokenizer = _tokenizer(source)
     context = source.config.max_position_embeddings
@@ -58,15 +59,15 @@ def import_model(path: Path, run: Path) -> Imported:
         shapes = {
             name: tuple(weight.shape) for name, weight in build(run_recipe, tokenizer.vocabulary).state_dict().items()
         }
-    check_weights(source, shapes)
-    shown = each(weights(source, shapes), f"weights of {run.name}", len(shapes), "tensors")
-    forms = {name: (torch.Size(shape), source.dtype) for name, shape in shapes.items()}
+    check_weights(source, options, shapes)
+    forms = {name: (torch.Size(shape), source.dtype(source.part(name, options))) for name, shape in shapes.items()}
+    shown = each(weights(source, options, forms), f"weights of {run.name}", len(shapes), "tensors")
     _write(run, run_recipe, tokenizer.file, forms, shown)
     count = sum(shape.numel() for shape, _ in forms.values())
-    return Imported(run, count, context, tokenizer.lost)
+    return Imported(run, count, context, tokenizer.lost, source.left_out)
 
 
-def _tokenizer(source: LlamaSource) -> HuggingFaceTokenizer:
+def _tokenizer(source: Source) -> HuggingFaceTokenizer:
     """Return the tokenizer of a model. If it is invalid, raise CheckpointError, since it is part of the model."""
     if find_spec("tokenizers") is None:
         raise UsageError(f"{source.name}: tokenizers is not installed. Run {install_command('import')}.")
@@ -76,7 +77,7 @@ def _tokenizer(source: LlamaSource) -> HuggingFaceTokenizer:
         raise CheckpointError(str(error)) from None
 
 
-def open_source(path: Path) -> LlamaSource:
+def open_source(path: Path) -> Source:
     """Return the model in a file or folder. Its content determines the format."""
     if not path.exists():
         fetch = "Nothing is downloaded here: fetch the model first, for example by"
@@ -107,15 +108,14 @@ def open_source(path: Path) -> LlamaSource:
     )
 
 
-def weights(source: LlamaSource, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Tensor]:
+def weights(source: Source, model: recipe.Model, forms: Forms) -> Iterator[Tensor]:
     """Yield the weights of the run's model, with one in memory at a time."""
-    for name in shapes:
-        names = llama_names(name)
-        parts = [source.read(part).to(source.dtype) for part in names]
-        weight = parts[0] if len(parts) == 1 else torch.cat(parts)
+    for name, (_, dtype) in forms.items():
+        part = source.part(name, model)
+        weight = part.join([source.read(own).to(dtype) for own in part.names])
         if not weight.isfinite().all():
-            raise CheckpointError(f"{source.name}: {names[0]} has infinite or NaN values. Use another model.")
-        yield weight
+            raise CheckpointError(f"{source.name}: {part.names[0]} has infinite or NaN values. Use another model.")
+        yield weight.contiguous()
 
 
 def _write(run: Path, run_recipe: recipe.Recipe, tokenizer: bytes, forms: Forms, weights: Iterator[Tensor]) -> None:

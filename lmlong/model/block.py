@@ -16,7 +16,7 @@ from lmlong.attention.inputs import Gate, GateProjection, Inputs, Rotated
 from lmlong.attention.plugins import in_words
 from lmlong.attention.registry import CAUSAL
 from lmlong.errors import UsageError
-from lmlong.model.layers import Linear, RMSNorm, StackedLinear, SwiGLU
+from lmlong.model.layers import Linear, RMSNorm, StackedLinear, SwiGLU, block_norm
 from lmlong.model.rope import apply_rope
 from lmlong.model.short_conv import ShortConvolution
 from lmlong.model.stretch import Stretch
@@ -33,7 +33,10 @@ BlockStates = tuple[BlockState, ...]
 CallFor = Callable[[int], Callable[..., Any]]
 """Returns what a block and its inputs are handed to, for a number of tokens (`TextModel.call_for`)."""
 
-SHARED_PARTS = frozenset({"norm", "in_proj", "convolution", "head_norm", "out_proj"})
+GATES: dict[str, Callable[[Tensor], Tensor]] = {"silu": silu, "sigmoid": torch.sigmoid, "identity": lambda x: x}
+"""Functions of an output gate."""
+
+SHARED_PARTS = frozenset({"norm", "in_proj", "convolution", "query_norm", "key_norm", "head_norm", "out_proj"})
 """The parts of a mixer that every attention has; the rest are the attention and its gates."""
 
 
@@ -43,17 +46,27 @@ class Mixer(nn.Module):
     def __init__(self, options: recipe.Model, kind: str):
         super().__init__()
         width, self.heads = options.width, options.heads
-        self.norm = RMSNorm(width, epsilon=options.norm_epsilon)
+        self.norm, self.norm_after = block_norm(options), options.norm == "after"
         head_dim, value_dim = options.head_dims
-        has_keys = recipe.ATTENTION_KINDS[kind].has_keys
-        self.kv_heads = (options.kv_heads if has_keys else None) or self.heads
-        keys = [self.heads * head_dim, self.kv_heads * head_dim] if has_keys else [0, 0]
-        self.qkv_widths = [*keys, self.kv_heads * value_dim]
+        about = recipe.ATTENTION_KINDS[kind]
+        kv_heads = (options.kv_heads if about.has_keys else None) or self.heads
+        key_heads = options.key_heads if about.recurrent else None
+        self.qkv_heads = [key_heads, key_heads, self.heads] if key_heads else [self.heads, kv_heads, kv_heads]
+        sizes = [head_dim, head_dim, value_dim] if about.has_keys else [0, 0, value_dim]
+        self.qkv_widths = [heads * size for heads, size in zip(self.qkv_heads, sizes, strict=True)]
+        self.input_gate_width = self.qkv_widths[2] if options.input_gate else 0
         self.gate_width = self.heads * value_dim if options.output_gate else 0
-        self.in_proj = StackedLinear(width, [*self.qkv_widths, self.gate_width])
+        self.gate_activation = options.output_gate if isinstance(options.output_gate, str) else "silu"
+        self.in_proj = StackedLinear(width, [*self.qkv_widths, self.input_gate_width, self.gate_width])
         self.convolution = ShortConvolution(sum(self.qkv_widths), options.convolution) if options.convolution else None
+        self.convolution_silu = options.convolution_activation == "silu" and self.convolution is not None
+        self.query_norm = self.key_norm = None
+        if about.has_keys and options.query_key_norm != "none":
+            together = options.query_key_norm == "all"
+            query_size, key_size = self.qkv_widths[:2] if together else [head_dim, head_dim]
+            self.query_norm, self.key_norm = block_norm(options, query_size), block_norm(options, key_size)
         self.attention = CAUSAL[kind](self.heads, head_dim, value_dim, options.attention)
-        self.repeats = 1 if self.attention.group_heads(self.kv_heads) else self.heads // self.kv_heads
+        self.grouped = self.attention.group_heads(kv_heads) and not key_heads
         self.uses_rope = options.uses_rope(kind)
         self.rotary, self.rope = options.positions != "none", options.rope
         for gate in self.attention.inputs.values():
@@ -64,8 +77,10 @@ class Mixer(nn.Module):
                         "part of this name. Give the gate another name."
                     )
                 self.add_module(gate.name, GateProjection(width, gate))
-        normed = options.head_norm and self.attention.normalizes_heads
-        self.head_norm = RMSNorm(self.heads, value_dim, epsilon=options.norm_epsilon) if normed else None
+        self.head_norm = None
+        if options.head_norm and self.attention.normalizes_heads:
+            gains = (value_dim,) if options.head_norm == "shared" else (self.heads, value_dim)
+            self.head_norm = RMSNorm(*gains, epsilon=options.head_norm_epsilon or options.norm_epsilon)
         self.out_proj = Linear(self.heads * value_dim, width)
 
     def init_recall(self) -> None:
@@ -75,7 +90,8 @@ class Mixer(nn.Module):
             begin, size, _ = self.qkv_widths
             queries, keys = slice(begin), slice(begin, begin + size)
             # the first of the query heads that share a key head
-            first = torch.arange(begin).unflatten(0, (self.kv_heads, -1, size // self.kv_heads))[:, 0].flatten()
+            keys_of = self.qkv_heads[1]
+            first = torch.arange(begin).unflatten(0, (keys_of, -1, size // keys_of))[:, 0].flatten()
             self.in_proj.weight[keys] = self.in_proj.weight[queries][first]
             self.convolution.init_codes(queries, keys, first)
 
@@ -84,13 +100,18 @@ class Mixer(nn.Module):
         return BlockState(self.attention.init_state(batch, device, dtype), tail)
 
     def forward(self, x: Tensor, state: BlockState, stretch: Stretch) -> tuple[Tensor, BlockState]:
-        x = self.norm(x)
-        qkv, gate = self.in_proj(x).split([sum(self.qkv_widths), self.gate_width], dim=-1)
+        x = x if self.norm_after else self.norm(x)
+        widths = sum(self.qkv_widths), self.input_gate_width, self.gate_width
+        qkv, input_gate, gate = self.in_proj(x).split(widths, dim=-1)
         tail = state.tail
+        if self.input_gate_width:
+            qk, v = qkv.split([sum(self.qkv_widths[:2]), self.qkv_widths[2]], dim=-1)
+            qkv = torch.cat([qk, v * input_gate], dim=-1) if qk.shape[-1] else v * input_gate
         if self.convolution is not None and tail is not None:
             if stretch.part is not None:
                 tail, qkv = stretch.part.tail(tail, qkv)
             qkv, tail = self.convolution(qkv, tail, stretch.in_document, stretch.document_starts)
+            qkv = silu(qkv) if self.convolution_silu else qkv
         q, k, v = self.split_heads(qkv)
         inputs = self.attention_inputs(x, q, k, stretch)
         if self.uses_rope:
@@ -104,19 +125,27 @@ class Mixer(nn.Module):
             y = self.head_norm(y)
         y = y.flatten(2)
         if self.gate_width:
-            y = y * silu(gate)
-        return self.out_proj(y), BlockState(attention, tail)
+            y = y * GATES[self.gate_activation](gate)
+        y = self.out_proj(y)
+        return self.norm(y) if self.norm_after else y, BlockState(attention, tail)
 
     def split_heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return q, k and v (B, H, T, D) from their concatenated channels (B, T, C)."""
-        q, k, v = qkv.split(self.qkv_widths, dim=-1)
-        q, k, v = (
-            part.unflatten(-1, (heads, part.shape[-1] // heads)).transpose(1, 2)
-            for part, heads in ((q, self.heads), (k, self.kv_heads), (v, self.kv_heads))
-        )
-        if self.repeats > 1:
-            k, v = (part.repeat_interleave(self.repeats, dim=1) for part in (k, v))
+        parts = list(qkv.split(self.qkv_widths, dim=-1))
+        norms = self.query_norm, self.key_norm, None
+        for number, (norm, heads) in enumerate(zip(norms, self.qkv_heads, strict=True)):
+            part, together = parts[number], norm is not None and norm.weight.numel() == self.qkv_widths[number]
+            part = norm(part) if norm is not None and together else part
+            part = part.unflatten(-1, (heads, part.shape[-1] // heads))
+            part = norm(part) if norm is not None and not together else part
+            parts[number] = part.transpose(1, 2)
+        q, k, v = (self.repeated(part) for part in parts)
         return q, k, v
+
+    def repeated(self, part: Tensor) -> Tensor:
+        """Return queries, keys or values (B, G, T, D) for each head, unless the attention takes those of groups."""
+        heads = part.shape[1]
+        return part if heads == self.heads or self.grouped else part.repeat_interleave(self.heads // heads, dim=1)
 
     def attention_inputs(self, x: Tensor, q: Tensor, k: Tensor, stretch: Stretch) -> Inputs:
         """Return the inputs that the attention declares, computed from the normed x (B, T, width), q and k."""
@@ -164,7 +193,7 @@ class Block(ResidualBlock):
     mixer: Mixer
 
     def __init__(self, options: recipe.Model, kind: str, add_ngram: bool = False):
-        super().__init__(options, Mixer(options.of_kind(kind), kind))
+        super().__init__(options.of_kind(kind), Mixer(options.of_kind(kind), kind))
         self.ngram = Mixer(options.of_kind("ngram"), "ngram") if add_ngram else None
 
     @property

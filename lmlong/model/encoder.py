@@ -16,7 +16,7 @@ from lmlong.attention.registry import ENCODER
 from lmlong.model.base import EMBEDDING_STD, LMHead, TextModel
 from lmlong.model.block import ResidualBlock
 from lmlong.model.hourglass import EncoderHourglass
-from lmlong.model.layers import Linear, RMSNorm, StackedLinear
+from lmlong.model.layers import Linear, RMSNorm, StackedLinear, block_norm
 from lmlong.model.rope import apply_rope, sinusoidal_positions
 
 
@@ -26,7 +26,7 @@ class EncoderMixer(nn.Module):
     def __init__(self, options: recipe.Model, attention: EncoderAttention):
         super().__init__()
         width, self.heads = options.width, options.heads
-        self.norm = RMSNorm(width, epsilon=options.norm_epsilon)
+        self.norm = block_norm(options)
         self.in_proj = StackedLinear(width, 4 * [width])  # queries, keys, values, output gate
         self.attention = attention
         # Without positions a text would be a bag of words to most attentions. Rotated keys keep their positions even
@@ -75,7 +75,7 @@ class Encoder(TextModel):
         self.blocks = nn.ModuleList(blocks)  # type: ignore[assignment]
         self.hourglass = EncoderHourglass(options) if options.downsample else None
         self.sinusoidal = options.positions == "absolute"
-        self.norm = RMSNorm(options.width, epsilon=options.norm_epsilon)
+        self.norm = block_norm(options)
         self.lm_head = LMHead(self.embedding, has_mask_token=True)
         self.init_weights()
 

@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 from lmlong import recipe
 from lmlong.attention.device_policy import FollowsPolicy
 from lmlong.model.block import Block, BlockStates, CallFor, run_blocks
-from lmlong.model.layers import Linear, RMSNorm
+from lmlong.model.layers import Linear, block_norm
 from lmlong.model.state import concat_states, state_row, where_state
 from lmlong.model.stretch import BlockPhase, Stretch
 
@@ -58,7 +58,7 @@ class BlockPooling(FollowsPolicy):
         self.factor, self.kind = options.downsample.factor, options.downsample.kind
         self.width = width = options.width
         self.convolution = Linear(self.factor * width, width) if self.kind == "conv" else None
-        self.norm = RMSNorm(width, epsilon=options.norm_epsilon)
+        self.norm = block_norm(options)
         self.out_proj = Linear(width, width)
 
     def pool(self, blocks: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -19,7 +19,7 @@ from lmlong.errors import UsageError
 from lmlong.model.base import LMHead, TextModel
 from lmlong.model.block import Block, BlockState, Mixer, with_states
 from lmlong.model.hourglass import Hourglass, HourglassState
-from lmlong.model.layers import RMSNorm
+from lmlong.model.layers import block_norm
 from lmlong.model.learning.state import Learned
 from lmlong.model.ngram_embedding import NgramEmbedding
 from lmlong.model.rope import document_positions
@@ -60,7 +60,7 @@ class LanguageModel(TextModel):
         tables = options.ngram_embedding
         self.ngram_embedding = None if tables is None else NgramEmbedding(tables, options.width)
         self.past_tokens = self._count_past_tokens()
-        self.norm = RMSNorm(options.width, epsilon=options.norm_epsilon)
+        self.norm = block_norm(options)
         self.lm_head = LMHead(self.embedding if options.tied_output else nn.Embedding(vocabulary, options.width))
         self.engine: Any = None
         """What continues texts with the model (decode/engine.py); None for torch."""

@@ -22,15 +22,25 @@ ROWS = 128
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square norm with a gain, computed in at least float32."""
+    """Root-mean-square norm with a gain, computed in at least float32. A centered gain is stored as its difference from
+    1."""
 
-    def __init__(self, *shape: int, epsilon: float):
+    def __init__(self, *shape: int, epsilon: float, centered: bool = False):
         super().__init__()
-        self.epsilon = epsilon
-        self.weight = nn.Parameter(torch.ones(*shape))
+        self.epsilon, self.centered = epsilon, centered
+        self.weight = nn.Parameter(torch.zeros(*shape) if centered else torch.ones(*shape))
+
+    @property
+    def gain(self) -> Tensor:
+        return 1 + self.weight if self.centered else self.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, x.shape[-1:], eps=self.epsilon) * self.weight
+        return rms_norm(x, x.shape[-1:], eps=self.epsilon) * self.gain
+
+
+def block_norm(options: recipe.Model, *shape: int) -> RMSNorm:
+    """Return a norm of the residual stream, or one like it."""
+    return RMSNorm(*(shape or (options.width,)), epsilon=options.norm_epsilon, centered=options.centered_gains)
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
@@ -86,18 +96,19 @@ class StackedLinear(Linear):
 
 
 class SwiGLU(nn.Module):
-    """The gated MLP of a block, with its norm."""
+    """The gated MLP of a block, with its norm before it or after it."""
 
     def __init__(self, options: recipe.Model):
         super().__init__()
         inner = options.inner_width
-        self.norm = RMSNorm(options.width, epsilon=options.norm_epsilon)
+        self.norm, self.norm_after = block_norm(options), options.norm == "after"
         self.in_proj = StackedLinear(options.width, [inner, inner])
         self.out_proj = Linear(inner, options.width)
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, value = self.in_proj(self.norm(x)).chunk(2, dim=-1)
-        return self.out_proj(silu(gate) * value)
+        gate, value = self.in_proj(x if self.norm_after else self.norm(x)).chunk(2, dim=-1)
+        y = self.out_proj(silu(gate) * value)
+        return self.norm(y) if self.norm_after else y
 
 
 class BFloat16Linear(nn.Module):

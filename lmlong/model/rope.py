@@ -16,8 +16,8 @@ SINUSOIDAL_BASE = 10_000.0
 
 
 def rope_frequencies(head_dim: int, options: recipe.Rope, device: torch.device = CPU) -> Tensor:
-    """Return the angle by which each pair of a head's numbers rotates per token (D / 2,), in float64."""
-    half = head_dim // 2
+    """Return the angle by which each pair of a head's rotated numbers rotates per token, in float64."""
+    half = options.rotated(head_dim) // 2
     frequencies = options.base ** (-torch.arange(half, device=device, dtype=torch.float64) / half)
     return frequencies if options.scaling is None else _scaled(frequencies, options.scaling)
 
@@ -31,13 +31,16 @@ def _scaled(frequencies: Tensor, scaling: recipe.RopeScaling) -> Tensor:
 
 
 def apply_rope(x: Tensor, positions: Tensor, options: recipe.Rope) -> Tensor:
-    """Rotate x (B, H, T, D) by the angles of its positions (B, T); a pair is a number of each half of D."""
+    """Rotate x (B, H, T, D), or the share of D that rotates, by the angles of its positions (B, T). A pair is a number
+    of each half."""
     # float64: at a million tokens float32 is off by a hundredth of a turn
     device = float64_device(positions.device)
     angles = positions[:, None, :, None].to(device) * rope_frequencies(x.shape[-1], options, device)
     cos, sin = (wave.to(x.dtype).to(x.device) for wave in (angles.cos(), angles.sin()))
-    left, right = x.chunk(2, dim=-1)
-    return torch.cat([left * cos - right * sin, left * sin + right * cos], dim=-1)
+    half = cos.shape[-1]
+    left, right, fixed = x.split([half, half, x.shape[-1] - 2 * half], dim=-1)
+    rotated = [left * cos - right * sin, left * sin + right * cos]
+    return torch.cat([*rotated, fixed] if fixed.shape[-1] else rotated, dim=-1)
 
 
 def sinusoidal_positions(time: int, width: int, device: torch.device) -> Tensor:

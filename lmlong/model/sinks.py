@@ -14,6 +14,7 @@ from lmlong.attention.inputs import GateProjection
 from lmlong.attention.window.layer import SINK, WindowAttention
 from lmlong.model.block import Mixer
 from lmlong.model.language_model import LanguageModel
+from lmlong.model.layers import RMSNorm
 from lmlong.model.rope import apply_rope
 
 FIRST_TOKENS = 256
@@ -28,7 +29,8 @@ def make_sinks(model: LanguageModel, new: Container[str]) -> None:
     """Set the sinks of windows whose weights are named in `new`; all other weights are trained.
 
     The value of a sink is that of a first token, and its logit is that of a first token just out of the window, as far
-    as queries are linear in the token: a trained short convolution is left out.
+    as queries are linear in the token: a trained short convolution is left out, and a norm of queries becomes its mean
+    factor.
     """
     windows = {
         window: mixer
@@ -41,10 +43,16 @@ def make_sinks(model: LanguageModel, new: Container[str]) -> None:
         return
     gates: dict[WindowAttention, GateProjection] = {window: getattr(mixer, SINK) for window, mixer in windows.items()}
     for gate in gates.values():
+        assert gate.bias is not None
         gate.bias.fill_(CLOSED)
     vocabulary, training = model.embedding.num_embeddings, model.training
     first = torch.arange(0, vocabulary, -(-vocabulary // FIRST_TOKENS))[None]  # each a document of its own
     seen: dict[WindowAttention, tuple[Tensor, Tensor]] = {}
+    factors: dict[RMSNorm, Tensor] = {}
+
+    def see_queries(norm: RMSNorm, arguments: tuple[Tensor, ...]) -> None:
+        (queries,) = arguments
+        factors[norm] = queries.square().mean(-1).rsqrt().mean((0, 1))  # of each head, or of all together
 
     def see(window: WindowAttention, arguments: tuple[Tensor, ...]) -> None:
         _, k, v = (x.mean(dim=(0, 2)) for x in arguments[:3])  # without rotation: these are at position 0
@@ -53,22 +61,29 @@ def make_sinks(model: LanguageModel, new: Container[str]) -> None:
     with ExitStack() as hooks:
         for window in windows:
             hooks.callback(window.register_forward_pre_hook(see).remove)  # type: ignore[arg-type]
+        for norm in (mixer.query_norm for mixer in windows.values() if mixer.query_norm is not None):
+            hooks.callback(norm.register_forward_pre_hook(see_queries).remove)  # type: ignore[arg-type]
         model.eval()(first, document_starts=torch.ones_like(first, dtype=torch.bool))
     model.train(training)
     for window, mixer in windows.items():
         key, value = seen[window]
-        gates[window].weight.copy_(_logit_weights(mixer, window, key))
-        gates[window].bias.zero_()
-        assert window.sink_value is not None
+        gate = gates[window]
+        assert gate.bias is not None and window.sink_value is not None
+        factor = None if mixer.query_norm is None else factors[mixer.query_norm]
+        gate.weight.copy_(_logit_weights(mixer, window, key, factor))
+        gate.bias.zero_()
         window.sink_value.copy_(value)
 
 
-def _logit_weights(mixer: Mixer, window: WindowAttention, key: Tensor) -> Tensor:
+def _logit_weights(mixer: Mixer, window: WindowAttention, key: Tensor, factor: Tensor | None) -> Tensor:
     """Return the matrix (H, width) by which a token's vector gives the logits of the sink, for the keys (G, K) of a
-    first token."""
+    first token. `factor` is that of a norm of queries."""
     if mixer.rotates:
         back = torch.full((1, 1), -window.window)
         key = apply_rope(key[None, :, None], back, mixer.rope)[0, :, 0]
     (key,) = window.ungrouped(key[None])
     queries = mixer.in_proj.weight[: mixer.qkv_widths[0]].unflatten(0, (mixer.heads, -1))  # (H, K, width)
+    if mixer.query_norm is not None and factor is not None:
+        gain = mixer.query_norm.gain.view(-1, window.head_dim, 1)  # of each head, or of every head
+        queries = queries * gain * factor.view(-1, 1, 1)
     return (key[0, :, None] @ queries)[:, 0] * window.head_dim**-0.5

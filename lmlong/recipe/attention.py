@@ -108,8 +108,12 @@ class Ngram(Options):
 class Delta(Options):
     """Options of kind: delta, the delta rule: a new value replaces the one stored under its key."""
 
-    feature_map: Literal["silu", "elu", "relu"] = "silu"
+    feature_map: Literal["silu", "elu", "relu", "identity"] = "silu"
     """Function applied to queries and keys before they are normalized to length 1."""
+    max_beta: Literal[1, 2] = 1
+    """Upper limit of beta, the share of a stored value that a token replaces. With 2, a token may also reverse it."""
+    beta_bias: bool = True
+    """Whether the gate beta has a bias for each head."""
 
 
 class Attention(Options):
@@ -122,9 +126,10 @@ class Attention(Options):
     )
     feature_map: Annotated[str, NameIn(FEATURE_MAP_KINDS)] = "elu"
     """linear: feature map of queries and keys, instead of softmax's exponential."""
-    decay: Literal["none", "fixed", "learned", "channel"] = "learned"
+    decay: Literal["none", "fixed", "learned", "softplus", "channel"] = "learned"
     """linear, delta: how the state is forgotten: none, at a fixed rate for each head, by a gate learned from the token
-    for each head (learned), or for each feature (channel; linear only). An encoder has none."""
+    for each head (learned; softplus is another form, exp(-rate softplus(gate)), with a learned rate for each head), or
+    for each feature (channel; linear only). An encoder has none."""
     longest_memory: Annotated[int, Field(gt=2, le=bounds.TOKENS), LENGTH] = 8192
     """linear, delta with a decay: tokens after which 1/e of the state is left in the head with the longest memory.
     Memories of the other heads are spaced evenly on a log scale, from 2 tokens on. Learned decays start at these

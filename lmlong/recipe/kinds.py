@@ -122,6 +122,13 @@ ATTENTION_KINDS: dict[str, AttentionInfo] = {
         misfit="ngram looks up what followed the last tokens, which an encoder already sees. Use full, linformer, "
         "efficient or linear.",
     ),
+    "convolution": AttentionInfo(
+        "the short convolution of the values alone, without attention",
+        "ConvolutionMixer",
+        has_keys=False,
+        misfit="convolution only looks at the past, but an encoder looks at both sides. Use full, linformer, efficient "
+        "or linear.",
+    ),
     "full": AttentionInfo(
         "exact softmax attention over the whole text",
         encoder=True,

@@ -69,8 +69,18 @@ class Rope(Options):
 
     base: float = Field(default=10_000.0, gt=1, le=1e12)
     """Pair i of the d / 2 pairs of a head rotates by base^(-2i/d) radians per token."""
+    share: float = Field(default=1.0, gt=0, le=1)
+    """The share of a head's numbers that rotate, from the first one on; d is then their number, which must be even."""
     scaling: RopeScaling | None = None
     """Slower rotations for long texts, as in Llama 3; left out, none."""
+
+    def rotated(self, head_dim: int) -> int:
+        """Return how many numbers of a head rotate."""
+        return int(head_dim * self.share)
+
+
+OutputGate = bool | Literal["sigmoid", "identity"]
+HeadNorm = bool | Literal["shared"]
 
 
 class HeadDims(NamedTuple):
@@ -89,20 +99,32 @@ class Mixer(Options):
     """As model.heads."""
     kv_heads: int | None = Field(default=None, gt=0, le=bounds.WIDTH)
     """As model.kv_heads."""
+    key_heads: int | None = Field(default=None, gt=0, le=bounds.WIDTH)
+    """As model.key_heads."""
     head_dim: int | None = Field(default=None, gt=0, le=bounds.WIDTH)
     """As model.head_dim."""
     value_dim: int | None = Field(default=None, gt=0, le=bounds.WIDTH)
     """As model.value_dim."""
     convolution: int | None = Field(default=None, ge=0, le=64)
     """As model.convolution."""
+    convolution_activation: Literal["none", "silu"] | None = None
+    """As model.convolution_activation."""
+    input_gate: bool | None = None
+    """As model.input_gate."""
+    query_key_norm: Literal["none", "head", "all"] | None = None
+    """As model.query_key_norm."""
     positions: Literal["auto", "none", "rotary"] | None = None
     """As model.positions."""
     rope: Rope | None = None
     """As model.rope."""
-    output_gate: bool | None = None
+    output_gate: OutputGate | None = None
     """As model.output_gate."""
-    head_norm: bool | None = None
+    head_norm: HeadNorm | None = None
     """As model.head_norm."""
+    head_norm_epsilon: float | None = Field(default=None, gt=0, le=1)
+    """As model.head_norm_epsilon."""
+    norm: Literal["before", "after"] | None = None
+    """As model.norm."""
 
 
 class Model(Options):
@@ -117,6 +139,9 @@ class Model(Options):
     kv_heads: int | None = Field(default=None, gt=0, le=bounds.WIDTH)
     """Key/value heads, for attentions that have keys. Each is shared by heads / kv_heads query heads. Left out, as many
     as heads."""
+    key_heads: int | None = Field(default=None, gt=0, le=bounds.WIDTH)
+    """Heads of queries and keys of linear and delta. Each is shared by heads / key_heads heads of values, each with a
+    state and gates of its own. Left out, as many as heads."""
     head_dim: int | None = Field(default=None, gt=0, le=bounds.WIDTH)
     """Size of a head's queries and keys; left out, width / heads. A larger size gives a larger state, which can recall
     more. An encoder always uses width / heads."""
@@ -133,6 +158,13 @@ class Model(Options):
     training.init_from."""
     convolution: int = Field(default=4, ge=0, le=64)
     """Tokens seen by the causal convolution over queries, keys and values; 0 for none. An encoder has none."""
+    convolution_activation: Literal["none", "silu"] = "none"
+    """Function of the convolution's outputs: silu(x) = x sigmoid(x), or none."""
+    input_gate: bool = False
+    """Multiply each channel of the values, before the convolution, by a gate learned from the token."""
+    query_key_norm: Literal["none", "head", "all"] = "none"
+    """Scale queries and keys to a mean square of 1, with trained gains, before they are rotated: each head by itself,
+    or all heads of a token together."""
     positions: Literal["auto", "none", "rotary", "absolute"] = Field(
         default="auto",
         description="rotary: queries and keys are rotated by their position in the document (RoPE). auto: rotary for "
@@ -140,13 +172,20 @@ class Model(Options):
         "embedding.",
     )
     rope: Rope = Rope()
-    output_gate: bool = True
-    """Multiply each channel of an attention's output by a gate learned from the token."""
-    head_norm: bool = True
-    """Scale the output of each attention head to a mean square of 1. delta requires it, since its output is not an
-    average."""
+    output_gate: OutputGate = True
+    """Multiply each channel of an attention's output by a gate learned from the token: silu of a projection (true), its
+    sigmoid, or the projection itself (identity)."""
+    head_norm: HeadNorm = True
+    """Scale the output of each attention head to a mean square of 1, with gains of its own, or shared by all heads.
+    delta requires it, since its output is not an average."""
+    head_norm_epsilon: float | None = Field(default=None, gt=0, le=1)
+    """Added to the mean square of a head's output; left out, norm_epsilon."""
+    norm: Literal["before", "after"] = "before"
+    """Where the norms of a block are: before its attention and its MLP, or after each of them."""
     norm_epsilon: float = Field(default=1e-6, gt=0, le=1)
     """Added to the mean square in RMS norms."""
+    centered_gains: bool = False
+    """Store the gains of norms, but not of those of a head's output, as their difference from 1."""
     embedding_scale: float | None = Field(default=None, gt=0, le=1e6)
     """Factor of the token embeddings; left out, the square root of the width."""
     tied_output: bool = True
@@ -251,9 +290,16 @@ class Model(Options):
             else:
                 yield from self.of_kind(mixer.kind)._of_heads(f"mixers.{number}.")
         for kind in dict.fromkeys(self.kinds):
-            if ATTENTION_KINDS[kind].needs_head_norm and not self.of_kind(kind).head_norm:
+            about, options = ATTENTION_KINDS[kind], self.of_kind(kind)
+            if about.needs_head_norm and not options.head_norm:
                 why = f"{kind} requires it, since its output is not an average of values. Set it to true."
                 yield mistake("head_norm", why)
+            if kind == "convolution" and not options.convolution:
+                yield mistake("convolution", "layers of kind convolution need one. Set it to 3 or more.")
+            if about.recurrent and options.key_heads and options.kv_heads:
+                yield mistake(
+                    "key_heads", f"{kind} shares either keys and values or queries and keys. Leave out kv_heads."
+                )
         yield from self._added_heads()
         if self.downsample and self.layers == 1:
             yield mistake("downsample", "a model of one layer has no middle. Leave downsample out.")
@@ -270,6 +316,12 @@ class Model(Options):
         if self.heads % (self.kv_heads or 1):
             why = f"{self.kv_heads} do not divide {self.heads} heads. Use a divisor of model.{prefix}heads."
             yield mistake(f"{prefix}kv_heads", why)
+        if self.heads % (self.key_heads or 1):
+            why = f"{self.key_heads} do not divide {self.heads} heads. Use a divisor of model.{prefix}heads."
+            yield mistake(f"{prefix}key_heads", why)
+        if self.query_key_norm == "all" and self.convolution:
+            why = "all is not supported with a convolution. Use head, or set convolution to 0."
+            yield mistake(f"{prefix}query_key_norm", why)
         if self.head_dim is None and self.width % self.heads:
             why = f"{self.heads} heads do not divide a width of {self.width}."
             yield mistake(f"{prefix}heads", f"{why} Use a divisor, or give model.{prefix}head_dim.")

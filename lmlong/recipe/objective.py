@@ -22,6 +22,12 @@ CAUSAL_ONLY = {
     "model.head_dim": "an encoder keeps no state, and its heads always have width / heads",
     "model.value_dim": "an encoder keeps no state, and its heads always have width / heads",
     "model.kv_heads": NO_CHOICE,
+    "model.key_heads": NO_CHOICE,
+    "model.input_gate": NO_CHOICE,
+    "model.query_key_norm": NO_CHOICE,
+    "model.norm": NO_CHOICE,
+    "model.head_norm_epsilon": NO_CHOICE,
+    "model.convolution_activation": NO_CHOICE,
     "model.mixers": NO_CHOICE,
     "model.rope": NO_CHOICE,
     "model.output_gate": NO_CHOICE,
@@ -74,10 +80,12 @@ def _odd_heads(model: Model, rotating: Sequence[str]) -> Iterator[PydanticCustom
     own = [mixer.kind for mixer in model.mixers]
     for prefix, kind in {f"mixers.{own.index(kind)}." if kind in own else "": kind for kind in rotating}.items():
         options = model.of_kind(kind)
-        if options.head_dims.key % 2:
-            key = f"model.{prefix}" + ("head_dim" if options.head_dim else "heads")
-            why = f"rotary positions need queries of an even size, not {options.head_dims.key}. Use an even size."
-            yield mistake(key, why)
+        size, key = options.head_dims.key, f"model.{prefix}" + ("head_dim" if options.head_dim else "heads")
+        if size % 2:
+            yield mistake(key, f"rotary positions need queries of an even size, not {size}. Use an even size.")
+        elif (rotated := options.rope.rotated(size)) < 2 or rotated % 2:
+            why = f"{options.rope.share:g} of {size} numbers is {rotated}, which are no pairs. Use another share."
+            yield mistake(f"model.{prefix}rope.share", why)
 
 
 def _kinds_by_key(model: Model) -> Iterator[tuple[str, str]]:

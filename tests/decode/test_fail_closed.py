@@ -109,7 +109,7 @@ FAULTS: dict[str, tuple[str, str, str, str, str]] = {
     "an epsilon": ("mixed", "features.h", "sum / size + @", "epsilon", "1e-5f"),
     "a missing gate": ("mixed", "mixer.h", "if (@)", "!forgetting.gate.weight", "true"),
     "a decay of the new key": ("mixed", "linear/decode.h", "z[f] * decay + @;", "key", "key * decay"),
-    "half of the rotation": ("mixed", "mixer.h", "half = head_dim / 2; i < @;", "half", "half - 1"),
+    "half of the rotation": ("mixed", "mixer.h", "half = rotated / 2; i < @;", "half", "half - 1"),
     "a shorter window": ("mixed", "key_values.h", "Int begin = @, end;", "0", "1"),
     "a tap of the convolution": ("mixed", "mixer.h", "t < @; t++, tail", "past", "past - 1"),
     "a lost head norm": ("mixed", "mixer.h", "y[i] *= @ * layer", "factor", "1"),

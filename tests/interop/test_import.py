@@ -153,12 +153,12 @@ NOT_FINITE = {**tiny_llama.weights(CONFIG), "model.layers.1.mlp.up_proj.weight":
 ELSEWHERE = {"weight_map": {"x": "../../secret.safetensors"}}
 
 REFUSED: list[tuple[Craft, str]] = [
-    (config(architectures=["GPT2LMHeadModel"]), r"is \['GPT2LMHeadModel'\]; only LlamaForCausalLM is "),
+    (config(architectures=["GPT2LMHeadModel"]), r"is \['GPT2LMHeadModel'\]; supported are LlamaForCausalLM, "),
     (config(attention_bias=True), "attention_bias is set"),
     (config(rope_scaling={"rope_type": "yarn", "factor": 2.0}), "scaled by 'yarn'"),
     (config(rope_scaling={"type": "llama3", "factor": 2.0}), "llama3, without low_freq_factor"),
     (config(num_hidden_layers=9999), "num_hidden_layers is 9,999, but there are weights of 2 layers"),
-    (config(intermediate_size=48), r"mlp.gate_proj.weight \+ .*: \(44, 32\) \+ \(44, 32\), not \(96, 32\)"),
+    (config(intermediate_size=48), r"mlp.gate_proj.weight \+ .*: \(44, 32\) \+ \(44, 32\), not \(48, 32\) \+ \(48"),
     (config(rope_parameters="\ud800"), r"rope_parameters is '\\ud800': it should be a valid dictionary"),
     (file("config.json", b"{"), "not JSON"),
     (file("model.safetensors", b"\xff" * 100), "not a safetensors file"),

@@ -89,6 +89,11 @@ def draw_model(draw: Draw) -> dict[str, Any]:
     add_ngram = added if draw("any_ngram").random() < 0.3 else []
     reads_tokens = add_ngram or any(ATTENTION_KINDS[kind].reads_tokens for kind in pattern)
     shortened = layers > 1 and not reads_tokens and draw("shortened").random() < 0.5
+    shares_keys = draw("shares_keys").random() < 0.3
+    shape, chosen_norm = draw_shape(draw), draw("head_norm").random() < 0.6 and (True, "shared")
+    needs_norm = any(ATTENTION_KINDS[kind].needs_head_norm for kind in pattern)
+    if "convolution" in pattern:
+        shape["convolution"] = shape["convolution"] or 3
     return {
         "width": heads * head_dim if shared else draw("width").randint(1, 60),
         "layers": layers,
@@ -98,10 +103,13 @@ def draw_model(draw: Draw) -> dict[str, Any]:
         "attention": attention,
         "positions": "none" if head_dim % 2 else draw.word("positions", positions),
         "downsample": draw_downsample(draw, layers) if shortened else None,
-        **draw_shape(draw),
+        **shape,
+        "rope": {**shape["rope"], "share": draw_share(draw, head_dim)},
+        "query_key_norm": draw_norms(draw, shape["convolution"]),
         "add_ngram": add_ngram,
-        "kv_heads": draw("kv_heads").choice([None, *divisors(heads)]),
-        "head_norm": any(ATTENTION_KINDS[kind].needs_head_norm for kind in pattern) or draw("head_norm").random() < 0.6,
+        "key_heads": draw("key_heads").choice(divisors(heads)) if shares_keys else None,
+        "kv_heads": None if shares_keys else draw("kv_heads").choice([None, *divisors(heads)]),
+        "head_norm": draw("shared_norm").choice(chosen_norm or ((True, "shared") if needs_norm else (False,))),
         "mixers": draw_mixers(draw, list(dict.fromkeys(pattern[:layers]))),
     }
 
@@ -134,7 +142,12 @@ def draw_shape(draw: Draw) -> dict[str, Any]:
         "mlp_ratio": mlp.choice((0.001, 0.1, 1.0, 2.7, round(mlp.uniform(0.5, 4), 2))),
         "dropout": draw("dropout").choice((0.0, 0.5)),
         "mlp_width": mlp.choice((None, None, mlp.randint(1, 70))),
-        "output_gate": draw("output_gate").random() < 0.7,
+        "convolution_activation": draw.word("activation", words(recipe.Model, "convolution_activation")),
+        "input_gate": draw("input_gate").random() < 0.3,
+        "norm": draw.word("norm", words(recipe.Model, "norm")),
+        "head_norm_epsilon": draw("head_norm_epsilon").choice((None, None, 1e-3)),
+        "centered_gains": draw("centered_gains").random() < 0.3,
+        "output_gate": draw("output_gate").random() < 0.7 and draw("gate").choice((True, "sigmoid", "identity")),
         "tied_output": draw("tied_output").random() < 0.7,
         "embedding_scale": draw("embedding_scale").choice((None, None, 1.0, 3.0)),
         "rope": {
@@ -154,18 +167,36 @@ def draw_mixers(draw: Draw, kinds: list[str]) -> list[dict[str, Any]]:
 
 def draw_mixer(draw: Draw, kind: str) -> dict[str, Any]:
     heads, head_dim = draw("heads").randint(1, 5), draw("head_dim").choice(HEAD_DIMS)
+    convolution = draw("convolution").choice((1, 5) if kind == "convolution" else (None, 0, 1, 5))
     return {
         "kind": kind,
         "heads": heads,
-        "kv_heads": draw("kv_heads").choice(divisors(heads)),
+        "kv_heads": None if ATTENTION_KINDS[kind].recurrent else draw("kv_heads").choice(divisors(heads)),
         "head_dim": head_dim,
         "value_dim": draw("value_dim").choice((None, *HEAD_DIMS)),
-        "convolution": draw("convolution").choice((None, 0, 1, 5)),
+        "key_heads": None,
+        "convolution": convolution,
+        "convolution_activation": draw("activation").choice((None, "none", "silu")),
+        "input_gate": draw("input_gate").choice((None, True, False)),
+        "query_key_norm": draw_norms(draw, convolution),
         "positions": "none" if head_dim % 2 else draw("positions").choice((None, "auto")),
-        "rope": draw("rope").choice((None, {"base": 50.0})),
-        "output_gate": draw("output_gate").choice((None, True, False)),
-        "head_norm": ATTENTION_KINDS[kind].needs_head_norm or draw("head_norm").choice((None, True, False)),
+        "rope": {"base": 50.0, "share": draw_share(draw, head_dim)},
+        "output_gate": draw("output_gate").choice((None, True, False, "sigmoid", "identity")),
+        "head_norm": ATTENTION_KINDS[kind].needs_head_norm or draw("head_norm").choice((None, True, "shared", False)),
+        "head_norm_epsilon": draw("head_norm_epsilon").choice((None, 1e-3)),
+        "norm": draw("norm").choice((None, "before", "after")),
     }
+
+
+def draw_norms(draw: Draw, convolution: int | None) -> str:
+    """Return the norms of queries and keys; those of all heads together need no convolution."""
+    known = [word for word in words(recipe.Model, "query_key_norm") if word != "all" or convolution == 0]
+    return draw.word("query_key_norm", known)
+
+
+def draw_share(draw: Draw, head_dim: int) -> float:
+    """Return a share of a head's numbers that can be rotated in pairs."""
+    return draw("share").choice((1.0, 0.5, 0.25)) if not head_dim % 8 else 1.0
 
 
 def divisors(number: int) -> list[int]:
@@ -209,7 +240,11 @@ def draw_attention(draw: Draw, kinds: list[str]) -> dict[str, Any]:
             "norms": draw.word("norms", words(recipe.Favor, "norms")),
             "resample_every": draw("resample_every").choice((None, 3)),
         },
-        "delta": {"feature_map": draw.word("delta", words(recipe.Delta, "feature_map"))},
+        "delta": {
+            "feature_map": draw.word("delta", words(recipe.Delta, "feature_map")),
+            "max_beta": draw("max_beta").choice((1, 2)),
+            "beta_bias": draw("beta_bias").choice((True, False)),
+        },
         "ngram": {
             "sizes": [ngram.randint(1, 4) for _ in range(ngram.randint(1, 4))],
             "buckets": ngram.choice((1, 2, 7, 64, ngram.randint(1, 300))),
@@ -265,7 +300,7 @@ def undrawn(recipes: Iterable[Drawn]) -> set[str]:
     missing = set()
     for key, known in declared():
         found = seen.get(key, set())
-        missing |= {f"{key}: {word}" for word in known if word not in found}
+        missing |= {f"{key}: {word}" for word in known if word not in {str(each) for each in found}}
         if not known and len(found) < 2:
             missing.add(key)
     return missing

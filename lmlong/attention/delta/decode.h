@@ -12,6 +12,7 @@ struct DeltaAttention {
         FeatureMapWeights features;
         Forgetting forgetting;
         Gate beta;
+        Int max_beta;
     };
 
     struct State {
@@ -48,7 +49,7 @@ struct DeltaAttention {
         const Float* S = static_cast<const Float*>(before.S) + head * F * V;
         Float* S_after = static_cast<Float*>(after.S) + head * F * V;
         const Float decay = starts ? 0 : std::exp(Float(log_decay(weights.forgetting, head, input.x, width)));
-        const Float beta = sigmoid(gate_logit(weights.beta, head, input.x, width));
+        const Float beta = weights.max_beta * sigmoid(gate_logit(weights.beta, head, input.x, width));
         Float* change = reinterpret_cast<Float*>(changes);
         std::fill_n(change, V, Float(0));
         if (!starts)

@@ -48,6 +48,7 @@ class DeltaDecode(DecodeKind[DeltaState]):
         ("features", FeatureMapWeights),
         ("forgetting", Forgetting),
         ("beta", GateWeights),
+        *ints("max_beta"),
     )
     state = structure("DeltaAttention::State", *pointers(*DeltaState._fields), *ints("float64"))
     takes_float64 = True
@@ -57,7 +58,8 @@ class DeltaDecode(DecodeKind[DeltaState]):
         packer.known(attention, DeltaAttention)
         features = pack_features(packer, packer.known(attention.feature_map, UnitFeatures).inner)
         forgetting = pack_forgetting(packer, attention, gates.get("log_decay"))
-        return self.weights(features, forgetting, pack_gate(packer, gates["beta"], "sigmoid", attention.heads))
+        beta = pack_gate(packer, gates["beta"], ("sigmoid", "double_sigmoid"), attention.heads)
+        return self.weights(features, forgetting, beta, 1 if attention.inputs["beta"].activation == "sigmoid" else 2)
 
 
 class DeltaAttention(Recurrence[DeltaState]):
@@ -73,8 +75,12 @@ class DeltaAttention(Recurrence[DeltaState]):
 
     @classmethod
     def from_options(cls, heads: int, head_dim: int, value_dim: int, options: recipe.Attention) -> CausalAttention[Any]:
-        feature_map = INNER[options.delta.feature_map](head_dim)
-        return with_window(cls(heads, head_dim, value_dim, feature_map, options.decay, options.longest_memory), options)
+        feature_map, how = INNER[options.delta.feature_map](head_dim), (options.decay, options.longest_memory)
+        delta = cls(heads, head_dim, value_dim, feature_map, *how)
+        start = torch.full((heads,), BETA_START if options.delta.beta_bias else 0.0)
+        activation: Any = "sigmoid" if options.delta.max_beta == 1 else "double_sigmoid"
+        delta.inputs = {**delta.inputs, "beta": Gate("beta", activation, start, biased=options.delta.beta_bias)}
+        return with_window(delta, options)
 
     def features_of(self, feature_map: FeatureMap) -> FeatureMap:
         return UnitFeatures(feature_map)

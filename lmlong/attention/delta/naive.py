@@ -28,6 +28,13 @@ class Silu(FeatureMap):
         return silu(q)
 
 
+class Identity(FeatureMap):
+    """x itself, for the delta rule alone, as `Silu`."""
+
+    def query(self, q: Tensor) -> Tensor:
+        return q
+
+
 class UnitFeatures(FeatureMap):
     """The features of another map, scaled to length one."""
 
@@ -43,7 +50,7 @@ def _unit(x: Tensor) -> Tensor:
     return x * (x.square().sum(-1, keepdim=True) + TINY).rsqrt()
 
 
-INNER: dict[str, Callable[[int], FeatureMap]] = {"silu": Silu, "elu": Elu, "relu": Relu}
+INNER: dict[str, Callable[[int], FeatureMap]] = {"silu": Silu, "elu": Elu, "relu": Relu, "identity": Identity}
 """The maps before the scaling, by their names in recipes."""
 
 

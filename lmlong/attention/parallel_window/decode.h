@@ -36,8 +36,8 @@ struct ParallelWindow {
         HeadInput nearby = input;
         std::copy_n(input.q, padded(head_dim), q), std::copy_n(input.k, padded(head_dim), k);
         nearby.q = q, nearby.k = k;
-        if (layer.rotates && !layer.uses_rope)
-            rope(q, head_dim, input.cos_sin), rope(k, head_dim, input.cos_sin);
+        if (layer.rotated && !layer.uses_rope)
+            rope(q, layer.rotated, input.cos_sin), rope(k, layer.rotated, input.cos_sin);
         window.step(nearby, before.window, after.window, near);
         recurrence.step(input, before.recurrence, after.recurrence, y);
         const float share = sigmoid(gate_logit(weights.share, input.head, input.x, width));

@@ -10,6 +10,7 @@ from lmlong.interop.card import card
 from lmlong.interop.exporting import Exported, RunSource, as_json, ends, open_export, write_folder
 from lmlong.interop.hf import config as configs
 from lmlong.interop.hf.tokenizer import UNBOUNDED, tokenizer_files
+from lmlong.interop.hf_folder import ARCHITECTURES
 from lmlong.model.build import build
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.sampling_options import DEFAULTS
@@ -27,8 +28,8 @@ SAMPLING = {
 NO_LOOPS: dict[str, float] = {"loop_penalty": DEFAULTS.effective_loop_penalty}
 """The loop penalty of the exported module."""
 
-NO_LOOPS_OF_LLAMA: dict[str, float] = {"no_repeat_ngram_size": 5}
-"""The option against loops of transformers' own Llama."""
+NO_LOOPS_OF_OTHERS: dict[str, float] = {"no_repeat_ngram_size": 5}
+"""The option against loops of transformers' own models."""
 
 USE = """## Use
 
@@ -55,9 +56,12 @@ def export_hf(run: str, folder: Path, evaluation: dict[str, Any] | None = None) 
     """Write a run as a folder for transformers, atomically. `evaluation`: a result of `lmlong eval` for its card."""
     source, state = open_export(run, folder), None
     recipe, tokenizer, weights = source.recipe, source.tokenizer, source.weights
-    if configs.is_llama(recipe.model):
-        config, longest = configs.llama_config(recipe, tokenizer.vocabulary), recipe.text.sequence_length
-        named, module, no_loops = configs.llama_weights(weights, recipe.model), {}, NO_LOOPS_OF_LLAMA
+    rows = weights["embedding.weight"].shape[0]
+    known = ((each, each.config_of(recipe, rows)) for each in ARCHITECTURES)
+    architecture, config = next(((each, config) for each, config in known if config), (None, {}))
+    if architecture:
+        longest, module, no_loops = recipe.text.sequence_length, {}, NO_LOOPS_OF_OTHERS
+        named = configs.weights_of(weights, architecture, recipe.model)
     else:
         model = build(recipe, tokenizer.vocabulary)
         assert isinstance(model, LanguageModel)
@@ -78,7 +82,7 @@ def export_hf(run: str, folder: Path, evaluation: dict[str, Any] | None = None) 
 
 
 def model_card(name: str, source: RunSource, state: StateSize | None, evaluation: dict[str, Any] | None) -> str:
-    """Return the text. `state` is None if transformers' own Llama loads the model."""
+    """Return the text. `state` is None if a class of transformers itself loads the model."""
     use = USE.format(folder=name, remote="" if state is None else ", trust_remote_code=True")
     if state is None:
         return card(name, source, "transformers", [], [use], evaluation)

@@ -100,6 +100,9 @@ void favor_features(const FeatureMapWeights& features, Int head, bool is_key, fl
 void apply_feature_map(
     const FeatureMapWeights& features, Int head, bool is_key, float* x, Int head_dim, float* y, float* inner) {
     switch (features.map) {
+        case IDENTITY:
+            std::copy_n(x, padded(head_dim), y);
+            break;
         case ELU:
         case RELU:
         case SILU:

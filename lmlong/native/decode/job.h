@@ -19,12 +19,13 @@ struct FeatureMapWeights {
 };
 
 struct Gate {
-    const float *weight, *bias;  // (heads, width) and (heads); null if unused
+    const float *weight, *bias;  // (heads, width) and (heads); null if unused or without bias
 };
 
 struct Forgetting {          // the decay of a recurrence
     const float* log_decay;  // (heads), of a fixed decay
     Gate gate;               // of a learned decay
+    const float* log_rate;   // (heads), which softplus of the gate is multiplied by; null if the gate is a sigmoid
     const float* gate_down;  // (rank, width), of a decay by channel; its gate has weights (heads, features, rank)
     Int rank;                // and biases (heads, features)
 };
@@ -33,15 +34,20 @@ struct Layer {               // a mixer, and the MLP if it is the last mixer of 
     Int kind;                // of its attention, a case in kinds.h
     const void* attention;   // its weights, a structure of its kind
     Int state;               // offset of the layer's state in the state of a row, in bytes
-    Int heads, kv_heads;     // heads of queries, and of keys and values
+    Int heads;                             // of outputs
+    Int query_heads, key_heads, kv_heads;  // of queries, keys and values, each shared by some heads; kv: of values
     Int head_dim, value_dim;  // the size of a head's queries and keys, 0 without them, and of its values
-    Int conv_width;          // tokens seen by the convolution
+    Int conv_width, conv_silu;  // tokens seen by the convolution; whether silu follows it
     Int cos_sin;             // index of its first cosine among those of a token
-    Int uses_rope, rotates;  // whether rope rotates all queries and keys; whether any part of the attention rotates them
-    Int gated;               // whether a gate multiplies the output
+    Int uses_rope, rotated;  // whether rope rotates all queries and keys; how many numbers of a head it rotates in any part
+    Int output_gate;         // of OutputGate
+    Int input_gated;         // whether a gate multiplies the values before the convolution
     Int grouped;             // whether its attention takes the heads of queries that share keys and values together
-    const float *norm, *conv_weight, *head_norm, *mlp_norm;  // conv_weight (conv width, channels); null without them
+    Int norms_together;      // whether the norms of queries and keys are of all heads together
+    Int norms_after;         // whether norm and mlp_norm follow the mixer and the MLP
+    const float *norm, *conv_weight, *query_norm, *key_norm, *head_norm, *mlp_norm;  // null without them
     Matrix in_proj, out_proj, mlp_in_proj, mlp_out_proj;  // mlp: without outputs if another mixer follows in the block
+    float head_norm_epsilon;
 };
 
 struct Hourglass {

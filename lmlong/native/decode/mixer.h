@@ -12,7 +12,7 @@ float sigmoid(float x) { return 1 / (1 + std::exp(-x)); }
 float gate_logit(const Gate& gate, Int head, const float* x, Int width) {
     float logit;
     project(gate.weight, 1, head, x, width, &logit);
-    return logit + gate.bias[head];
+    return gate.bias ? logit + gate.bias[head] : logit;
 }
 
 // The log decay of a head: fixed, learned, or 0 if it does not decay
@@ -20,8 +20,11 @@ float log_decay(const Forgetting& forgetting, Int head, const float* x, Int widt
     if (forgetting.log_decay) return forgetting.log_decay[head];
     if (!forgetting.gate.weight) return 0;
     const float logit = gate_logit(forgetting.gate, head, x, width);
-    const float log_sigmoid = std::min(logit, 0.0f) - std::log1p(std::exp(-std::abs(logit)));
-    return log_sigmoid < MIN_LOG_DECAY ? MIN_LOG_DECAY : log_sigmoid;
+    const float small = std::log1p(std::exp(-std::abs(logit)));
+    const float log_decay = forgetting.log_rate
+                                ? -std::exp(forgetting.log_rate[head]) * (std::max(logit, 0.0f) + small)
+                                : std::min(logit, 0.0f) - small;
+    return log_decay < MIN_LOG_DECAY ? MIN_LOG_DECAY : log_decay;
 }
 
 struct Token {
@@ -49,10 +52,10 @@ const State& attention_state(const LayerState& state) {
     return *reinterpret_cast<const State*>(&state + 1);
 }
 
-// Rotate pairs of numbers, one from each half of x, by their angles. `cos_sin` holds all cosines, then all sines. Not
-// inlined in every kind of attention: that would take a second to compile
-[[gnu::noinline]] void rope(float* x, Int head_dim, const float* cos_sin) {
-    for (Int i = 0, half = head_dim / 2; i < half; i++) {
+// Rotate pairs of the first `rotated` numbers of x, one from each half of these, by their angles. `cos_sin` holds all
+// cosines, then all sines. Not inlined in every kind of attention: that would take a second to compile
+[[gnu::noinline]] void rope(float* x, Int rotated, const float* cos_sin) {
+    for (Int i = 0, half = rotated / 2; i < half; i++) {
         const float cos = cos_sin[i], sin = cos_sin[half + i], left = x[i], right = x[half + i];
         x[i] = left * cos - right * sin, x[half + i] = left * sin + right * cos;
     }
@@ -66,8 +69,9 @@ struct Mixer {
     const Model& model = *job.model;
     const Layer& layer;
     const Int head_dim = layer.head_dim, value_dim = layer.value_dim;
-    const Int gates = layer.gated ? layer.heads * value_dim : 0;
-    const Int channels = layer.in_proj.outputs - gates;   // of queries, keys and values, or only of values
+    const Int gates = layer.output_gate ? layer.heads * value_dim : 0;
+    const Int keys = layer.query_heads * head_dim, values = keys + layer.key_heads * head_dim;  // their first channels
+    const Int channels = values + layer.kv_heads * value_dim;
     const Int sharing = layer.heads / layer.kv_heads;     // heads of queries that share a head of keys and values
     const Int together = layer.grouped ? sharing : 1;     // most heads in an input of the attention
     float *q, *k, *v, *y;
@@ -79,24 +83,35 @@ struct Mixer {
           attention(job, layer, *static_cast<const typename Attention::Weights*>(layer.attention), scratch) {}
 
     // Write the part of `mixed` of `heads` heads from `first` on, which share a head of keys and values. `qkv_gate` holds
-    // the queries, keys, values and gates of all heads, projected from `normed`
+    // the queries, keys, values, input gates and output gates of all heads, projected from `normed`
     void forward(
         const Token& token, Int first, Int heads, const float* qkv_gate, const float* normed, const float* cos_sin,
         float* mixed) {
         const Int kv_head = first / sharing, q_stride = padded(head_dim), y_stride = padded(value_dim);
-        const Int keys = layer.heads * head_dim;  // offset of the keys, after all queries
-        const Int values = keys + layer.kv_heads * head_dim;
+        const Int key_head = first / (layer.heads / layer.key_heads), heads_per_query = layer.heads / layer.query_heads;
         const auto& before = state_at<LayerState>(job, job.states_before, token.row, layer.state);
         const auto& after = state_at<LayerState>(job, job.states_after, token.row, layer.state);
-        auto convolved = [&](Int channel, Int size, float* into) {
-            short_conv(token, before.tail, after.tail, channel, size, qkv_gate, into);
+        auto convolved = [&](Int channel, Int size, const float* x, float* into) {
+            short_conv(token, before.tail, after.tail, channel, size, x, into);
         };
-        for (Int i = 0; i < heads; i++) convolved((first + i) * head_dim, head_dim, q + i * q_stride);
-        convolved(keys + kv_head * head_dim, head_dim, k);  // heads that share a key write the same state
-        convolved(values + kv_head * value_dim, value_dim, v);
+        for (Int i = 0; i < heads; i++) {
+            const Int channel = (first + i) / heads_per_query * head_dim;
+            convolved(channel, head_dim, qkv_gate + channel, q + i * q_stride);
+            if (layer.query_norm) norm(layer.query_norm, qkv_gate, keys, channel, q + i * q_stride);
+        }
+        const Int key = keys + key_head * head_dim, value = values + kv_head * value_dim;
+        convolved(key, head_dim, qkv_gate + key, k);  // heads that share a key write the same state
+        if (layer.key_norm) norm(layer.key_norm, qkv_gate + keys, values - keys, key_head * head_dim, k);
+        const float* inputs = qkv_gate + value;
+        if (layer.input_gated) {
+            const float* gate = qkv_gate + channels + kv_head * value_dim;
+            for (Int i = 0; i < value_dim; i++) y[i] = inputs[i] * gate[i];
+            inputs = y;
+        }
+        convolved(value, value_dim, inputs, v);
         if (layer.uses_rope) {
-            for (Int i = 0; i < heads; i++) rope(q + i * q_stride, head_dim, cos_sin);
-            rope(k, head_dim, cos_sin);
+            for (Int i = 0; i < heads; i++) rope(q + i * q_stride, layer.rotated, cos_sin);
+            rope(k, layer.rotated, cos_sin);
         }
         using State = typename Attention::State;
         attention.step(
@@ -107,22 +122,34 @@ struct Mixer {
         for (Int i = 0; i < heads; i++) norm_and_gate(first + i, y + i * y_stride, qkv_gate, mixed);
     }
 
+    // Scale a query or key x in place. Its head has channels from `channel` on among `size` channels of all heads
+    void norm(const float* gain, const float* all, Int size, Int channel, float* x) const {
+        const bool together = layer.norms_together;
+        const float factor = rms_norm_scale(together ? all : x, together ? size : head_dim, model.norm_epsilon);
+        if (together) gain += channel;
+        for (Int i = 0; i < head_dim; i++) x[i] *= factor * gain[i];
+    }
+
     void norm_and_gate(Int head, float* y, const float* qkv_gate, float* mixed) const {
         const Int channel = head * value_dim;
         if (layer.head_norm) {
-            const float factor = rms_norm_scale(y, value_dim, model.norm_epsilon);
+            const float factor = rms_norm_scale(y, value_dim, layer.head_norm_epsilon);
             for (Int i = 0; i < value_dim; i++) y[i] *= factor * layer.head_norm[channel + i];
         }
-        const float* gate = qkv_gate + channels + channel;
-        for (Int i = 0; i < value_dim; i++) mixed[channel + i] = y[i] * (layer.gated ? gate[i] * sigmoid(gate[i]) : 1);
+        const float* gate = qkv_gate + layer.in_proj.outputs - gates + channel;
+        const Int kind = layer.output_gate;
+        for (Int i = 0; i < value_dim; i++) {
+            if (kind == SILU_GATE || kind == IDENTITY_GATE) y[i] *= gate[i];
+            if (kind == SILU_GATE || kind == SIGMOID_GATE) y[i] *= sigmoid(gate[i]);
+            mixed[channel + i] = y[i];
+        }
     }
 
-    // Convolve `size` channels, from `channel` on, of this token's inputs. The tails hold the last tokens' inputs. Not
+    // Convolve this token's inputs x of `size` channels, from `channel` on. The tails hold the last tokens' inputs. Not
     // inlined, as rope
     [[gnu::noinline]] void short_conv(
-        const Token& token, const float* tail, float* tail_after, Int channel, Int size, const float* inputs,
+        const Token& token, const float* tail, float* tail_after, Int channel, Int size, const float* x,
         float* into) const {
-        const float* x = inputs + channel;
         std::copy_n(x, size, into);
         std::fill_n(into + size, padded(size) - size, 0.0f);
         if (!layer.conv_weight) return;
@@ -141,6 +168,8 @@ struct Mixer {
             tail_after += channels;
         }
         if (past) std::copy_n(x, size, tail_after);
+        if (!layer.conv_silu) return;
+        for (Int i = 0; i < size; i++) into[i] *= sigmoid(into[i]);
     }
 };
 

@@ -33,7 +33,8 @@ struct Step {
             batch->cos_sin = scratch.take(job.rows * model.cos_sins);
             batch->tokens = reinterpret_cast<Token*>(scratch.take(job.rows * sizeof(Token) / sizeof(float)));
         }
-        qkv_gate = scratch.take(job.rows * most([](const Layer& layer) { return layer.in_proj.outputs; }));
+        const Int projected = most([](const Layer& layer) { return layer.in_proj.outputs; });
+        qkv_gate = scratch.take(job.rows * std::max(projected, width));  // or the outputs that a norm follows
         mixed = scratch.take(job.rows * std::max({most_mixed(), width, model.tables.projection.inputs}));
         mlp_hidden = scratch.take(job.rows * 2 * mlp_width);
         pool_blocks = scratch.take(job.rows * model.hourglass.factor * width);
@@ -129,19 +130,40 @@ struct Step {
     void run_layers(Int first, Int end, const Batch& batch) {
         for (Int i = first; i < end && batch.count; i++) {
             const Layer& layer = model.layer[i];
-            rms_norm(layer.norm, batch);
+            normed_input(layer, layer.norm, batch);
             linear(layer.in_proj, normed, width, batch.count, qkv_gate);
             team.wait();
             with_kind(layer.kind, [&](auto kind) { mix<typename decltype(kind)::Attention>(layer, batch); });
             team.wait();
-            add_linear(layer.out_proj, mixed, layer.out_proj.inputs, batch);
+            add_output(layer, layer.out_proj, layer.norm, mixed, layer.out_proj.inputs, batch);
             team.wait();
             if (!layer.mlp_in_proj.outputs) continue;
-            rms_norm(layer.mlp_norm, batch);
+            normed_input(layer, layer.mlp_norm, batch);
             swiglu(layer.mlp_in_proj, batch.count);
             team.wait();
-            add_linear(layer.mlp_out_proj, mlp_hidden, 2 * mlp_width, batch);
+            add_output(layer, layer.mlp_out_proj, layer.mlp_norm, mlp_hidden, 2 * mlp_width, batch);
             team.wait();
+        }
+    }
+
+    void normed_input(const Layer& layer, const float* gain, const Batch& batch) {
+        if (layer.norms_after)
+            std::copy_n(batch.x, batch.count * width, normed);
+        else
+            rms_norm(gain, batch);
+    }
+
+    // Add the output of a mixer or an MLP to the residual stream, after its norm if that follows it
+    void add_output(
+        const Layer& layer, const Matrix& matrix, const float* gain, const float* x, Int x_stride, const Batch& batch) {
+        if (!layer.norms_after) return add_linear(matrix, x, x_stride, batch);
+        linear(matrix, x, x_stride, batch.count, qkv_gate);
+        team.wait();
+        const Range outputs = share_of(width);
+        for (Int t = 0; t < batch.count; t++) {
+            const float* y = qkv_gate + t * width;
+            const float factor = rms_norm_scale(y, width, model.norm_epsilon);
+            for (Int i = outputs.begin; i < outputs.end; i++) batch.x[t * width + i] += y[i] * factor * gain[i];
         }
     }
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from lmlong.native.decode import structures
 from lmlong.native.decode.kind import DecodeKind
-from lmlong.native.decode.structures import DecodeJob, Dtype, FeatureMap, Pooling
+from lmlong.native.decode.structures import DecodeJob, Dtype, FeatureMap, OutputGate, Pooling
 from lmlong.native.source import NativeCode, Shared
 
 CODE = Path(__file__).parent
@@ -23,7 +23,9 @@ def step_code(kinds: Iterable[DecodeKind[Any]], constants: Mapping[str, float]) 
     constants = merged_constants(constants, kinds)
     integers = {name: value for name, value in constants.items() if isinstance(value, int)}
     floats = {name: value for name, value in constants.items() if name not in integers}
-    return NativeCode(CODE, Shared(floats, [Dtype, FeatureMap, Pooling], layouts, integers, kind_headers(kinds)))
+    return NativeCode(
+        CODE, Shared(floats, [Dtype, FeatureMap, OutputGate, Pooling], layouts, integers, kind_headers(kinds))
+    )
 
 
 def merged_constants(constants: Mapping[str, float], kinds: Iterable[DecodeKind[Any]]) -> dict[str, float]:

@@ -13,6 +13,13 @@ class Dtype(IntEnum):
     INT4 = 3
 
 
+class OutputGate(IntEnum):
+    NO_GATE = 0
+    SILU_GATE = 1
+    SIGMOID_GATE = 2
+    IDENTITY_GATE = 3
+
+
 class Pooling(IntEnum):
     NONE = 0
     MEAN = 1
@@ -58,17 +65,19 @@ class Gate(ctypes.Structure):
 
 
 class Forgetting(ctypes.Structure):
-    _fields_ = (*pointers("log_decay"), ("gate", Gate), *pointers("gate_down"), *ints("rank"))
+    _fields_ = (*pointers("log_decay"), ("gate", Gate), *pointers("log_rate", "gate_down"), *ints("rank"))
 
 
 class Layer(ctypes.Structure):
     _fields_ = (
         *ints("kind"),
         *pointers("attention"),
-        *ints("state", "heads", "kv_heads", "head_dim", "value_dim", "conv_width", "cos_sin"),
-        *ints("uses_rope", "rotates", "gated", "grouped"),
-        *pointers("norm", "conv_weight", "head_norm", "mlp_norm"),
+        *ints("state", "heads", "query_heads", "key_heads", "kv_heads", "head_dim", "value_dim"),
+        *ints("conv_width", "conv_silu", "cos_sin", "uses_rope", "rotated"),
+        *ints("output_gate", "input_gated", "grouped", "norms_together", "norms_after"),
+        *pointers("norm", "conv_weight", "query_norm", "key_norm", "head_norm", "mlp_norm"),
         *((name, Matrix) for name in ("in_proj", "out_proj", "mlp_in_proj", "mlp_out_proj")),
+        ("head_norm_epsilon", ctypes.c_float),
     )
 
 

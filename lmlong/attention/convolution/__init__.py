@@ -1,0 +1,1 @@
+"""The short convolution as a kind of its own."""
