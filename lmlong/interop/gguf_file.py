@@ -17,45 +17,17 @@ from lmlong.errors import CheckpointError, UsageError, install_command
 from lmlong.interop.architecture import Source
 from lmlong.interop.card import card
 from lmlong.interop.exporting import Exported, RunSource, open_export, write_folder
+from lmlong.interop.gguf_forms import FORMS, LAYER, OUTER, LlamaForm, is_of_more_tokens
 from lmlong.interop.gguf_tokenizer import gguf_tokenizer, tokenizer_file
 from lmlong.interop.hf.config import weights_of
 from lmlong.interop.hf.tokenizer import specification
 from lmlong.interop.hf_folder import without_null
-from lmlong.interop.llama import Llama, LlamaConfig, halves_to_neighbours, neighbours_to_halves
+from lmlong.interop.llama import halves_to_neighbours
 from lmlong.io.checked import checked, shown
 from lmlong.model.quantization import GROUP, GroupedWeight, Weights, output_format, quantized
 
-NAMES = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-"""llama.cpp's names of weights, and transformers' names."""
-
-KEYS = {
-    "hidden_size": "embedding_length",
-    "num_hidden_layers": "block_count",
-    "num_attention_heads": "attention.head_count",
-    "num_key_value_heads": "attention.head_count_kv",
-    "intermediate_size": "feed_forward_length",
-    "max_position_embeddings": "context_length",
-    "head_dim": "rope.dimension_count",
-    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
-    "rope_theta": "rope.freq_base",
-}
-"""transformers' names of a configuration's values, and llama.cpp's names."""
-
 FILE = "model.gguf"
-LLAMA = Llama()
+LLAMA = LlamaForm()
 
 TYPES: dict[Weights, str] = {"32": "F32", "bf16": "BF16", "int8": "Q8_0", "int4": "Q4_1"}
 """GGUF's types of matrices, by lmlong's formats of weights."""
@@ -85,13 +57,24 @@ def open_gguf(path: Path) -> Source:
         fields = {name: field.contents() for name, field in reader.fields.items()}
     except Exception as error:  # the library does not validate files: a damaged one raises any error of numpy's
         raise CheckpointError(f"{path}: damaged or not a GGUF file ({error}). Fetch it again.") from None
-    if (kind := fields.get("general.architecture")) != "llama":
+    kind = fields.get("general.architecture")
+    if not isinstance(kind, str) or (form := FORMS.get(kind)) is None:
+        known = ", ".join(f"{name} ({each.architecture.name})" for name, each in FORMS.items())
         raise CheckpointError(
-            f"{path}: general.architecture is {shown(kind)}; only llama ({LLAMA.name}) is supported. Use another model."
+            f"{path}: general.architecture is {shown(kind)}; supported are {known}. Use another model."
         )
-    tensors = {_read_name(tensor.name): tensor for tensor in reader.tensors}
-    config = _read_config(path, fields, tied="lm_head.weight" not in tensors)
-    shapes = {name: tuple(int(size) for size in reversed(tensor.shape)) for name, tensor in tensors.items()}
+    try:
+        values = form.values(fields)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+    tied = not any(tensor.name == "output.weight" for tensor in reader.tensors)
+    config = checked(
+        form.architecture.config, path, without_null({**values, "tie_word_embeddings": tied}), form.full_keys
+    )
+    left_out = [tensor.name for tensor in reader.tensors if is_of_more_tokens(tensor.name, config)]
+    tensors = {form.name(tensor.name): tensor for tensor in reader.tensors if tensor.name not in left_out}
+    stored = {name: tuple(int(size) for size in reversed(tensor.shape)) for name, tensor in tensors.items()}
+    shapes = {name: form.shape(name, shape) for name, shape in stored.items()}
 
     def read(name: str) -> Tensor:
         tensor = tensors[name]
@@ -100,34 +83,16 @@ def open_gguf(path: Path) -> Source:
             weight = weight.reshape(shapes[name])
         except (NotImplementedError, ValueError, RuntimeError) as error:
             raise CheckpointError(f"{path}: {tensor.name} cannot be read ({error}). Use another model.") from None
-        return neighbours_to_halves(name, weight, config)
+        return form.restored(name, weight, config)
 
     dtypes = dict.fromkeys(shapes, torch.float32)
+    words = [f"{len(left_out):,} weights that predict several tokens"] if left_out else []
     source = Source(
-        str(path), LLAMA, config, shapes, dtypes, read, lambda: tokenizer_file(path, fields, source.vocabulary())
+        *(str(path), form.architecture, config, shapes, dtypes, read),
+        tokenizer=lambda: tokenizer_file(path, fields, source.vocabulary()),
+        left_out=words,
     )
     return source
-
-
-def _read_name(name: str) -> str:
-    """Return transformers' name for llama.cpp's name. Return an unknown name unchanged."""
-    parts = name.split(".")
-    if len(parts) < 2 or parts[-1] != "weight" or parts[-2] not in NAMES:
-        return name
-    layer = f"model.layers.{parts[1]}." if parts[0] == "blk" else ""
-    return f"{layer}{NAMES[parts[-2]]}.weight"
-
-
-def _read_config(path: Path, fields: dict[str, Any], tied: bool) -> LlamaConfig:
-    """Return the configuration."""
-    if (scaling := fields.get("llama.rope.scaling.type", "none")) != "none":
-        raise CheckpointError(
-            f"{path}: llama.rope.scaling.type is {shown(scaling)}, which is not supported in GGUF. "
-            "Import the model's folder."
-        )
-    keys = {name: f"llama.{key}" for name, key in KEYS.items()}
-    values = {name: fields[key] for name, key in keys.items() if key in fields}
-    return checked(LlamaConfig, path, without_null({**values, "tie_word_embeddings": tied}), keys)
 
 
 def export_gguf(run: str, folder: Path, weights: Weights = "32", evaluation: dict[str, Any] | None = None) -> Exported:
@@ -147,9 +112,9 @@ def export_gguf(run: str, folder: Path, weights: Weights = "32", evaluation: dic
         writer.add_name(folder.name)
         writer.add_file_type(gguf.LlamaFileType[FILE_TYPES[kind]])
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-        for name, key in KEYS.items():
+        for name, key in LLAMA.full_keys.items():
             add = writer.add_float32 if isinstance(config[name], float) else writer.add_uint32
-            add(f"llama.{key}", config[name])
+            add(key, config[name])
         for key in ("key_length", "value_length"):
             writer.add_uint32(f"llama.attention.{key}", config["head_dim"])
         writer.add_vocab_size(vocabulary)
@@ -164,13 +129,13 @@ def export_gguf(run: str, folder: Path, weights: Weights = "32", evaluation: dic
 
     use = USE.format(folder=folder.name, file=FILE, kind=kind)
     write_folder(folder, {"README.md": card(folder.name, source, "llama.cpp", ["gguf"], [use], evaluation)}, write)
-    return Exported(folder, source.parameters, f"{LLAMA.name}, {kind}")
+    return Exported(folder, source.parameters, f"{LLAMA.architecture.name}, {kind}")
 
 
 def _config(source: RunSource, vocabulary: int, weights: Weights) -> dict[str, Any]:
     """Return the configuration of a Llama. Raise UsageError unless GGUF can hold the model."""
     model = source.recipe.model
-    if (config := LLAMA.config_of(source.recipe, vocabulary)) is None:
+    if (config := LLAMA.architecture.config_of(source.recipe, vocabulary)) is None:
         raise UsageError(
             "llama.cpp runs none of lmlong's own layers, only a Llama, as `lmlong import` creates. Use hf."
         )
@@ -191,7 +156,7 @@ def _tensors(
     """Iterate over the tensors by llama.cpp's names, as decoding by lmlong has them: vectors in float32, and an output
     matrix of its own, if the embedding is tied too. The embedding, which is looked up and not multiplied, is in float16
     unless all is in float32."""
-    named = weights_of(source.weights, LLAMA, source.recipe.model)
+    named = weights_of(source.weights, LLAMA.architecture, source.recipe.model)
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     if weights != "32":
         named.setdefault(OUTPUT, named[EMBEDDING])
@@ -209,12 +174,11 @@ def _tensors(
 
 def _written_name(name: str) -> str:
     """Return llama.cpp's name for transformers' name of a weight."""
-    ours = {theirs: short for short, theirs in NAMES.items()}
-    stem = name.removesuffix(".weight")
-    if not stem.startswith("model.layers."):
-        return f"{ours[stem]}.weight"
-    _, _, layer, part = stem.split(".", 3)
-    return f"blk.{layer}.{ours[part]}.weight"
+    ours = {theirs: short for short, theirs in (OUTER | LAYER).items()}
+    if not name.startswith("model.layers."):
+        return ours[name]
+    _, _, layer, part = name.split(".", 3)
+    return f"blk.{layer}.{ours[part]}"
 
 
 def _add_tensor(writer: Any, gguf: Any, name: str, tensor: Tensor | GroupedWeight) -> None:

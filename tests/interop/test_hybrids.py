@@ -7,13 +7,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 import torch
-from interop.tiny_hybrids import HYBRIDS, architecture_of, bf16, source, write_hybrid
+from interop.tiny_hybrids import HYBRIDS, architecture_of, bf16, source, write_hybrid, write_qwen_gguf
 from interop.tiny_llama import byte_level, write_folder
 from models import predict
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.testing import assert_close
 
 import lmlong
 from lmlong.errors import CheckpointError
@@ -68,6 +70,35 @@ def test_vision_and_several_tokens_are_left_out(tmp_path: Path) -> None:
     imported = import_model(folder, tmp_path / "run")
     assert sorted(imported.left_out) == ["1 weights of vision", "2 weights that predict several tokens"]
     assert imported.parameters == sum(weight.numel() for weight in weights.values())
+
+
+def rounded(name: str, weight: Tensor, kind: gguf.GGMLQuantizationType) -> Tensor:
+    """Return a weight with the values that a file has."""
+    if weight.ndim != 2:
+        return weight
+    return torch.from_numpy(gguf.quants.dequantize(gguf.quants.quantize(weight.numpy(), kind), kind))
+
+
+@pytest.mark.parametrize("kind", ["F32", "BF16", "Q8_0", "Q4_1", "Q4_0"])
+def test_gguf_file_has_the_weights_of_the_folder(tmp_path: Path, kind: str) -> None:
+    """Heads of values have the size of a block, so that they are moved as they are rounded."""
+    config, weights = source("Qwen3_5ForCausalLM", hidden_size=64, intermediate_size=64, linear_value_head_dim=32)
+    quantization = gguf.GGMLQuantizationType[kind]
+    file = write_qwen_gguf(tmp_path / "m.gguf", config, weights, quantization)
+    weights = {name: rounded(name, weight, quantization) for name, weight in weights.items()}
+    import_model(write_folder(tmp_path / "source", config, weights), tmp_path / "folder")
+    import_model(file, tmp_path / "run")
+    expected, found = (lmlong.load(tmp_path / name).model.state_dict() for name in ("folder", "run"))
+    for name, weight in expected.items():
+        assert_close(found[name], weight, rtol=0, atol=1e-6, msg=lambda why, name=name: f"{name}: {why}")
+
+
+def test_layers_of_more_tokens_are_left_out_of_a_gguf_file(tmp_path: Path) -> None:
+    config, weights = source("Qwen3_5ForCausalLM")
+    more = {"blk.5.nextn.eh_proj.weight": torch.zeros(48, 96), "blk.5.attn_norm.weight": torch.zeros(48)}
+    file = write_qwen_gguf(tmp_path / "m.gguf", config, weights, more=more)
+    assert import_model(file, tmp_path / "run").left_out == ["2 weights that predict several tokens"]
+    assert lmlong.load(tmp_path / "run").recipe.model.layers == config["num_hidden_layers"]
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 from interop.test_gguf_export import imported
+from interop.tiny_hybrids import source, write_qwen_gguf
+from interop.tiny_llama import PIECES
 from models import predict
 from torch import Tensor
 
 import lmlong
 from lmlong.interop.gguf_file import FILE, export_gguf
+from lmlong.interop.importing import import_model
 from lmlong.model.base import round_weights
 from lmlong.model.quantization import Weights
 
@@ -63,3 +66,14 @@ def test_llama_cpp_predicts_the_same(tmp_path: Path, source: str, weights: Weigh
         assert float((found - expected).abs().max()) < OFF[weights]
     if weights == "int4":  # and not without rounding
         assert float((found - by_lmlong(run, tokens, "32")).abs().max()) > 2 * OFF[weights]
+
+
+@pytest.mark.parametrize("values", [2, 6])
+def test_llama_cpp_predicts_the_same_as_an_imported_qwen(tmp_path: Path, values: int) -> None:
+    sizes = {"linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_num_value_heads": values}
+    config, weights = source("Qwen3_5ForCausalLM", num_hidden_layers=4, **sizes)
+    file = write_qwen_gguf(tmp_path / "m.gguf", config, weights)
+    import_model(file, tmp_path / "run")
+    tokens = [1, *torch.randint(3, 300, (30,), generator=torch.Generator().manual_seed(0)).tolist()]
+    found = by_llama_cpp(file, tokens, config["vocab_size"], PIECES.index("he"))
+    assert float((found - by_lmlong(tmp_path / "run", tokens, "32")).abs().max()) < OFF["32"]

@@ -181,6 +181,18 @@ def neighbours(config: dict[str, Any], name: str, weight: Tensor) -> Tensor:
     return weight.unflatten(0, (config[heads], 2, -1)).transpose(1, 2).reshape(weight.shape)
 
 
+def add_pieces(writer: gguf.GGUFWriter, vocabulary: int) -> None:
+    """Add a tokenizer of characters."""
+    pieces = [*PIECES, *(f"[{number}]" for number in range(vocabulary - len(PIECES)))]
+    kinds = [2, 3, 3, *[6] * 256]
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(pieces)
+    writer.add_token_scores([-float(number) for number in range(len(pieces))])
+    writer.add_token_types(kinds + [1] * (len(pieces) - len(kinds)))
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+
+
 def write_gguf(
     path: Path, config: dict[str, Any], given: dict[str, Tensor], kind: type[gguf.GGUFWriter] = gguf.GGUFWriter
 ) -> Path:
@@ -194,14 +206,7 @@ def write_gguf(
     writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(config["rope_theta"])
-    pieces = [*PIECES, *(f"[{number}]" for number in range(config["vocab_size"] - len(PIECES)))]
-    kinds = [2, 3, 3, *[6] * 256]
-    writer.add_tokenizer_model("llama")
-    writer.add_token_list(pieces)
-    writer.add_token_scores([-float(number) for number in range(len(pieces))])
-    writer.add_token_types(kinds + [1] * (len(pieces) - len(kinds)))
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
+    add_pieces(writer, config["vocab_size"])
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config["num_hidden_layers"])
     for name, weight in given.items():
         tensor = neighbours(config, name, weight).float().numpy().copy()
