@@ -37,9 +37,9 @@ def export(
     """Export RUN to a folder for other programs.
 
     For transformers, the folder contains the weights as safetensors, the tokenizer, a model card, and a module that
-    runs lmlong's own model in transformers, with trust_remote_code=True. A Llama model is exported as one and needs
-    neither the module nor lmlong. For llama.cpp, the folder contains a GGUF file; only a Llama can be exported, such as
-    an imported model.
+    runs lmlong's own model in transformers, with trust_remote_code=True. A Llama, Qwen3.5, OLMo-Hybrid or LFM2 is
+    exported as such and needs neither the module nor lmlong. For llama.cpp, the folder contains a GGUF file; only a
+    Llama can be exported, such as an imported model.
 
     \b
     lmlong export quickstart --to hf --out quickstart-hf

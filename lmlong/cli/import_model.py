@@ -13,12 +13,12 @@ def import_(path: Path, out: Path) -> None:
 
     Nothing is downloaded: get the model first, for example with `hf download`. PATH is a folder in the format of
     transformers (config.json, safetensors, tokenizer.json), or a GGUF file, whose quantized weights become float32.
-    LlamaForCausalLM is supported: Llama, SmolLM2, TinyLlama. A chat template is imported for
-    `lmlong generate RUN --chat`; training on conversations is not supported.
+    Supported are Llama, SmolLM2, TinyLlama, Qwen3.5, OLMo-Hybrid and LFM2, all without experts. A chat template is
+    imported for `lmlong generate RUN --chat`; training on conversations is not supported.
 
     \b
-    lmlong import SmolLM2-135M --out runs/smollm2
-    lmlong generate runs/smollm2 --prompt 'Once upon a time'
+    lmlong import Qwen3.5-0.8B --out runs/qwen
+    lmlong generate runs/qwen --weights int4 --prompt 'Once upon a time'
     """
     import shlex
 

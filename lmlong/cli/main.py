@@ -33,7 +33,7 @@ GROUPS = {
         "bench": ("lmlong.cli.bench:bench", "Measure the speed of each attention."),
     },
     "Import, convert and export": {
-        "import": ("lmlong.cli.import_model:import_", "Import a pretrained model (Llama)."),
+        "import": ("lmlong.cli.import_model:import_", "Import a pretrained model."),
         "convert": ("lmlong.cli.convert:convert", "Convert a trained model to another attention."),
         "export": ("lmlong.cli.export_model:export", "Export a run for transformers or llama.cpp."),
     },

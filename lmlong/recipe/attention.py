@@ -122,7 +122,8 @@ class Attention(Options):
     kind: Annotated[str, PatternIn(ATTENTION_KINDS)] | Annotated[list[KindName], Field(min_length=1)] = Field(
         default=["linear", "ngram", "linear"],
         description="Attention of the layers. A list is a pattern repeated over the layers; 3linear+softmax is short "
-        f"for three linear and one softmax. Left out for an encoder or with downsample: linear. {kinds_in_words()}",
+        "for three linear and one softmax; {softmax: window} replaces a kind of the run that training begins from. "
+        f"Left out for an encoder or with downsample: linear. {kinds_in_words()}",
     )
     feature_map: Annotated[str, NameIn(FEATURE_MAP_KINDS)] = "elu"
     """linear: feature map of queries and keys, instead of softmax's exponential."""

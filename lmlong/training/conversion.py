@@ -24,16 +24,14 @@ from lmlong.training.run_folder import check_folder
 SHARED_OPTIONS = (
     "width",
     "layers",
-    "heads",
-    "kv_heads",
-    "head_dim",
-    "value_dim",
-    "mixers",
     "tied_output",
     "embedding_scale",
     "ngram_embedding",
 )
 """Options of `model` that must be the same in both models, since their weights are copied."""
+
+OPTIONS_OF_LAYERS = ("heads", "kv_heads", "key_heads", "head_dim", "value_dim")
+"""Those that must be the same in each layer."""
 
 
 class StageRun(NamedTuple):
@@ -130,6 +128,15 @@ def check(recipe: Recipe, teacher: str) -> None:
             raise UsageError(
                 f"model.{key}: {now} here and {before} in {teacher}. Leave it out: only attention may change."
             )
+    for kinds in dict.fromkeys(zip(old.model.kinds, recipe.model.kinds, strict=True)):
+        layers = [model.of_kind(kind) for model, kind in zip((old.model, recipe.model), kinds, strict=True)]
+        for key in OPTIONS_OF_LAYERS:
+            before, now = (getattr(model, key) for model in layers)
+            if before != now:
+                raise UsageError(
+                    f"model.{key}: {now} in layers of kind {kinds[1]} here, and {before} in {teacher}. Leave it out: "
+                    "only attention may change."
+                )
     if old.model.attention == recipe.model.attention:
         raise UsageError(
             f"model.attention: {teacher} has the same attention, so there is nothing to convert. Choose another."

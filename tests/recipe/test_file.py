@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
 from lmlong.errors import RecipeError
-from lmlong.recipe import Attention, Files, Hub, Model, PythonStdlib, Recipe, Text, Tokenizer, Training, bounds
+from lmlong.recipe import Attention, Files, Hub, Mixer, Model, PythonStdlib, Recipe, Text, Tokenizer, Training, bounds
 from lmlong.recipe.file import dump, dump_without_folders, load
 from lmlong.recipe.find import shipped_recipes
 
@@ -241,6 +241,24 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "runs" / "first").mkdir(parents=True)
     (tmp_path / "runs" / "first" / "recipe.yaml").write_text(dump(THERE))
     return tmp_path / "runs"
+
+
+def test_some_kinds_of_the_run_are_replaced(runs: Path) -> None:
+    hybrid = Model(
+        layers=3,
+        attention=Attention(kind=["delta", "softmax"], decay="fixed"),
+        mixers=[Mixer(kind="softmax", kv_heads=2), Mixer(kind="delta", convolution=2)],
+    )
+    (runs / "first" / "recipe.yaml").write_text(dump(THERE.model_copy(update={"model": hybrid})))
+    attention = {"kind": {"softmax": "window"}, "window": 9}
+    model = load({"training": {"steps": 7, "init_from": "first"}, "model": {"attention": attention}}).model
+    assert model.kinds == ["delta", "window", "delta"]
+    assert (model.attention.window, model.attention.decay) == (9, "fixed")
+    assert [(mixer.kind, mixer.kv_heads, mixer.convolution) for mixer in model.mixers] == [
+        ("window", 2, None),
+        ("delta", None, 2),
+    ]
+    assert load({"training": {"steps": 7}, "model": {"attention": attention}}).model.kinds == ["window"] * 6
 
 
 @pytest.mark.parametrize("start", ["first", "runs/first", "{runs}/first"])
