@@ -1,6 +1,7 @@
 """`lmlong recipe`: list, show, check and copy recipes, and explain their options."""
 
 import json
+import re
 import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -178,10 +179,13 @@ def _missing_files(recipe: "Recipe") -> list[str]:
 
 
 def _has(option: "Option", words: list[str], sections: list[str]) -> bool:
-    """Return whether an option is in these sections, and its key, type or meaning contains all words."""
-    text = " ".join((option.key, option.kind or "", option.type, option.meaning)).lower()
+    """Return whether an option is in these sections, and each word begins one of its key, synonyms, type or meaning."""
+    from lmlong.recipe.mistakes import SYNONYMS
+
+    synonyms = SYNONYMS.get(option.key.rpartition(".")[2], ())
+    text = " ".join((option.key, *synonyms, option.kind or "", option.type, option.meaning)).lower()
     inside = all(f"{option.key}.".startswith(f"{section}.") for section in sections)
-    return inside and all(word.lower() in text for word in words)
+    return inside and all(re.search(rf"(?<![a-z]){re.escape(word.lower())}", text) for word in words)
 
 
 def _explanation(option: "Option") -> str:
