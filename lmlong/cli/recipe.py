@@ -33,7 +33,7 @@ def recipe() -> None:
 
 @recipe.command("list")
 def list_recipes() -> None:
-    """List the recipes that come with lmlong, each with the command that runs it.
+    """List the recipes that come with lmlong and how to run them.
 
     \b
     Example:
@@ -66,8 +66,8 @@ def show(name: str, resolved: bool) -> None:
 @common.recipe("file")
 @common.overrides
 def check(file: str, overrides: tuple[str, ...]) -> None:
-    """Check a recipe FILE (or a shipped one by name), with options replaced, and report all mistakes. Files, runs and
-    packages that are not on this machine are named, and are no mistake.
+    """Check a recipe and report all mistakes. FILE may also be the name of a shipped recipe, and options may be
+    replaced. Files, runs and packages that are not on this machine are named, and are no mistake.
 
     \b
     Example: would this run with shorter sequences?
@@ -90,7 +90,7 @@ def check(file: str, overrides: tuple[str, ...]) -> None:
 @common.recipe("name")
 @click.argument("destination", type=click.Path(path_type=Path))
 def copy(name: str, destination: Path) -> None:
-    """Copy the recipe NAME to the file or folder DESTINATION; nothing is overwritten.
+    """Copy the recipe NAME to a file or folder. DESTINATION is not overwritten.
 
     \b
     Example:
