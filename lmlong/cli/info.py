@@ -67,7 +67,7 @@ def _in_short(facts: dict[str, Any]) -> dict[str, Any]:
     there are any."""
     from lmlong.model.state_size import binary_size
 
-    shown = {name: binary_size(value) if "bytes" in name else value for name, value in facts.items()}
+    shown: dict[str, Any] = {name: binary_size(value) if "bytes" in name else value for name, value in facts.items()}
     saved = "state bytes with --learn" if facts.get("learns by default") else "state bytes"
     if saved in shown:
         shown[saved] += ", saved by default"
