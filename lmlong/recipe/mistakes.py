@@ -99,7 +99,8 @@ def _unknown_key(detail: ErrorDetails, values: Any, section: type[BaseModel]) ->
     elsewhere = [other for other in paths_of(str(key), section) if other != dotted(path)]  # of another kind of section
     if not hint and elsewhere:
         hint = f" Did you mean {' or '.join(map(repr, elsewhere))}?"
-    return path, f"unknown key.{hint or _known_keys(key, above, names)}"
+    hint = hint or _of_other_kind(path, at(values, path), section) or _known_keys(key, above, names)
+    return path, f"unknown key.{hint}"
 
 
 def _wrong_value(detail: ErrorDetails, values: Any, section: type[BaseModel]) -> tuple[KeyPath, str]:
@@ -154,12 +155,26 @@ def _not_one_of(value: Any, words: list[str]) -> str:
     return f"{_show(value)} is not one of {', '.join(words)}.{nearest(value, words)}"
 
 
+def _of_other_kind(path: KeyPath, value: Any, section: type[BaseModel]) -> str:
+    """Return a hint how to write a list if a key of its entry belongs to entries of another kind."""
+    for option in reference(section):
+        if option.kind and option.key == _with_n(path):
+            entry = f'{{kind: {option.kind}, {path[-1]}: "{_short(value)}"}}'
+            return f" It needs another kind. Write '{dotted(path[:-2])}=[{entry}]'."
+    return ""
+
+
+def _with_n(path: KeyPath) -> str:
+    """Return a path as the reference names it, with N for each index."""
+    return dotted(tuple("N" if isinstance(part, int) else part for part in path))
+
+
 def _known_keys(key: object, section: KeyPath, names: list[str]) -> str:
     """Return a hint: all keys of a short section, or a few of a long one."""
     if len(names) <= MAX_LISTED:
         return f" Known here: {', '.join(names)}."
     close = get_close_matches(str(key), names, n=MAX_NEAREST, cutoff=0)
-    name = dotted(tuple("N" if isinstance(part, int) else part for part in section))
+    name = _with_n(section)
     all_of_them = f"`lmlong recipe options{' ' + name if name else ''}` lists all"
     return f" Nearest here: {', '.join(close)}; {all_of_them}."
 

@@ -23,6 +23,7 @@ UNITS = "expected a whole number (or such as 4k, 1m)"
 EMPTY = "file: the file is empty. A recipe needs at least training: {steps: ...}."
 UNKNOWN = "unknown key"
 KNOWN = "Known here: kind, paths, column, soft_masks, weight."
+OF_HUB = "It needs another kind. Write 'text.sources=[{kind: hub, dataset: \"x\"}]'."
 LISTED = "`lmlong recipe options training` lists all."
 SEED = "expected a whole number, at least 0, below 4294967296"
 NAMES = "expected one or more file names, such as a.txt,b.txt"
@@ -147,7 +148,10 @@ ONE: list[tuple[str, ...]] = [
     ("text: {rows: windows}\ntext:\n", f"file:2: text: {TWICE}", "text.sequence_length=64"),  # a part of it is set
     # although text.tokenizer.path exists
     (FILES.format("path"), f"file:2: text.sources.0.path: {UNKNOWN}. Did you mean 'paths'?"),
-    (FILES.format("dataset"), f"file:2: text.sources.0.dataset: {UNKNOWN}. {KNOWN}"),
+    (
+        FILES.format("dataset"),
+        f"file:2: text.sources.0.dataset: {UNKNOWN}. {OF_HUB}",
+    ),
     *(
         (
             f"model: {{attention: {{kind: {kind}}}}}\ntraining:\n  {key}: {value}\n",
@@ -293,6 +297,7 @@ def test_misspelt_key_is_at_its_line(complaints: Complaints, key: str, letter: s
         ("text.sources.0.path=x.txt", "Did you mean 'paths'?"),
         ("training.lr=0.1", "Did you mean 'training.learning_rate'?"),
         ("training.max_steps=3", "Did you mean 'training.steps'?"),
+        ("text.sources.0.dataset=x", OF_HUB),
         ("model.block_size=1k", "Did you mean 'text.sequence_length' or 'conversion.sequence_length'?"),
     ],
 )
