@@ -11,6 +11,7 @@ import torch
 
 from lmlong.bench.timer import MAX_SECONDS, Pass, peak_bytes, quartiles, time_once, time_rounds
 from lmlong.recipe.lengths import name_length
+from lmlong.recipe.training import format_name
 from lmlong.report.figure import Figure, Panel, lines_of
 from lmlong.report.progress import Progress
 from lmlong.report.report import Report
@@ -70,7 +71,7 @@ def run_benchmark(
     with Progress("speed", len(precisions) * len(lengths), "shapes") as progress:
         for precision in precisions:
             for length in sorted(lengths):
-                progress.begin(f"{precision}, {length:,} tokens")
+                progress.begin(f"{format_name(precision)}, {length:,} tokens")
                 ready = {name: build(name, precision, length) for name in names}
                 fit = {
                     name: candidate
@@ -127,16 +128,16 @@ def speed_report(title: Title, settings: dict[str, Any], results: Sequence[Resul
     lengths from which softmax is slower."""
     parts, faster_from = [f"{title.work}\non {title.machine}"], {}
     for precision, of_precision in groupby(results, key=lambda result: result.precision):
-        measured = list(of_precision)
+        measured, name = list(of_precision), format_name(precision)
         faster_from[precision] = crossovers(measured)
         if any(result.name == AGAINST for result in measured):
             ratios = [three_digits(ratio(measured, result)) for result in measured]
-            heading = f"in {precision}, times as fast as {AGAINST}"
+            heading = f"in {name}, times as fast as {AGAINST}"
             parts.append(_grid(heading, measured, ratios, faster_from[precision]))
-        heading = f"in {precision}, tokens/s, and half of the distance between the quartiles"
+        heading = f"in {name}, tokens/s, and half of the distance between the quartiles"
         parts.append(_grid(heading, measured, [_speed(result) for result in measured]))
         memory = [three_digits(title.bytes(result)) for result in measured]
-        parts.append(_grid(f"in {precision}, {title.memory}", measured, memory))
+        parts.append(_grid(f"in {name}, {title.memory}", measured, memory))
     rounds = sorted({len(result.seconds) for result in results})
     notes = [f"medians of {rounds[0]} to {rounds[-1]} rounds, in each of which all have their turn"]
     if len({(result.name, result.length) for result in results}) < len(_names(results)) * len(_lengths(results)):
@@ -223,7 +224,7 @@ def figure(results: Sequence[Result]) -> Figure:
         panels.append(
             Panel(
                 lines_of(groups, "length", _median, band=lambda result: result.speeds[::2], marker_size=6),
-                title=precision,
+                title=format_name(precision),
                 x_label="tokens",
                 y_label="tokens/s, with quartiles",
                 ticks=_lengths(results),

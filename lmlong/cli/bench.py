@@ -9,6 +9,7 @@ import click
 from lmlong.cli import options
 from lmlong.cli.options import load_recipe, parse_names
 from lmlong.cli.output import show
+from lmlong.errors import UsageError
 from lmlong.recipe.kinds import candidates, plugin_candidates
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def bench(
     from lmlong.recipe.lengths import parse_lengths
 
     chosen, usual = load_recipe(recipe, overrides), BENCHMARKS[what]
-    names = (*ATTENTIONS, *plugin_candidates()) if only is None else parse_names("--only", only, candidates())
+    names = (*ATTENTIONS, *plugin_candidates()) if only is None else _named(only)
     formats = usual.precisions if precisions is None else parse_names("--precisions", precisions, usual.formats)
 
     from lmlong.bench.speed import run_benchmark, speed_report
@@ -91,6 +92,15 @@ def bench(
     title, build = _benchmark(what, chosen, picked)
     results = run_benchmark(build, names, formats, lengths or parse_lengths(usual.lengths), picked)
     show(speed_report(title, {"recipe": recipe}, results), json_file, plot)
+
+
+def _named(only: str) -> tuple[str, ...]:
+    """Return the attentions of --only. A kind that has several forms is refused with their names."""
+    known = candidates()
+    for word in set(only.split(",")) - known.keys():
+        if forms := [name for name, options in known.items() if options["kind"] == word]:
+            raise UsageError(f"--only: {word} has several forms. Choose from {', '.join(forms)}.")
+    return parse_names("--only", only, known)
 
 
 def _benchmark(what: str, chosen: "Recipe", device: "torch.device") -> tuple["Title", "Build"]:

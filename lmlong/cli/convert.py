@@ -14,12 +14,6 @@ from lmlong.cli.output import show_facts
 @options.overrides
 @click.option("--to", "recipe", required=True, metavar="RECIPE", help="Recipe of the converted model.")
 @options.run_out
-@click.option(
-    "--from-teacher",
-    type=options.TokenCount(1),
-    metavar="N",
-    help="Train on N tokens of text that RUN generates, saved as OUT-samples.jsonl.",
-)
 @click.option("--resume", is_flag=True, help="Resume a stopped conversion.")
 @click.option("--overwrite", is_flag=True, help="Replace run folders that exist.")
 @click.option("--dry-run", is_flag=True, help="Take a few steps of each stage, and report its time and memory.")
@@ -30,7 +24,6 @@ def convert(
     overrides: tuple[str, ...],
     recipe: str,
     out: Path | None,
-    from_teacher: int | None,
     resume: bool,
     overwrite: bool,
     dry_run: bool,
@@ -51,9 +44,6 @@ def convert(
     chosen = load_recipe(recipe, [*overrides, f"training.init_from={run}"])
     if resume and overwrite:
         raise click.UsageError("--resume and --overwrite are mutually exclusive. Leave out one of them.")
-    if dry_run and from_teacher:
-        raise click.UsageError("--from-teacher has no effect with --dry-run. Leave it out.")
-    from lmlong.inference.samples import check_samples, join_samples, write_samples
     from lmlong.report.json_values import json_values
     from lmlong.training import conversion, conversion_report, run_folder
 
@@ -63,14 +53,6 @@ def convert(
     if not (resume or overwrite or dry_run):
         conversion.check_folders(planned)
     length = planned[0].recipe.text.sequence_length
-    if from_teacher:
-        samples, joined = conversion.samples_file(folder), conversion.joined_file(folder)
-        check_samples(samples, joined)
-        if overwrite:
-            samples.unlink(missing_ok=True)
-        write_samples(run, samples, from_teacher, length, chosen.seed)
-        planned = conversion.on_samples(planned)
-        join_samples(planned[0].recipe.text, joined)
     run_folder.check_sources(planned[0].recipe)
     conversion.check_text(run, planned)
     if dry_run:

@@ -49,8 +49,8 @@ def data() -> None:
     help="Number of tokenizer processes, which does not affect the files.  [default: one per core]",
 )
 def prepare(recipe: str, overrides: tuple[str, ...], processes: int | None) -> None:
-    """Tokenize the text of RECIPE (a file or a shipped name) and print the folder of the token files. Existing files
-    are reused, and interrupted work continues.
+    """Tokenize the text of RECIPE, a file or a shipped name. Print the folder of the token files. Existing files are
+    reused, and interrupted work continues.
 
     \b
     Example: tokenize your own books before training.
@@ -69,7 +69,7 @@ def prepare(recipe: str, overrides: tuple[str, ...], processes: int | None) -> N
 @options.overrides
 @options.json_file
 def info(recipe: str, overrides: tuple[str, ...], json_file: Path | None) -> None:
-    """Print the number of documents, bytes and tokens in the text of RECIPE, and what was skipped.
+    """Count the documents, bytes and tokens of a text. Print the counts of the text of RECIPE, and what was skipped.
 
     \b
     Example: the bytes per token of a vocabulary of 8,192.
@@ -88,9 +88,9 @@ def info(recipe: str, overrides: tuple[str, ...], json_file: Path | None) -> Non
 @click.option("--all", "everything", is_flag=True, help="Print all documents completely, not only their beginnings.")
 @click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each document.")
 def show(inputs: tuple[str, ...], everything: bool, as_json: bool) -> None:
-    """Print the text of documents as training reads it: of the sources of RECIPE, of files, folders and globs, also
-    on the Hugging Face Hub (hf://datasets/...), or of - for standard input. Without --all, the first 1,000 characters
-    of the first ten documents of each source.
+    """Print the text of documents as training reads it. The documents are those of the sources of RECIPE, of files,
+    folders and globs, also on the Hugging Face Hub (hf://datasets/...), or of - for standard input. Without --all, the
+    first 1,000 characters of the first ten documents of each source are printed.
 
     Only text goes to standard output; names, sizes and skipped files go to standard error.
 
@@ -108,7 +108,7 @@ def show(inputs: tuple[str, ...], everything: bool, as_json: bool) -> None:
 @options.overrides
 @click.option("--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help="The file to write.")
 def train_tokenizer(recipe: str, overrides: tuple[str, ...], out: Path) -> None:
-    """Train the tokenizer of RECIPE (a file or a shipped name) on its training text, and write it to a file.
+    """Train a tokenizer and write it to a file. Its text and its options are those of RECIPE, a file or a shipped name.
 
     \b
     Example: a tokenizer for your own books.
@@ -128,7 +128,7 @@ def train_tokenizer(recipe: str, overrides: tuple[str, ...], out: Path) -> None:
 @click.option("--text", help="A text to tokenize.")
 @options.json_file
 def tokenizer_info(path: Path, text: str | None, json_file: Path | None) -> None:
-    """Describe the tokenizer in a file or in a run's folder, and print the tokens of a text.
+    """Describe a tokenizer and print the tokens of a text. The tokenizer is in a file or in the folder of a run.
 
     \b
     Example: the tokens of a line.

@@ -42,7 +42,9 @@ from lmlong.model.sampling_options import DEFAULTS, MAX_TOKENS, Sampling, random
 @click.option(
     "--seed", type=int, help="The same seed gives the same text.  [default: random; --stats and --json print it]"
 )
-@click.option("--stop", multiple=True, metavar="TEXT", help="Stop before this text; repeatable.")
+@click.option(
+    "--stop", multiple=True, metavar="TEXT", help="Stop before this text, a line break by $'\\n'; repeatable."
+)
 @options.load_state
 @options.save_state
 @click.option(

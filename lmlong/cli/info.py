@@ -63,8 +63,14 @@ def _run(run: str) -> dict[str, Any]:
 
 
 def _in_short(facts: dict[str, Any]) -> dict[str, Any]:
-    """Return the facts for a reader: a short path, a loss by token and byte only, and blocks where there are any."""
-    shown = dict(facts)
+    """Return the facts for a reader: a short path, sizes with units, a loss by token and byte only, and blocks where
+    there are any."""
+    from lmlong.model.state_size import binary_size
+
+    shown: dict[str, Any] = {name: binary_size(value) if "bytes" in name else value for name, value in facts.items()}
+    saved = "state bytes with --learn" if facts.get("learns by default") else "state bytes"
+    if saved in shown:
+        shown[saved] += ", saved by default"
     if "checkpoint" in shown:
         shown["checkpoint"] = near(shown["checkpoint"])
     if validation := shown.get("validation"):

@@ -136,7 +136,7 @@ def _run(words: list[str]) -> int:
     except click.Abort:
         return INTERRUPTED
     except click.MissingParameter as error:
-        message = error.format_message().removesuffix(".")
+        message = " ".join(error.format_message().split()).removesuffix(".")  # choices are on lines of their own
         click.echo(f"error: {message}: {error.ctx.command_path} --help" if error.ctx else f"error: {message}", err=True)
         return error.exit_code
     except click.ClickException as error:

@@ -1,6 +1,7 @@
 """`lmlong recipe`: list, show, check and copy recipes, and explain their options."""
 
 import json
+import re
 import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,7 +33,7 @@ def recipe() -> None:
 
 @recipe.command("list")
 def list_recipes() -> None:
-    """List the recipes that come with lmlong, each with the command that runs it.
+    """List the recipes that come with lmlong and how to run them.
 
     \b
     Example:
@@ -65,8 +66,8 @@ def show(name: str, resolved: bool) -> None:
 @common.recipe("file")
 @common.overrides
 def check(file: str, overrides: tuple[str, ...]) -> None:
-    """Check a recipe FILE (or a shipped one by name), with options replaced, and report all mistakes. Files, runs and
-    packages that are not on this machine are named, and are no mistake.
+    """Check a recipe and report all mistakes. FILE may also be the name of a shipped recipe, and options may be
+    replaced. Files, runs and packages that are not on this machine are named, and are no mistake.
 
     \b
     Example: would this run with shorter sequences?
@@ -89,7 +90,7 @@ def check(file: str, overrides: tuple[str, ...]) -> None:
 @common.recipe("name")
 @click.argument("destination", type=click.Path(path_type=Path))
 def copy(name: str, destination: Path) -> None:
-    """Copy the recipe NAME to the file or folder DESTINATION; nothing is overwritten.
+    """Copy the recipe NAME to a file or folder. DESTINATION is not overwritten.
 
     \b
     Example:
@@ -178,10 +179,13 @@ def _missing_files(recipe: "Recipe") -> list[str]:
 
 
 def _has(option: "Option", words: list[str], sections: list[str]) -> bool:
-    """Return whether an option is in these sections, and its key, type or meaning contains all words."""
-    text = " ".join((option.key, option.kind or "", option.type, option.meaning)).lower()
+    """Return whether an option is in these sections, and each word begins one of its key, synonyms, type or meaning."""
+    from lmlong.recipe.mistakes import SYNONYMS
+
+    synonyms = SYNONYMS.get(option.key.rpartition(".")[2], ())
+    text = " ".join((option.key, *synonyms, option.kind or "", option.type, option.meaning)).lower()
     inside = all(f"{option.key}.".startswith(f"{section}.") for section in sections)
-    return inside and all(word.lower() in text for word in words)
+    return inside and all(re.search(rf"(?<![a-z]){re.escape(word.lower())}", text) for word in words)
 
 
 def _explanation(option: "Option") -> str:

@@ -69,7 +69,8 @@ def serve(
     **given: Any,
 ) -> None:
     """Serve the model of RUN over HTTP with an OpenAI-compatible API: /v1/completions, /v1/chat/completions and
-    /v1/models; /v1/score returns the log-probability of a text, /metrics serves Prometheus.
+    /v1/models. The page at / writes with the model in a browser. /v1/sessions reads a text once and keeps its state,
+    /v1/score returns the log-probability of a text, /metrics serves Prometheus.
 
     Requests are batched continuously, and may stream. If LMLONG_API_KEY is set, they must send this key; without it,
     anybody who can reach the server may use it. By default it listens on this machine only. After SIGTERM or Ctrl-C,

@@ -20,6 +20,7 @@ def state() -> None:
 @click.option("-o", "--out", type=options.NewFile(), required=True, help="The state file to write.")
 @options.load_state
 @options.state_dtype
+@options.threads
 @options.loading
 def build(run: str, text: Path, out: Path, load_state: Path | None, **loading: Any) -> None:
     """Read TEXT with the model of RUN and save the state after it.

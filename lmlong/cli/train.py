@@ -41,8 +41,8 @@ def train(
     chosen = load_recipe(recipe, overrides)
     from lmlong.training import run_folder
 
-    own = run_folder.folder_to_resume(recipe) if resume else None
-    folder = out or own or run_folder.default_folder(chosen)
+    named = run_folder.folder_to_resume(recipe, out, resume) if resume else out
+    folder = named or run_folder.default_folder(chosen)
     if not dry_run and not run_folder.is_locked(folder):
         run_folder.check_folder(folder, chosen, resume, overwrite)
     run_folder.check_sources(chosen, resume)

@@ -127,10 +127,11 @@ def _enough(
     lengths = set(named or usual)
     while True:
         need = min(lengths) + cut.block_size(min(lengths))
-        if cut.reached(documents, min(lengths)) >= least:
-            return documents, sorted(lengths)
-        if parts := cut.parts(documents, need, least):
-            return parts, sorted(lengths)
+        enough = cut.reached(documents, min(lengths)) >= least
+        if read := documents if enough else cut.parts(documents, need, least):
+            if not named and sum(cut.reached(read, length) >= least for length in lengths) < 2:
+                lengths.add(max(1, min(lengths) // 2))  # two show what context is worth
+            return read, sorted(lengths)
         if named or min(lengths) == 1:
             raise UsageError(_too_short(documents, need, least))
         lengths.add(min(lengths) // 2)

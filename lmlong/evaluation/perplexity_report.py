@@ -31,7 +31,7 @@ def perplexity_report(reports: Sequence[PerplexityReport]) -> Report:
     verdicts = list(filter(None, map(verdict, reports)))
     compared = differences(reports)
     parts: list[str | Table] = ["\n".join(verdicts)] if verdicts else []
-    parts += [each.table for each in compared]
+    parts += [table for each in compared for table in each.tables]
     for report in reports:
         parts += ["\n".join(_facts(report)), *views(report)]
     if any(at.trained for report in reports for at in report.by_context):
@@ -84,7 +84,9 @@ def _facts(report: PerplexityReport) -> Iterator[str]:
         yield f"  {report.documents:,} parts of {whole}, each read from an empty state: errors are over the"
         yield "  parts, so they are wide, and of this text only; --data names more documents"
     if report.left_out:
-        yield f"  left out: {', '.join(map(name_length, report.left_out))}, which too few {report.unit}s reach"
+        names, unit = ", ".join(map(name_length, report.left_out)), report.unit
+        yield f"  left out: {names}, which too few {unit}s reach;"
+        yield "  a longer text (--data) or fewer --min-documents reach them"
     speed = report.tokens / max(report.seconds, 1e-9)
     memory = "" if report.peak_bytes is None else f", {report.peak_bytes / 1e6:,.0f} MB at most"
     yield f"  {report.tokens:,} tokens read in {report.seconds:,.1f} s ({speed:,.0f} a second){memory}"
@@ -134,23 +136,31 @@ class Differences(NamedTuple):
     rows: list[Difference]
 
     @property
-    def table(self) -> Table | str:
-        """The differences, or the reason why none can be computed."""
+    def tables(self) -> list[Table | str]:
+        """The differences by context and over all tokens, or the reason why none can be computed."""
         run, base, rows = self
         if not rows:
-            return f"{run.name} minus {base.name}: {_why_not_compared(run, base)}."
+            return [f"{run.name} minus {base.name}: {_why_not_compared(run, base)}."]
         columns = [
-            Column("length", 9, value=lambda row: "whole" if row.length is None else name_length(row.length)),
             *with_error(Column("difference", 13, "+.4f", value="bits"), 9),
             Column(run.name, max(14, len(run.name) + 2), ".4f", value="sums.totals.bits_per_byte"),
             Column(base.name, max(14, len(base.name) + 2), ".4f", value="base.totals.bits_per_byte"),
         ]
-        documents = plural(rows[0].sums.documents, run.unit)
-        title = (
-            f"{run.name} minus {base.name}, in bits/byte on the same bytes of {documents}:\n"
+        length = Column("length", 9, value=lambda row: name_length(row.length))
+        by_context = [row for row in rows if row.length is not None]
+        on_all = [row for row in rows if row.length is None]
+        tables = [
+            Table(self._title("the same bytes"), [length, *columns], by_context),
+            Table(self._title("all bytes"), columns, on_all),
+        ]
+        return [table for table in tables if table.rows]
+
+    def _title(self, targets: str) -> str:
+        documents = plural(self.rows[0].sums.documents, self.run.unit)
+        return (
+            f"{self.run.name} minus {self.base.name}, in bits/byte on {targets} of {documents}:\n"
             "below 0 the first is better; errors are of the differences, paired"
         )
-        return Table(title, columns, rows)
 
 
 def differences(reports: Sequence[PerplexityReport]) -> list[Differences]:

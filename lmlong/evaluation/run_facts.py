@@ -10,6 +10,7 @@ from lmlong.model.device import pick_device
 from lmlong.model.kernel_check import usable_kernel
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.state_size import state_size
+from lmlong.recipe.training import format_name
 from lmlong.training.metrics_log import METRICS_FILE, last_validation, read_entries
 
 
@@ -20,7 +21,7 @@ def run_facts(loaded: TrainedModel) -> dict[str, Any]:
     if isinstance(loaded.model, LanguageModel):
         loaded.model.set_cache_dtype(CACHE_DTYPE)
         state, learning = (state_size(loaded.model, learn) for learn in (False, True))
-    window = model.window_beside if state else None
+    window, precision = model.window_beside if state else None, loaded.recipe.training.precision
     return {
         "name": loaded.recipe.name,
         "objective": loaded.recipe.objective,
@@ -32,7 +33,8 @@ def run_facts(loaded: TrainedModel) -> dict[str, Any]:
         **({"trained from states": "of other texts"} if loaded.recipe.training.state_passing else {}),
         "parameters": count_parameters(loaded.model),
         **({"in tables of n-grams": tables} if (tables := count_in_tables(loaded.model)) else {}),
-        "number format": str(loaded.model.embedding.weight.dtype).removeprefix("torch."),
+        "weights stored in": str(loaded.model.embedding.weight.dtype).removeprefix("torch."),
+        **({"training computed in": format_name(precision)} if precision != "auto" else {}),  # of an import
         "vocabulary": loaded.tokenizer.vocabulary,
         "attention by layer": model.kinds,
         **({"heads by kind": {kind: model.of_kind(kind).heads for kind in model.kinds}} if model.mixers else {}),
@@ -42,6 +44,7 @@ def run_facts(loaded: TrainedModel) -> dict[str, Any]:
         "tokens read as one by layer": [model.factor if at in model.downsampled_layers else 1 for at in layers],
         **({"decoded by": describe_engine(loaded.model)} if isinstance(loaded.model, LanguageModel) else {}),
         **_kernels(loaded),
+        **({"learns by default": loaded.recipe.learn} if state else {}),
         **({"state bytes": state.empty.bytes, "state bytes per token": state.per_token.bytes} if state else {}),
         **({"state bytes with --learn": learning.empty.bytes} if learning else {}),
         "validation": last_validation(metrics(loaded.checkpoint, step)),
@@ -53,14 +56,15 @@ def _kernels(loaded: TrainedModel) -> dict[str, Any]:
     model, device = loaded.model, pick_device("auto")
     if not isinstance(model, LanguageModel) or not model.with_kernels:
         return {}
+    here = {kind: usable_kernel(attentions[0], device) for kind, attentions in model.with_kernels.items()}
     reasons = {
         f"{kind} by {kernel}": why
         for kind, attentions in model.with_kernels.items()
         for kernel, why in attentions[0].kernel_reasons(device).items()
-        if why
+        if why and here[kind] == "torch"  # so a faster one is missed
     }
     return {
-        "kernels here": {kind: usable_kernel(attentions[0], device) for kind, attentions in model.with_kernels.items()},
+        "kernels here": here,
         **({"kernels not usable here": reasons} if reasons else {}),
     }
 

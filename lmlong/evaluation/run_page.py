@@ -225,8 +225,7 @@ def _perplexity(runs: Sequence[ReportedRun]) -> Parts:
         f"over {reports[0].unit}s; an asterisk marks the length of training."
     )
     parts = [_p(note), charts(perplexity_report.figure(reports).panels)]
-    for compared in perplexity_report.differences(reports):
-        table = compared.table
+    for table in [table for compared in perplexity_report.differences(reports) for table in compared.tables]:
         if isinstance(table, str):
             parts.append(_p(table))
         else:

@@ -1,39 +1,26 @@
-"""Text sampled from a trained model: to show, to measure on, or for another model to learn from."""
+"""Text sampled from a trained model, to show or to measure on."""
 
-import json
-import re
-import sys
 import time
-from itertools import count, takewhile
+from itertools import takewhile
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from lmlong import recipe
 from lmlong.checkpoint import manifest
 from lmlong.checkpoint.location import BEST, find
-from lmlong.data.sources import open_sources
-from lmlong.data.split import Part, split
-from lmlong.errors import LmlongError, UsageError
+from lmlong.errors import LmlongError
 from lmlong.inference.loading import TrainedLanguageModel, load
 from lmlong.inference.sampling import Sampler, sample
-from lmlong.io.files import atomic_write
 from lmlong.model.finite import is_finite, not_finite
 from lmlong.model.sampling_options import Sampling
-from lmlong.report.progress import Progress, each
-
-ROWS = 16
-"""Documents sampled in parallel."""
+from lmlong.report.progress import each
 
 FIRST_TOKENS, FIRST_SECONDS = 80, 1.0
 """The first sample ends after this number of tokens or seconds."""
 
 LARGEST = 1 << 30
 """Larger weights, in bytes, take too long to load for the first sample."""
-
-DOCUMENT = re.compile(rb'\{"text": ".*(", "tokens": \d+\}\n)?')
-"""The first line of a file of samples, which may be cut off."""
 
 
 def first_sample(run: Path) -> str:
@@ -49,53 +36,6 @@ def first_sample(run: Path) -> str:
         return "".join(takewhile(lambda _: time.monotonic() < end, model.stream(max_tokens=FIRST_TOKENS)))
     except (LmlongError, OSError):
         return ""
-
-
-def check_samples(file: Path, joined: Path) -> None:
-    """Refuse to replace files that `write_samples` and `join_samples` did not write."""
-    if file.exists():
-        with file.open("rb") as opened:
-            if DOCUMENT.fullmatch(line := opened.readline()) or not line:
-                return
-    elif not joined.exists():
-        return
-    other = file if file.exists() else joined
-    raise UsageError(f"{other}: not text that lmlong sampled, and it would be replaced. Move it, or choose --out.")
-
-
-def write_samples(run: str, file: Path, tokens: int, length: int, seed: int) -> None:
-    """Write documents of up to `length` tokens, sampled from the model of a run, until they have `tokens` tokens.
-
-    The file has one document on each line, as JSON. Document n depends only on the seed and n, so a partial file can be
-    continued.
-    """
-    lines = _whole_lines(file)
-    written = sum(json.loads(line)["tokens"] for line in lines)
-    if written >= tokens:
-        return
-    model = load(run)
-    print(f"{file}: {tokens:,} tokens of {run}'s own text", file=sys.stderr)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with Progress(file.name, tokens, "tokens") as progress, file.open("w", encoding="utf-8") as out:
-        progress.skip(written)
-        out.writelines(lines)
-        for first in count(len(lines), ROWS):
-            documents = _documents(model, first, length, seed)
-            out.writelines(json.dumps(document) + "\n" for document in documents)
-            out.flush()
-            new = sum(document["tokens"] for document in documents)
-            progress.update(new)
-            written += new
-            if written >= tokens:
-                return
-
-
-def join_samples(text: recipe.Text, joined: Path) -> None:
-    """Write the training documents of a text one after another as a single document, without held-out documents."""
-    samples = open_sources(text)[0]
-    parts = split(samples.documents(), samples.held_out)
-    trained = [part for part in parts if isinstance(part, Part) and part.split == "train"]
-    atomic_write(joined, "".join("".join(part.pieces()) + "\n" for part in trained))
 
 
 @torch.inference_mode()
@@ -121,21 +61,3 @@ def sampled_text(loaded: TrainedLanguageModel, rows: int, tokens: int, seed: int
 def _plain(seed: int) -> Sampling:
     """Return sampling options that leave the model's distribution unchanged."""
     return Sampling(temperature=1.0, loop_penalty=0, seed=seed)
-
-
-def _documents(model: TrainedLanguageModel, first: int, length: int, seed: int) -> list[dict]:
-    """Return ROWS documents from number `first` on."""
-    numbers = [(number,) for number in range(first, first + ROWS)]
-    drawn = model.generate([model.read("")] * ROWS, _plain(seed), numbers, length)
-    texts = [""] * ROWS
-    for row, piece in drawn:
-        texts[row] += piece
-    return [{"text": text, "tokens": row.written} for text, row in zip(texts, drawn.rows, strict=True)]
-
-
-def _whole_lines(file: Path) -> list[str]:
-    """Return the lines of complete batches in an existing file."""
-    if not file.exists():
-        return []
-    lines = [line for line in file.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
-    return lines[: len(lines) // ROWS * ROWS]

@@ -1,6 +1,7 @@
 """Recipes by name or path: shipped ones, files, and those of runs."""
 
 import os
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -50,8 +51,12 @@ def find_recipe(name_or_path: str) -> Path:
 
 
 def resume_command(run: Path) -> str:
-    """Return the command that resumes a run."""
-    return shlex.join(["lmlong", "train", str(run / RECIPE), "--resume", "auto"])
+    """Return the command that resumes a run, with --threads if it began with it."""
+    environment = run / ENVIRONMENT  # which holds the command that began the run
+    begun = environment.read_text(encoding="utf-8", errors="replace") if environment.is_file() else ""
+    threads = re.search(r"--threads\W+(\d+)", begun)
+    words = ["lmlong", "train", str(run / RECIPE), "--resume", "auto"]
+    return shlex.join(words + (["--threads", threads[1]] if threads else []))
 
 
 def read_recipe_file(file: Path) -> str:

@@ -10,6 +10,7 @@ from pydantic_core import ErrorDetails
 
 from lmlong.errors import nearest
 from lmlong.recipe.bounds import LARGEST_SHOWN
+from lmlong.recipe.option_types import FILE_NAMES
 from lmlong.recipe.reference import (
     Shape,
     choices,
@@ -38,6 +39,20 @@ REMOVED: dict[KeyPath, str] = {
     ("training", "learn"): "Every model can learn while it reads.",
 }
 """Options of earlier versions, and what happens without them. All were off by default."""
+
+SYNONYMS: dict[str, tuple[str, ...]] = {
+    "learning_rate": ("lr", "max_lr", "step_size"),
+    "steps": ("max_steps", "num_steps", "max_iters", "iterations"),
+    "epochs": ("num_epochs", "num_train_epochs", "max_epochs"),
+    "clip": ("grad_clip", "max_grad_norm", "gradient_clip_val"),
+    "accumulate": ("gradient_accumulation_steps", "grad_accum"),
+    "sequence_length": ("context_length", "context_window", "context_size", "block_size", "max_length", "max_seq_len"),
+    "width": ("d_model", "n_embd", "hidden_size", "hidden_dim"),
+    "layers": ("n_layer", "num_layers", "num_hidden_layers", "depth"),
+    "heads": ("n_head", "num_heads", "num_attention_heads"),
+    "vocabulary": ("vocab_size",),
+}
+"""What options are called in other programs."""
 
 
 def sentences(tree: Tree, mistakes: Iterable[Mistake]) -> list[str]:
@@ -80,11 +95,12 @@ def _unknown_key(detail: ErrorDetails, values: Any, section: type[BaseModel]) ->
     if path in REMOVED:
         return path, f"no longer an option. {REMOVED[path]} Leave it out."
     names = list(sections(shape)[0].model_fields)
-    hint = nearest(key, names)
+    hint = nearest(key, names) if _own_name(str(key)) == key else ""
     elsewhere = [other for other in paths_of(str(key), section) if other != dotted(path)]  # of another kind of section
     if not hint and elsewhere:
         hint = f" Did you mean {' or '.join(map(repr, elsewhere))}?"
-    return path, f"unknown key.{hint or _known_keys(key, above, names)}"
+    hint = hint or _of_other_kind(path, at(values, path), section) or _known_keys(key, above, names)
+    return path, f"unknown key.{hint}"
 
 
 def _wrong_value(detail: ErrorDetails, values: Any, section: type[BaseModel]) -> tuple[KeyPath, str]:
@@ -139,27 +155,46 @@ def _not_one_of(value: Any, words: list[str]) -> str:
     return f"{_show(value)} is not one of {', '.join(words)}.{nearest(value, words)}"
 
 
+def _of_other_kind(path: KeyPath, value: Any, section: type[BaseModel]) -> str:
+    """Return a hint how to write a list if a key of its entry belongs to entries of another kind."""
+    for option in reference(section):
+        if option.kind and option.key == _with_n(path):
+            entry = f'{{kind: {option.kind}, {path[-1]}: "{_short(value)}"}}'
+            return f" It needs another kind. Write '{dotted(path[:-2])}=[{entry}]'."
+    return ""
+
+
+def _with_n(path: KeyPath) -> str:
+    """Return a path as the reference names it, with N for each index."""
+    return dotted(tuple("N" if isinstance(part, int) else part for part in path))
+
+
 def _known_keys(key: object, section: KeyPath, names: list[str]) -> str:
     """Return a hint: all keys of a short section, or a few of a long one."""
     if len(names) <= MAX_LISTED:
         return f" Known here: {', '.join(names)}."
     close = get_close_matches(str(key), names, n=MAX_NEAREST, cutoff=0)
-    name = dotted(tuple("N" if isinstance(part, int) else part for part in section))
+    name = _with_n(section)
     all_of_them = f"`lmlong recipe options{' ' + name if name else ''}` lists all"
     return f" Nearest here: {', '.join(close)}; {all_of_them}."
 
 
 def paths_of(name: str, recipe: type[BaseModel]) -> list[str]:
-    """Return the full paths of the options with a name, such as training.steps for steps.
+    """Return the full paths of the options with a name or a synonym, such as training.steps for steps.
 
     Only the outermost sections that have one count; the list is empty if there are more than a few.
     """
-    own_name = name.replace("-", "_")
+    own_name = _own_name(name.replace("-", "_"))
     keys = dict.fromkeys(option.key.replace(".N.", ".0.") for option in reference(recipe))
     paths = [key for key in keys if key.rpartition(".")[2] == own_name]
     least = min((path.count(".") for path in paths), default=0)
     outer = [path for path in paths if path.count(".") == least]
     return outer if len(outer) <= MAX_NEAREST else []
+
+
+def _own_name(name: str) -> str:
+    """Return the name of an option here, if this is its name elsewhere."""
+    return next((own for own, names in SYNONYMS.items() if name in names), name)
 
 
 def _show(value: Any) -> str:
@@ -187,6 +222,13 @@ def _short(value: Any) -> str:
     return str(value) if isinstance(value, str | int | float) and len(str(value)) <= MAX_SHOWN else "..."
 
 
+def _named_by(word: str, shape: Shape) -> str:
+    """Return the option of a section that a single word probably stands for: its kind or its files."""
+    fields = [each for section in sections(shape) for each in section.model_fields.items()]
+    files = [name for name, field in fields if FILE_NAMES in field.metadata]
+    return files[0] if files and word not in kinds_of(shape) else "kind"
+
+
 def _remedy(shape: Shape, value: Any, path: KeyPath) -> str:
     """Return a hint how to write the value that was probably meant."""
     types = [branch.type for branch in shape]
@@ -196,8 +238,10 @@ def _remedy(shape: Shape, value: Any, path: KeyPath) -> str:
         return f" Write {int(value)}."
     if sections(entry(shape)) and isinstance(value, dict) and value:
         return _as_entry(sections(entry(shape)), value, path)
-    if isinstance(value, str) and any("kind" in section.model_fields for section in sections(shape)[:1]):
-        return f" Write '{dotted((*path, 'kind'))}={_short(value)}'."
+    inner = entry(shape) or shape
+    if isinstance(value, str) and any("kind" in section.model_fields for section in sections(inner)[:1]):
+        first = (*path, 0) if entry(shape) else path
+        return f" Write '{dotted((*first, _named_by(value, inner)))}={_short(value)}'."
     if entry(shape) and isinstance(value, str):
         return f" Write [{value}]."
     return ""

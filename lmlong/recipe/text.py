@@ -3,9 +3,9 @@
 from collections import Counter
 from collections.abc import Iterator
 from encodings import aliases
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from lmlong.errors import nearest
@@ -60,7 +60,12 @@ class Hub(Options):
     """Share of the training tokens, relative to the other sources."""
 
 
-Source = Annotated[PythonStdlib | Files | Hub, Field(discriminator="kind")]
+def _with_kind(source: Any) -> Any:
+    """Return a source of kind files if it has paths and no kind."""
+    return {"kind": "files", **source} if isinstance(source, dict) and "paths" in source else source
+
+
+Source = Annotated[PythonStdlib | Files | Hub, Field(discriminator="kind"), BeforeValidator(_with_kind)]
 
 
 class Validation(Options):

@@ -11,6 +11,11 @@ from lmlong.recipe.option_types import LENGTH
 from lmlong.recipe.section import Options, mistake
 
 
+def format_name(precision: str) -> str:
+    """Return the name of a number format as it is printed, such as float32 for 32."""
+    return f"float{precision}" if precision.isdecimal() else precision
+
+
 class DeepSpeed(Options):
     """Options of strategy: deepspeed: which parts of the training state are divided among the devices, and where they
     are kept."""

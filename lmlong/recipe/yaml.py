@@ -95,8 +95,9 @@ class Tree:
         origin = new.origins[()]
         for depth in range(1, len(path)):
             above = path[:depth]
-            if not isinstance(at(self.values, above), list if isinstance(path[depth], int) else dict):
-                self._set(above, Tree({}, origin))
+            section: Any = [] if isinstance(path[depth], int) else {}
+            if not isinstance(at(self.values, above), type(section)):
+                self._set(above, Tree(section, origin))
             elif isinstance(self.origins.get(above), str):
                 self.origins[above] = origin
         self._set(path, new)
@@ -104,19 +105,23 @@ class Tree:
         self.mistakes += [mistake._replace(path=(*path, *mistake.path)) for mistake in new.mistakes]
 
     def _path(self, key: str) -> KeyPath:
-        """Return the path of a dotted key, which must not go past the end of a list."""
+        """Return the path of a dotted key; an index may be that of a new last entry."""
         path: KeyPath = ()
         for word in key.split("."):
             above = at(self.values, path)
             is_index = word.isdecimal() and not isinstance(above, dict)
-            if is_index and not (isinstance(above, list) and int(word) < len(above)):
+            if is_index and int(word) > (len(above) if isinstance(above, list) else 0):
                 name = dotted(path)
                 raise BadOverride(f"{name} has no entry {word} here. Give the whole list: '{name}=[...]'")
             path = (*path, int(word) if is_index else word)
         return path
 
     def _set(self, path: KeyPath, new: "Tree") -> None:
-        at(self.values, path[:-1])[path[-1]] = new.values
+        section, key = at(self.values, path[:-1]), path[-1]
+        if isinstance(section, list) and key == len(section):
+            section.append(new.values)
+        else:
+            section[key] = new.values
         self.origins = {key: origin for key, origin in self.origins.items() if key[: len(path)] != path}
         self.origins |= {(*path, *key): origin for key, origin in new.origins.items()}
 

@@ -231,7 +231,9 @@ def make_app(
 
     async def no_route(request: HttpRequest, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        what = f"{request.method} is not supported by this path." if error.status_code == 405 else "Path not found."
+        known = dict.fromkeys(route.path for route in routes if route.path.startswith("/v1/") and "{" not in route.path)
+        not_found = f"Path not found. Paths of the API: {', '.join(known)}."
+        what = f"{request.method} is not supported by this path." if error.status_code == 405 else not_found
         return ApiError(error.status_code, what, headers=error.headers).response()
 
     routes = [

@@ -31,6 +31,9 @@ not answer. It can send text/plain, which is therefore refused."""
 OF_FILES = re.compile(r"/v1/sessions(/[^/]+/append)?")
 """Paths that accept files."""
 
+A_FORK = re.compile(r"/v1/sessions/[^/]+/fork")
+"""Paths whose requests need no body, and so no type. A page of another site can request them, but knows no session."""
+
 A_SESSION = re.compile(r"(?<=^/v1/sessions/)[^/]+")
 
 LONGEST_SHOWN = 80
@@ -130,7 +133,8 @@ class Guard:
             return
         kind = media_type(headers)
         takes_files = OF_FILES.fullmatch(scope["path"]) is not None
-        is_known = kind == "application/json" or (takes_files and kind in FILES)
+        needs_body = A_FORK.fullmatch(scope["path"]) is None
+        is_known = kind == "application/json" or (takes_files and kind in FILES) or not (kind or needs_body)
         if not is_known or headers.get("content-encoding", "identity") != "identity":
             raise _unsupported(kind, headers.get("content-encoding", "identity"), is_known, takes_files)
         size = headers.get("content-length", "0")

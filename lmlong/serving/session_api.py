@@ -63,7 +63,7 @@ class SessionApi:
         return await respond(texts, SessionFormat(), body.stream, request.state.deadline, 201 if name is None else 200)
 
     async def fork(self, request: HttpRequest) -> Response:
-        await self._reader.parse(NoBody, request.scope[BODY])
+        await self._reader.parse(NoBody, request.scope[BODY] or b"{}")
         return JSONResponse((await self._run(self._sessions.store.fork, request.path_params["name"]))._asdict(), 201)
 
     async def list(self, request: HttpRequest) -> Response:

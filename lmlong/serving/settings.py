@@ -17,7 +17,7 @@ class Settings:
     memory: int = option(1 << 30, "bytes", "Memory for states of texts, which are then not read again.", 0)
     disk: int = option(4 << 30, "bytes", "Disk space for states of sessions.", 0)
     max_tokens: int = option(4096, "tokens", "Maximum number of tokens generated per text.")
-    max_prompt: int = option(4 << 20, "bytes", "Maximum bytes of a prompt, and a quarter of those of a request body.")
+    max_prompt: int = option(4 << 20, "bytes", "Maximum bytes of a prompt. A request body may have four times as many.")
     timeout: float = option(600.0, "seconds", "Maximum seconds per request.", 0.001)
     grace: float = option(10.0, "seconds", "Seconds to finish requests after a signal.", 0)
     waiting: int = 1024

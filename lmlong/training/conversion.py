@@ -91,30 +91,6 @@ def _changed(recipe: Recipe, training: dict[str, Any], text: dict[str, Any]) -> 
         raise UsageError(f"a stage of the conversion: {error}") from None
 
 
-def samples_file(folder: Path) -> Path:
-    """Return the file of documents sampled from the old model."""
-    return folder.with_name(f"{folder.name}-samples.jsonl")
-
-
-def joined_file(folder: Path) -> Path:
-    """Return the file of those documents joined into one."""
-    return samples_file(folder).with_suffix(".txt")
-
-
-def on_samples(planned: list[StageRun]) -> list[StageRun]:
-    """Return the runs with the sampled documents as their text. The last run, whose sequences are longer than any
-    document, reads them also joined into one; without the separate documents it would forget how documents begin."""
-    folder = planned[-1].folder
-    samples, joined = (
-        {"kind": "files", "paths": [str(file.absolute())]} for file in (samples_file(folder), joined_file(folder))
-    )
-    sources = [[samples]] * (len(planned) - 1) + [[samples, joined]]
-    return [
-        stage._replace(recipe=_changed(stage.recipe, {}, {"sources": each}))
-        for stage, each in zip(planned, sources, strict=True)
-    ]
-
-
 def check(recipe: Recipe, teacher: str) -> None:
     """Refuse a conversion that is impossible, before anything is trained."""
     if recipe.objective != "causal":
@@ -147,8 +123,6 @@ def check_folders(planned: list[StageRun]) -> None:
     """Refuse to begin a conversion in folders that already hold one."""
     for stage in planned:
         check_folder(stage.folder, stage.recipe, None, False)
-    if (samples := samples_file(planned[-1].folder)).exists():
-        raise UsageError(f"{samples}: exists. Continue it by --resume, replace it by --overwrite, or choose --out.")
 
 
 def check_text(teacher: str, planned: list[StageRun]) -> None:

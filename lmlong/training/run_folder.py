@@ -15,7 +15,7 @@ from lmlong.errors import LmlongError, UsageError
 from lmlong.io.files import parse_json
 from lmlong.io.lock import Held, lock
 from lmlong.recipe import Recipe
-from lmlong.recipe.find import ENVIRONMENT, RUNS
+from lmlong.recipe.find import ENVIRONMENT, RUNS, resume_command
 from lmlong.training.metrics_log import METRICS_FILE
 
 LOCK = ".lock"
@@ -48,10 +48,15 @@ def default_folder(recipe: Recipe) -> Path:
     return RUNS / recipe.name
 
 
-def folder_to_resume(recipe: str) -> Path | None:
-    """Return the run folder whose own recipe this file is; None if it is another recipe."""
-    file = Path(recipe)
-    return file.parent if file.name == RECIPE and (file.parent / ENVIRONMENT).is_file() else None
+def folder_to_resume(recipe: str, out: Path | None, resume: str) -> Path | None:
+    """Return `out`, or the run folder whose own recipe this file is; None if it is another recipe. Refuse to resume
+    automatically in an `out` without a run by the recipe of another run."""
+    own = Path(recipe).parent
+    if Path(recipe).name != RECIPE or not (own / ENVIRONMENT).is_file():
+        return out
+    if resume == "auto" and out and not _is_run(out):
+        raise UsageError(f"--out: {out} is not a run to resume. {recipe} is resumed by: {resume_command(own)}")
+    return out or own
 
 
 @contextmanager
@@ -102,8 +107,8 @@ def check_folder(folder: Path, recipe: Recipe, resume: str | None, overwrite: bo
     elif overwrite:
         _check_replaceable(folder, recipe)
     elif any(path.name != LOCK for path in folder.iterdir()):
-        remedy = "Resume it with --resume auto, replace it with --overwrite, or choose --out."
-        raise UsageError(f"{folder}: exists. {remedy}")
+        remedy = f"Replace it with --overwrite, or choose another --out. Resume it by: {resume_command(folder)}"
+        raise UsageError(f"{folder}: exists. {remedy if _is_run(folder) else 'Choose another --out.'}")
 
 
 def _check_resumable(folder: Path) -> None:

@@ -19,6 +19,7 @@ from lmlong.data.text_info import text_notes
 from lmlong.io.files import atomic_write
 from lmlong.model.base import count_parameters, describe_parameters
 from lmlong.recipe.find import ENVIRONMENT
+from lmlong.recipe.training import format_name
 from lmlong.training.callbacks import TrainingCallback
 from lmlong.training.distributed import is_main_process
 from lmlong.training.loggers import make_loggers
@@ -29,9 +30,6 @@ from lmlong.training.resume import make_newest
 from lmlong.training.run_folder import clear
 
 PACKAGES = ("torch", "lightning", "sentencepiece", "safetensors", "numpy")
-
-FORMATS = {"32": "float32", "bf16": "bf16", "16": "float16"}
-"""The number formats of recipes, as printed."""
 
 
 class Start(Callback):
@@ -88,7 +86,7 @@ def print_start(module: TrainingModule) -> None:
         print(line, file=sys.stderr)
     print(
         f"{describe_parameters(prepared.model)}, {length} of {prepared.recipe.tokens_per_step:,} tokens, "
-        f"{FORMATS[training.precision]} on {prepared.device.type}"
+        f"{format_name(training.precision)} on {prepared.device.type}"
         + (f", from {prepared.start}" if prepared.start else ""),
         Intervals(training, module.clock),
         sep="\n",

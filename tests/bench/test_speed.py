@@ -80,7 +80,7 @@ def test_tables_fit_a_terminal() -> None:
     results = [result(name, n, [n * 1e-6, n * 2e-6]) for name in ATTENTIONS for n in (256, 2**20)]
     text = speed_report(TITLE, {}, results).text()
     assert max(map(len, text.splitlines())) <= 80
-    assert all(name in text for name in ATTENTIONS)
+    assert all(name in text for name in ATTENTIONS) and "in float32, times as fast as softmax" in text
 
 
 @pytest.mark.parametrize(
@@ -110,6 +110,7 @@ def test_benchmark_writes_table_json_and_chart(command: str, options: list[str],
     ("options", "says"),
     [
         (["--only", "sofmax"], "--only: there is no 'sofmax'. Did you mean 'softmax'?"),
+        (["--only", "softmax,linear"], "--only: linear has several forms. Choose from elu, relu, "),
         (["--precisions", "int8"], "--precisions: there is no 'int8'"),
         (["--lengths", "4x"], "--lengths: '4x' is not a length"),
         (["--plot", "speed.txt"], "speed.txt: cannot be drawn"),

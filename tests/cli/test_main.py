@@ -40,6 +40,12 @@ def test_help_lists_commands_in_groups() -> None:
     assert lmlong() == done
 
 
+@pytest.mark.parametrize("group", ["recipe", "data", "state"])
+def test_summaries_of_subcommands_are_whole(group: str) -> None:
+    summaries = lmlong(group, "--help").stdout.split("Commands:\n")[1].splitlines()
+    assert summaries and all(line.endswith(".") and "..." not in line for line in summaries)
+
+
 def test_the_module_is_the_command() -> None:
     done = subprocess.run([*COMMAND, "--version"], capture_output=True, encoding="utf-8", timeout=60)
     assert done.stdout == f"lmlong {__version__}\n"

@@ -55,3 +55,11 @@ def test_json_is_printed_or_written_to_a_file(tmp_path: Path, monkeypatch: pytes
     written = invoke(*words, "--json", "steps.json")
     assert written.output == invoke(*words).output != printed.output
     assert json.loads(Path("steps.json").read_text()) == json.loads(printed.output)
+
+
+@pytest.mark.parametrize("command", ["train", "score", "eval", "serve", "bench", "state build"])
+def test_threads_are_set_before_anything_else(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: list[int] = []
+    monkeypatch.setattr("lmlong.native.threads.set_threads", counts.append)
+    invoke(*command.split(), "--threads", "3")  # which all need arguments too
+    assert counts == [3]

@@ -72,6 +72,9 @@ def test_options_are_searched() -> None:
         return [line for line in recipe("options", *words).stdout.splitlines() if line[:1].strip()]
 
     assert keys("decay", "share") == ["training.decay_fraction", "training.final_learning_rate"]
+    for words in (["context", "length"], ["block_size"]):
+        assert keys(*words)[0] == "text.sequence_length"
+    assert keys("lr")[0] == "training.learning_rate"
     section = keys("training", "decay")
     assert section[0] == "training.schedule" and all(key.startswith("training.") for key in section)
 

@@ -58,6 +58,7 @@ def test_run_ends_with_result_sample_and_next_commands(lmlong: Command) -> None:
     assert len(sample) > 20 and all(line.startswith("  ") for line in sample.splitlines() if line)
     assert all(character.isprintable() or character in "\n\t" for character in sample)
     assert commands.splitlines() == ["  lmlong generate runs/long", "  lmlong eval runs/long"]
+    assert "training computed in      float32\n" in lmlong("info", "runs/long").stdout
     again = lmlong(*longer, "--resume", "auto")
     assert again.returncode == 0 and "sample:" not in again.stdout, "nothing was trained"
 
@@ -77,12 +78,13 @@ def test_printed_command_resumes_a_stopped_run(place: Path, lmlong: Command, mon
             signal.raise_signal(signal.SIGINT)
         return log(progress, step, *more)
 
-    for out, more in (("runs/stopped", ["name=stopped"]), ("other", [])):
+    monkeypatch.setattr("lmlong.native.threads.set_threads", lambda count: None)  # which holds for all of the process
+    for out, more, kept in (("runs/stopped", ["name=stopped"], ""), ("other", ["--threads=1"], " --threads 1")):
         with monkeypatch.context() as patch:
             patch.setattr(Progress, "step", step_with_signal)
             stopped = lmlong("train", "mine.yaml", *more, "--out", out)
         command = stopped.stdout.partition("Resume by: ")[2].strip()
-        assert stopped.returncode == 130 and command == f"lmlong train {out}/recipe.yaml --resume auto"
+        assert stopped.returncode == 130 and command == f"lmlong train {out}/recipe.yaml --resume auto{kept}"
         refused = lmlong("train", out, "--resume", "auto")
         assert (refused.returncode, refused.stderr) == (2, f"error: {out}: is a run. Resume it by: {command}\n")
         resumed = lmlong(*shlex.split(command)[1:])

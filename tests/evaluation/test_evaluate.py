@@ -133,7 +133,7 @@ def test_the_tables_are_all_of_standard_output_the_difference_of_two_runs_first(
     options: Any = {"views": ("context", "position"), "lengths": (16, 4096), "min_documents": 1}
     reports = perplexity_report([lmlong.evaluate(each, name=str(each), **options) for each in (run, other)])
     assert without_speed(printed) == without_speed(reports.text() + "\n")
-    assert "  left out: 4k, which too few documents reach\n" in printed
+    assert "  left out: 4k, which too few documents reach;\n" in printed
     assert printed.splitlines()[3].endswith("in bits/byte on the same bytes of 2 documents:")
     assert printed.splitlines()[6].split()[:3] == ["16", "+0.0000", "0.0000"]
 

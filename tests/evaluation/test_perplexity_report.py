@@ -20,7 +20,8 @@ softmax minus linear: no targets in common. Give --lengths.
 linear
   1,234,567 parameters, trained on 2,560,000 tokens, at length 1k
   state of 49,921 numbers, 195 KiB; precision 32
-  left out: 4k, which too few documents reach
+  left out: 4k, which too few documents reach;
+  a longer text (--data) or fewer --min-documents reach them
   123,456 tokens read in 12.3 s (10,037 a second), 457 MB at most
 
 by context: the same 2,000 tokens of 2 documents each time;
@@ -144,7 +145,9 @@ def test_a_difference_has_the_error_of_the_differences() -> None:
     for row in found.rows:
         assert row.bits == (pytest.approx(-0.1), pytest.approx(0, abs=1e-9))
         assert row.sums.bits_error > 0.1  # of each run
-    assert str(found.table).splitlines()[3].split() == ["256", "-0.1000", "0.0000", "1.6143", "1.7143"]
+    by_context, on_all = found.tables  # which are of other targets
+    assert str(on_all).splitlines()[0].endswith("on all bytes of 3 documents:")
+    assert str(by_context).splitlines()[3].split() == ["256", "-0.1000", "0.0000", "1.6143", "1.7143"]
 
 
 def test_runs_on_other_targets_are_not_subtracted() -> None:
@@ -153,7 +156,7 @@ def test_runs_on_other_targets_are_not_subtracted() -> None:
         ([200, 100, 402], "same", "no targets in common. Give --lengths."),
     ):
         (found,) = differences([BASE, scored("b", [300.0, 100.0, 800.0], sizes, text)])
-        assert found.table == f"b minus a: {why}"
+        assert found.tables == [f"b minus a: {why}"]
         other = dataclasses.replace(found.run, tokenizer="another", data=["a.txt"])
         (found,) = differences([dataclasses.replace(BASE, data=["a.txt"]), other])
-        assert "Measure them by lmlong eval with --by position --min-documents 1" in str(found.table)
+        assert "Measure them by lmlong eval with --by position --min-documents 1" in str(found.tables[0])

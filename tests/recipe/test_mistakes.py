@@ -23,6 +23,7 @@ UNITS = "expected a whole number (or such as 4k, 1m)"
 EMPTY = "file: the file is empty. A recipe needs at least training: {steps: ...}."
 UNKNOWN = "unknown key"
 KNOWN = "Known here: kind, paths, column, soft_masks, weight."
+OF_HUB = "It needs another kind. Write 'text.sources=[{kind: hub, dataset: \"x\"}]'."
 LISTED = "`lmlong recipe options training` lists all."
 SEED = "expected a whole number, at least 0, below 4294967296"
 NAMES = "expected one or more file names, such as a.txt,b.txt"
@@ -147,7 +148,10 @@ ONE: list[tuple[str, ...]] = [
     ("text: {rows: windows}\ntext:\n", f"file:2: text: {TWICE}", "text.sequence_length=64"),  # a part of it is set
     # although text.tokenizer.path exists
     (FILES.format("path"), f"file:2: text.sources.0.path: {UNKNOWN}. Did you mean 'paths'?"),
-    (FILES.format("dataset"), f"file:2: text.sources.0.dataset: {UNKNOWN}. {KNOWN}"),
+    (
+        FILES.format("dataset"),
+        f"file:2: text.sources.0.dataset: {UNKNOWN}. {OF_HUB}",
+    ),
     *(
         (
             f"model: {{attention: {{kind: {kind}}}}}\ntraining:\n  {key}: {value}\n",
@@ -291,6 +295,10 @@ def test_misspelt_key_is_at_its_line(complaints: Complaints, key: str, letter: s
         ("text.column=x", "Did you mean 'text.sources.0.column'?"),
         ("training.stepz=1", "Did you mean 'steps'?"),
         ("text.sources.0.path=x.txt", "Did you mean 'paths'?"),
+        ("training.lr=0.1", "Did you mean 'training.learning_rate'?"),
+        ("training.max_steps=3", "Did you mean 'training.steps'?"),
+        ("text.sources.0.dataset=x", OF_HUB),
+        ("model.block_size=1k", "Did you mean 'text.sequence_length' or 'conversion.sequence_length'?"),
     ],
 )
 def test_unknown_key_names_the_same_key_elsewhere(override: str, hint: str) -> None:
@@ -303,6 +311,10 @@ def test_unknown_key_names_the_same_key_elsewhere(override: str, hint: str) -> N
     ("override", "remedy"),
     [
         ("text.sources.paths=my-book.txt", "got a section. Write 'text.sources.0.paths=my-book.txt'."),
+        ("text.sources=my-book.txt", "got 'my-book.txt'. Write 'text.sources.0.paths=my-book.txt'."),
+        ("text.sources=[my-book.txt]", "got 'my-book.txt'. Write 'text.sources.0.paths=my-book.txt'."),
+        ("text.sources=hub", "got 'hub'. Write 'text.sources.0.kind=hub'."),
+        ("model.mixers=softmax", "got 'softmax'. Write 'model.mixers.0.kind=softmax'."),
         ("model.attention=linear", "got 'linear'. Write 'model.attention.kind=linear'."),
         ("text.sources={kind: files}", "got a section."),
         ("text.sources={}", "got a section."),
@@ -317,6 +329,13 @@ def test_wrong_level_names_the_right_override(override: str, remedy: str) -> Non
     assert message.startswith(override) and message.endswith(remedy)
 
 
+def test_override_adds_a_source_of_files() -> None:
+    first = load("quickstart", ["text.sources.0.paths=a.txt"])  # whose file has no sources
+    assert [source.kind for source in first.text.sources] == ["files"]
+    second = load("book", ["text.sources.1.kind=python-stdlib", "text.sources.2.paths=a.txt"])
+    assert [source.kind for source in second.text.sources] == ["files", "python-stdlib", "files"]
+
+
 def test_mistakes_of_a_dict_are_named_by_key() -> None:
     sections = {
         "nmae": "x",
@@ -325,7 +344,7 @@ def test_mistakes_of_a_dict_are_named_by_key() -> None:
         "training": {"steps": "soon"},
     }
     with pytest.raises(RecipeError) as caught:
-        Recipe.load(sections, {"model.layers": 2.5, "training.compile": "yes", "text.sources.1.weight": 1, "a..b": 2})
+        Recipe.load(sections, {"model.layers": 2.5, "training.compile": "yes", "text.sources.2.weight": 1, "a..b": 2})
     assert sorted(caught.value.mistakes[:4]) == [
         "model.heads: expected a whole number, above 0, got -1.",
         "model.widht: unknown key. Did you mean 'width'?",
@@ -335,7 +354,7 @@ def test_mistakes_of_a_dict_are_named_by_key() -> None:
     assert caught.value.mistakes[4:] == [
         "model.layers=2.5: expected a whole number, above 0, at most 10000, got 2.5.",
         "training.compile='yes': expected true or false, got 'yes'.",
-        "text.sources.1.weight=1: text.sources has no entry 1 here. Give the whole list: 'text.sources=[...]'",
+        "text.sources.2.weight=1: text.sources has no entry 2 here. Give the whole list: 'text.sources=[...]'",
         "a..b=2: expected a key.path, such as training.steps.",
     ]
     with pytest.raises(RecipeError, match=r"^model\.3: unknown key\."):

@@ -107,7 +107,7 @@ def error_of(answer: httpx.Response) -> dict[str, Any]:
     """The error of an answer, which names no file of the server."""
     error = answer.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
-    assert "/" not in re.sub(r"/v1/|(application|text|multipart)/[\w-]+", "", error["message"]), "a path"
+    assert "/" not in re.sub(r"/v1/(chat/)?|(application|text|multipart)/[\w-]+", "", error["message"]), "a path"
     return error
 
 

@@ -4,6 +4,7 @@ import gc
 import http.client
 import json
 import random
+import re
 import socket
 import sys
 import time
@@ -59,6 +60,8 @@ HOSTILE: list[tuple[str, str, dict[str, str], bytes, int, str | None]] = [
         for media_type in (None, "text/plain", "application/x-www-form-urlencoded", "multipart/form-data")
     ),
     *(("POST", path, TEXT_FILE, b"a", 415, "unsupported_media_type") for path in (COMPLETIONS, SCORE, CHAT)),
+    *(("POST", f"{NO_SESSION}/fork", headers, b"", 404, "session_not_found") for headers in ({}, JSON)),
+    ("POST", f"{NO_SESSION}/fork", {}, b'{"text": "a"}', 400, "unknown_parameter"),
     ("POST", f"{NO_SESSION}/fork", TEXT_FILE, b"a", 415, "unsupported_media_type"),
     *(("OPTIONS", path, {"Origin": "http://evil.example"}, b"", 405, None) for path in (COMPLETIONS, SESSIONS)),
     *(("GET", path, {}, b"", 404, None) for path in ("/page", "/page/../app.py", "/page/__init__.py")),
@@ -126,6 +129,13 @@ def test_a_wrong_media_type_is_told_with_the_right_one(server: Served) -> None:
         "curl -H 'Content-Type: application/octet-stream' --data-binary @FILE; for JSON, application/json."
     )
     assert not {"text/plain", "application/x-www-form-urlencoded", "multipart/form-data"} & SUFFIXES.keys()
+
+
+def test_an_unknown_path_is_told_those_that_exist(server: Served) -> None:
+    message = error_of(server.client.get("/v1/complete"))["message"]
+    assert message.startswith("Path not found. ") and {COMPLETIONS, CHAT, SCORE, SESSIONS} <= set(
+        re.split("[ ,.]", message)
+    )
 
 
 def test_who_has_no_key_is_told_nothing(trained: TrainedLanguageModel) -> None:

@@ -198,7 +198,7 @@ def test_one_request_works_on_a_session_and_one_that_leaves_changes_nothing(serv
         lambda: server.client.delete(f"{SESSIONS}/{name}"),
     ):
         assert refused(call()) == (409, "session_in_use")
-    fork = answered(server.post(f"{SESSIONS}/{name}/fork"), 201)
+    fork = answered(server.client.post(f"{SESSIONS}/{name}/fork"), 201)  # without a body
     assert (fork["parent"], fork["tokens"]) == (name, session["tokens"])
     connection.close()
     until(lambda: scheduler.active == 0)
