@@ -29,7 +29,8 @@ from lmlong.io.files import parse_json
 from lmlong.io.folder_manifest import MAX_SIZE
 from lmlong.model.base import TextModel
 from lmlong.model.block import SHARED_PARTS
-from lmlong.model.build import build, without_memory
+from lmlong.model.build import Undrawn, build, without_memory
+from lmlong.model.finite import is_finite
 from lmlong.model.short_conv import ShortConvolution
 from lmlong.recipe import Recipe
 from lmlong.recipe import file as recipe_file
@@ -107,7 +108,7 @@ def read_weights(checkpoint: Path) -> dict[str, Tensor]:
 
 def _finite(checkpoint: Path, name: str, tensor: Tensor) -> Tensor:
     """Return a weight; refuse it unless its numbers are finite."""
-    if tensor.dtype not in REAL or not tensor.float().isfinite().all():
+    if tensor.dtype not in REAL or not is_finite(tensor):
         raise CheckpointError(
             f"{checkpoint / WEIGHTS}: {name} contains values that are not finite. Use another checkpoint."
         )
@@ -194,7 +195,8 @@ def read_model(checkpoint: Path) -> tuple[Recipe, Tokenizer, TextModel]:
     """Return the recipe, the tokenizer and the trained model, all verified."""
     recipe, tokenizer = read_recipe(checkpoint), read_tokenizer(checkpoint)
     check_size(checkpoint, recipe, tokenizer)
-    model = build(recipe, tokenizer.vocabulary)
+    with Undrawn():
+        model = build(recipe, tokenizer.vocabulary)
     load_weights(model, checkpoint, verify=False)  # `check_size` has verified them
     return recipe, tokenizer, model
 

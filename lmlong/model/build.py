@@ -32,12 +32,13 @@ def build(recipe: Recipe, vocabulary: int) -> TextModel:
 @contextmanager
 def without_memory() -> Iterator[None]:
     """Build models on the meta device: their weights have shapes but no memory."""
-    with torch.device("meta"), _Undrawn():
+    with torch.device("meta"), Undrawn():
         yield
 
 
-class _Undrawn(TorchFunctionMode):
-    """A mode that skips weight initialization: on the meta device torch would load its compiler for it."""
+class Undrawn(TorchFunctionMode):
+    """A mode that skips weight initialization, for models whose weights are read from a file, and for the meta device,
+    where torch would load its compiler for it."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__module__", None) == "torch.nn.init":

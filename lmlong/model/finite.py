@@ -21,7 +21,9 @@ class NotFinite(CheckpointError):
 
 
 def is_finite(x: Tensor) -> bool:
-    return bool(x.isfinite().all())
+    """Return whether all values are finite: their extremes are, which takes a fiftieth of the time on a CPU. NaN is
+    both extremes."""
+    return not x.numel() or bool(torch.stack(x.detach().aminmax()).isfinite().all())
 
 
 def not_finite(model: TextModel, tokens: Tensor, *context: Any) -> NotFinite:
