@@ -10,10 +10,12 @@ from typing import Any
 import gguf
 from crafted_values import VALUES, places, replaced
 from safetensors.torch import save
+from torch import Tensor
 
 from lmlong.errors import CheckpointError
 from lmlong.interop.importing import import_model
 
+from .tiny_hybrids import HYBRIDS, source, write_qwen_gguf
 from .tiny_llama import CONFIG, LLAMA3, PIECES, byte_level, weights, write_gguf
 
 PRE_TOKENIZERS = [
@@ -31,18 +33,24 @@ PRE_TOKENIZERS = [
 EXTRA = {"rope_scaling": LLAMA3, "rope_parameters": {**LLAMA3, "rope_theta": 500.0}, "head_dim": 8, "mlp_bias": False}
 
 
+def model(name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The configuration and the weights of a Llama, or of a hybrid."""
+    return ({**CONFIG, **EXTRA}, weights(CONFIG)) if name == "Llama" else source(name)
+
+
 @cache
-def parts() -> dict[str, Any]:
+def parts(name: str) -> dict[str, Any]:
     """The files of a folder, as values."""
     ends = {"bos_token": "<s>", "eos_token": {"content": "</s>"}, "chat_template": "{{ messages }}"}
-    index = {"weight_map": dict.fromkeys(weights(CONFIG), "model.safetensors")}
+    config, given = model(name)
+    index = {"weight_map": dict.fromkeys(given, "model.safetensors")}
     tokenizer = json.loads(byte_level().to_str())
-    return {"config": {**CONFIG, **EXTRA}, "tokenizer": tokenizer, "tokenizer_config": ends, "index": index}
+    return {"config": config, "tokenizer": tokenizer, "tokenizer_config": ends, "index": index}
 
 
 @cache
-def safetensors() -> bytes:
-    return save(weights(CONFIG))
+def safetensors(name: str) -> bytes:
+    return save(model(name)[1])
 
 
 def nested(draw: random.Random) -> Any:
@@ -57,7 +65,8 @@ def nested(draw: random.Random) -> Any:
 def write_drawn_folder(folder: Path, draw: random.Random) -> Path:
     """Write a folder of transformers with a few values changed."""
     folder.mkdir()
-    files = dict(parts())
+    kind = draw.choice(["Llama", *HYBRIDS])
+    files = dict(parts(kind))
     for _ in range(draw.choice([1, 1, 1, 2, 3])):
         name = draw.choice(["config", "config", "tokenizer", "tokenizer", "tokenizer_config", "index"])
         if name == "tokenizer" and isinstance(files[name], dict) and draw.random() < 0.3:
@@ -67,9 +76,9 @@ def write_drawn_folder(folder: Path, draw: random.Random) -> Path:
     names = {"config": "config.json", "tokenizer": "tokenizer.json", "tokenizer_config": "tokenizer_config.json"}
     for name, file in names.items():
         (folder / file).write_text(json.dumps(files[name]))
-    if files["index"] is not parts()["index"] or draw.random() < 0.1:
+    if files["index"] is not parts(kind)["index"] or draw.random() < 0.1:
         (folder / "model.safetensors.index.json").write_text(json.dumps(files["index"]))
-    data = safetensors()
+    data = safetensors(kind)
     if draw.random() < 0.1:
         size = int.from_bytes(data[:8], "little")
         header = json.loads(data[8 : 8 + size])
@@ -103,6 +112,8 @@ class HostileWriter(gguf.GGUFWriter):
 def write_drawn_gguf(path: Path, draw: random.Random) -> Path:
     """Write a GGUF file with a few fields changed or left out."""
     HostileWriter.draw = draw
+    if draw.random() < 0.5:
+        return write_qwen_gguf(path, *source("Qwen3_5ForCausalLM"), writing=HostileWriter)
     return write_gguf(path, CONFIG, weights(CONFIG), HostileWriter)
 
 

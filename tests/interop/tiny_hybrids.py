@@ -82,15 +82,16 @@ def write_hybrid(folder: Path, name: str, **changes: Any) -> Path:
 
 
 def write_qwen_gguf(
-    path: Path, config: dict[str, Any], given: dict[str, Tensor], kind: Any = None, more: Mapping[str, Tensor] = NONE
+    path: Path,
+    config: dict[str, Any],
+    given: dict[str, Tensor],
+    kind: Any = None,
+    more: Mapping[str, Tensor] = NONE,
+    writing: type[gguf.GGUFWriter] = gguf.GGUFWriter,
 ) -> Path:
     """Write a GGUF file as llama.cpp's converter does, with the matrices in a type of gguf; float32 without. `more`:
     weights of a layer after the others, which predicts several tokens."""
-    writer, keys, values = (
-        gguf.GGUFWriter(path, "qwen35"),
-        config["linear_num_key_heads"],
-        config["linear_num_value_heads"],
-    )
+    writer, keys, values = writing(path, "qwen35"), config["linear_num_key_heads"], config["linear_num_value_heads"]
     value_dim, rope = config["linear_value_head_dim"], config["rope_parameters"]
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
