@@ -296,10 +296,8 @@ class Model(Options):
                 yield mistake("head_norm", why)
             if kind == "convolution" and not options.convolution:
                 yield mistake("convolution", "layers of kind convolution need one. Set it to 3 or more.")
-            if about.recurrent and options.key_heads and options.kv_heads:
-                yield mistake(
-                    "key_heads", f"{kind} shares either keys and values or queries and keys. Leave out kv_heads."
-                )
+            if about.recurrent and options.key_heads:
+                yield from self._of_key_heads(kind, options)
         yield from self._added_heads()
         if self.downsample and self.layers == 1:
             yield mistake("downsample", "a model of one layer has no middle. Leave downsample out.")
@@ -316,15 +314,22 @@ class Model(Options):
         if self.heads % (self.kv_heads or 1):
             why = f"{self.kv_heads} do not divide {self.heads} heads. Use a divisor of model.{prefix}heads."
             yield mistake(f"{prefix}kv_heads", why)
-        if self.heads % (self.key_heads or 1):
-            why = f"{self.key_heads} do not divide {self.heads} heads. Use a divisor of model.{prefix}heads."
-            yield mistake(f"{prefix}key_heads", why)
         if self.query_key_norm == "all" and self.convolution:
             why = "all is not supported with a convolution. Use head, or set convolution to 0."
             yield mistake(f"{prefix}query_key_norm", why)
         if self.head_dim is None and self.width % self.heads:
             why = f"{self.heads} heads do not divide a width of {self.width}."
             yield mistake(f"{prefix}heads", f"{why} Use a divisor, or give model.{prefix}head_dim.")
+
+    def _of_key_heads(self, kind: str, options: "Model") -> Iterator[PydanticCustomError]:
+        """Iterate over the mistakes of heads of keys that are shared by layers of a kind."""
+        own = next((number for number, mixer in enumerate(self.mixers) if mixer.kind == kind and mixer.key_heads), None)
+        key = "key_heads" if own is None else f"mixers.{own}.key_heads"
+        if options.heads % (options.key_heads or 1):
+            why = f"{options.key_heads} do not divide the {options.heads} heads of {kind}. Use a divisor."
+            yield mistake(key, why)
+        if options.kv_heads:
+            yield mistake(key, f"{kind} shares either keys and values or queries and keys. Leave out kv_heads.")
 
     def _added_heads(self) -> Iterator[PydanticCustomError]:
         """Iterate over the mistakes of added n-gram heads."""

@@ -163,7 +163,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["train", "quickstart", "training.compile", "="], {"true", "false"}),
         (
             ["train", "quickstart", "training.steps=1", "model.hea"],
-            {"model.heads=", "model.head_dim=", "model.head_norm="},
+            {"model.heads=", "model.head_dim=", "model.head_norm=", "model.head_norm_epsilon="},
         ),
         (["train", "quickstart", "training.steps=1"], set()),
         (["generate", ""], {"runs/first", "runs/second"}),

@@ -108,7 +108,7 @@ def test_layers_of_more_tokens_are_left_out_of_a_gguf_file(tmp_path: Path) -> No
         ("Qwen3_5ForCausalLM", {"layer_types": ["mamba"] * 5}, "layer_types has 'mamba'; known are linear_attention"),
         ("Qwen3_5ForCausalLM", {"layer_types": ["full_attention"]}, "names 1 layers, and there are 5"),
         ("Qwen3_5ForCausalLM", {"rope_parameters": {"rope_type": "yarn"}}, "scaled by 'yarn'"),
-        ("Qwen3_5ForCausalLM", {"linear_num_value_heads": 5}, "2 do not divide 5 heads"),
+        ("Qwen3_5ForCausalLM", {"linear_num_value_heads": 5}, "2 do not divide the 5 heads of delta"),
         ("OlmoHybridForCausalLM", {"attention_bias": True}, "attention_bias is set"),
         ("OlmoHybridForCausalLM", {"linear_value_head_dim": 21}, r"q_conv1d.* \+ .*v_conv1d"),
         ("Lfm2ForCausalLM", {"conv_bias": True}, "conv_bias is set"),

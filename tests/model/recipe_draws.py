@@ -110,7 +110,7 @@ def draw_model(draw: Draw) -> dict[str, Any]:
         "key_heads": draw("key_heads").choice(divisors(heads)) if shares_keys else None,
         "kv_heads": None if shares_keys else draw("kv_heads").choice([None, *divisors(heads)]),
         "head_norm": draw("shared_norm").choice(chosen_norm or ((True, "shared") if needs_norm else (False,))),
-        "mixers": draw_mixers(draw, list(dict.fromkeys(pattern[:layers]))),
+        "mixers": draw_mixers(draw, list(dict.fromkeys(pattern[:layers])), shares_keys),
     }
 
 
@@ -159,22 +159,23 @@ def draw_shape(draw: Draw) -> dict[str, Any]:
     }
 
 
-def draw_mixers(draw: Draw, kinds: list[str]) -> list[dict[str, Any]]:
+def draw_mixers(draw: Draw, kinds: list[str], shares_keys: bool) -> list[dict[str, Any]]:
     """Return the heads of some kinds, for a third of the models."""
     own = [kind for kind in kinds if draw(f"mixer {kind}").random() < 0.5] if draw("mixers").random() < 0.3 else []
-    return [draw_mixer(draw.section(kind), kind) for kind in own]
+    return [draw_mixer(draw.section(kind), kind, shares_keys) for kind in own]
 
 
-def draw_mixer(draw: Draw, kind: str) -> dict[str, Any]:
+def draw_mixer(draw: Draw, kind: str, shares_keys: bool) -> dict[str, Any]:
     heads, head_dim = draw("heads").randint(1, 5), draw("head_dim").choice(HEAD_DIMS)
+    shared = shares_keys and ATTENTION_KINDS[kind].recurrent
     convolution = draw("convolution").choice((1, 5) if kind == "convolution" else (None, 0, 1, 5))
     return {
         "kind": kind,
         "heads": heads,
-        "kv_heads": None if ATTENTION_KINDS[kind].recurrent else draw("kv_heads").choice(divisors(heads)),
+        "kv_heads": None if shared else draw("kv_heads").choice(divisors(heads)),
         "head_dim": head_dim,
         "value_dim": draw("value_dim").choice((None, *HEAD_DIMS)),
-        "key_heads": None,
+        "key_heads": draw("key_heads").choice(divisors(heads)) if shared else None,
         "convolution": convolution,
         "convolution_activation": draw("activation").choice((None, "none", "silu")),
         "input_gate": draw("input_gate").choice((None, True, False)),

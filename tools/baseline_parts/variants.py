@@ -60,6 +60,12 @@ KINDS: dict[str, dict[str, Any]] = {
     "delta silu learned": attention("delta"),
     "delta elu fixed": attention("delta", decay="fixed", delta={"feature_map": "elu"}),
     "delta parallel-window": attention("delta", parallel_window=16),
+    "delta softplus": attention(
+        "delta", decay="softplus", delta={"feature_map": "identity", "max_beta": 2, "beta_bias": False}
+    )
+    | model(convolution_activation="silu", heads=4, key_heads=2, head_norm="shared", centered_gains=True),
+    "convolution": attention(["convolution", "softmax"])
+    | model(convolution=3, input_gate=True, output_gate="identity", query_key_norm="head", norm="after"),
     "ngram": attention(["linear", "ngram"], ngram={"sizes": [1, 2], "buckets": 64}),
     "window": attention("window", window=24),
     "window linear": attention(["window", "linear"], window=24),
