@@ -8,6 +8,7 @@ import ctypes
 import re
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
+from functools import partial
 from mmap import PAGESIZE
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,10 +28,11 @@ from lmlong.data.tokenizers.base import Tokenizer
 from lmlong.errors import CheckpointError, RecipeError, UsageError
 from lmlong.io.files import parse_json
 from lmlong.io.folder_manifest import MAX_SIZE
-from lmlong.model.base import TextModel
+from lmlong.model.base import TextModel, quantize, quantize_matrix
 from lmlong.model.block import SHARED_PARTS
 from lmlong.model.build import Undrawn, build, without_memory
 from lmlong.model.finite import is_finite
+from lmlong.model.quantization import Weights
 from lmlong.model.short_conv import ShortConvolution
 from lmlong.recipe import Recipe
 from lmlong.recipe import file as recipe_file
@@ -164,9 +166,16 @@ def unload(mapped: Tensor) -> None:
         ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), MADV_DONTNEED)
 
 
-def load_weights(model: nn.Module, checkpoint: Path, new_attention: bool = False, verify: bool = True) -> set[str]:
+def load_weights(
+    model: nn.Module,
+    checkpoint: Path,
+    new_attention: bool = False,
+    verify: bool = True,
+    loaded: Callable[[str], None] = lambda name: None,
+) -> set[str]:
     """Load the weights of a checkpoint into a model of the same shape, one at a time; return the names of weights that
-    keep the model's values. Only compare the shapes if the model is on the meta device.
+    keep the model's values. Only compare the shapes if the model is on the meta device. `loaded` is called with the
+    name of each weight.
 
     With `new_attention`, weights specific to one kind of attention may be missing, and keep the model's values, or be
     unexpected, and are ignored; queries, keys and values mean the same to every kind. A missing convolution starts as
@@ -185,19 +194,24 @@ def load_weights(model: nn.Module, checkpoint: Path, new_attention: bool = False
             return set()
         with torch.no_grad():
             for name in saved:
-                own[name].copy_(_finite(checkpoint, name, file.get_tensor(name)))
+                own.pop(name).copy_(_finite(checkpoint, name, file.get_tensor(name)))
+                loaded(name)
             for name in kept & identities.keys():
                 own[name].copy_(identities[name].identity())
     return kept - identities.keys()
 
 
-def read_model(checkpoint: Path) -> tuple[Recipe, Tokenizer, TextModel]:
-    """Return the recipe, the tokenizer and the trained model, all verified."""
+def read_model(checkpoint: Path, weights: Weights = "32") -> tuple[Recipe, Tokenizer, TextModel]:
+    """Return the recipe, the tokenizer and the trained model, all verified. Matrices are stored in the format `weights`
+    as soon as they are read, so that a model takes no more memory than it has then."""
     recipe, tokenizer = read_recipe(checkpoint), read_tokenizer(checkpoint)
     check_size(checkpoint, recipe, tokenizer)
     with Undrawn():
         model = build(recipe, tokenizer.vocabulary)
-    load_weights(model, checkpoint, verify=False)  # `check_size` has verified them
+    loaded = partial(quantize_matrix, model, weights) if weights != "32" else lambda name: None
+    load_weights(model, checkpoint, verify=False, loaded=loaded)  # `check_size` has verified them
+    if weights != "32":
+        quantize(model, weights)
     return recipe, tokenizer, model
 
 

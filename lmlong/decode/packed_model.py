@@ -98,7 +98,7 @@ class PackedModel(Packer):
             layers.append(structures.Layer())
             self._mixer(self.known(mixer, Mixer), layers[-1], whole)
         layer, mlp = layers[-1], self.known(block.mlp, SwiGLU)
-        layer.mlp_norm = self._norm(mlp.norm)
+        layer.mlp_norm, layer.mlp_norm_after = self._norm(mlp.norm), mlp.norm_after
         layer.mlp_in_proj = self._matrix(mlp.in_proj)
         layer.mlp_out_proj = self._matrix(mlp.out_proj)
         whole.mlp_width = layer.mlp_out_proj.inputs
@@ -106,11 +106,11 @@ class PackedModel(Packer):
 
     def _mixer(self, mixer: Mixer, layer: structures.Layer, whole: structures.Model) -> None:
         attention = mixer.attention
-        layer.norm = self._norm(mixer.norm)
+        layer.norm, layer.norm_after = self._norm(mixer.norm), mixer.norm_after
         for name in ("query_norm", "key_norm"):
             if (norm := getattr(mixer, name)) is not None:
                 setattr(layer, name, self._norm(norm))
-                layer.norms_together = norm.weight.numel() > attention.head_dim
+        layer.norms_together = mixer.norms_together
         if mixer.head_norm is not None:
             norm = self.known(mixer.head_norm, RMSNorm)
             layer.head_norm = self.floats(norm, norm.gain.expand(mixer.heads, -1))
@@ -127,7 +127,6 @@ class PackedModel(Packer):
         layer.uses_rope, layer.input_gated = mixer.uses_rope, mixer.input_gate_width > 0
         if mixer.gate_width:
             layer.output_gate = OutputGate[f"{mixer.gate_activation.upper()}_GATE"]
-        layer.norms_after = mixer.norm_after
         layer.head_dim = attention.head_dim if attention.has_keys else 0
         if mixer.rotates:
             layer.rotated = mixer.rope.rotated(attention.head_dim)

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -276,16 +276,19 @@ CACHE_DTYPE = torch.bfloat16
 """The dtype in which a model that is loaded to read and write text caches keys and values."""
 
 
-def open_run(run: str | Path, device: str = "auto") -> TrainedModel:
-    """Load the model of a run: a `TrainedLanguageModel`, or an encoder."""
+def open_run(run: str | Path, device: str = "auto", weights: Weights = "32") -> TrainedModel:
+    """Load the model of a run, with its matrices in the format `weights`: a `TrainedLanguageModel`, or an encoder."""
     chosen = pick_device(device)  # first, so that a missing device is reported before anything is read
-    trained = reading(run, _read)
+    on_cpu = chosen.type == "cpu"
+    trained = reading(run, partial(_read, weights if on_cpu else "32"))
     trained.model.to(chosen).eval()
+    if not on_cpu and weights != "32":
+        quantize(trained.model, weights)
     return trained
 
 
-def _read(checkpoint: Path) -> TrainedModel:
-    recipe, tokenizer, model = read_model(checkpoint)
+def _read(weights: Weights, checkpoint: Path) -> TrainedModel:
+    recipe, tokenizer, model = read_model(checkpoint, weights)
     saved = manifest.read(checkpoint)
     about = checkpoint, saved.step, trained_tokens(checkpoint), saved.files[WEIGHTS]["sha256"]
     if isinstance(model, LanguageModel):
@@ -314,7 +317,7 @@ def load(
     """
     if learn not in (None, True, False):
         raise UsageError(f"learn: {learn!r} is not a switch. Use True or False.")
-    trained = open_run(run, device)
+    trained = open_run(run, device, weights)
     if not isinstance(trained, TrainedLanguageModel):
         raise UsageError(
             f"{run}: an encoder (objective: masked) cannot continue text and has no state. Measure it by lmlong eval, "
@@ -329,8 +332,6 @@ def load(
         model.set_state_dtype(torch.float64)
     if state_dtype == "auto":
         model.set_cache_dtype(CACHE_DTYPE)
-    if weights != "32":
-        quantize(model, weights)
     loaded = trained if learn is None else replace(trained, learn=learn)
     loaded.check_kernels("32")
     return loaded

@@ -192,11 +192,17 @@ def quantize(model: TextModel, weight_format: WeightFormat) -> None:
     """Quantize all weight matrices of a model, so that each token reads less memory. With `int8` and `int4`, products
     round their inputs to int8; with `int4`, the output matrix is in int8."""
     model.weight_format = weight_format
-    for module in list(model.modules()):
-        for name, child in list(module.named_children()):
-            if isinstance(child, nn.Linear):
-                setattr(module, name, quantized_linear(child.weight, weight_format))
+    for name, _ in list(model.named_parameters()):
+        quantize_matrix(model, weight_format, name)
     model.lm_head = QuantizedLMHead(model.lm_head, output_format(weight_format))
+
+
+def quantize_matrix(model: TextModel, weight_format: WeightFormat, name: str) -> None:
+    """Quantize the weight of this name, if it is that of a linear layer."""
+    path = name.removesuffix(".weight")
+    if path != name and isinstance(child := model.get_submodule(path), nn.Linear):
+        parent, _, leaf = path.rpartition(".")
+        setattr(model.get_submodule(parent), leaf, quantized_linear(child.weight, weight_format))
 
 
 def count_parameters(model: nn.Module) -> int:

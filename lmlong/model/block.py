@@ -61,9 +61,9 @@ class Mixer(nn.Module):
         self.convolution = ShortConvolution(sum(self.qkv_widths), options.convolution) if options.convolution else None
         self.convolution_silu = options.convolution_activation == "silu" and self.convolution is not None
         self.query_norm = self.key_norm = None
+        self.norms_together = options.query_key_norm == "all"
         if about.has_keys and options.query_key_norm != "none":
-            together = options.query_key_norm == "all"
-            query_size, key_size = self.qkv_widths[:2] if together else [head_dim, head_dim]
+            query_size, key_size = self.qkv_widths[:2] if self.norms_together else [head_dim, head_dim]
             self.query_norm, self.key_norm = block_norm(options, query_size), block_norm(options, key_size)
         self.attention = CAUSAL[kind](self.heads, head_dim, value_dim, options.attention)
         self.grouped = self.attention.group_heads(kv_heads) and not key_heads
@@ -134,10 +134,10 @@ class Mixer(nn.Module):
         parts = list(qkv.split(self.qkv_widths, dim=-1))
         norms = self.query_norm, self.key_norm, None
         for number, (norm, heads) in enumerate(zip(norms, self.qkv_heads, strict=True)):
-            part, together = parts[number], norm is not None and norm.weight.numel() == self.qkv_widths[number]
-            part = norm(part) if norm is not None and together else part
+            part = parts[number]
+            part = norm(part) if norm is not None and self.norms_together else part
             part = part.unflatten(-1, (heads, part.shape[-1] // heads))
-            part = norm(part) if norm is not None and not together else part
+            part = norm(part) if norm is not None and not self.norms_together else part
             parts[number] = part.transpose(1, 2)
         q, k, v = (self.repeated(part) for part in parts)
         return q, k, v

@@ -44,7 +44,7 @@ struct Layer {               // a mixer, and the MLP if it is the last mixer of 
     Int input_gated;         // whether a gate multiplies the values before the convolution
     Int grouped;             // whether its attention takes the heads of queries that share keys and values together
     Int norms_together;      // whether the norms of queries and keys are of all heads together
-    Int norms_after;         // whether norm and mlp_norm follow the mixer and the MLP
+    Int norm_after, mlp_norm_after;  // whether norm follows the mixer, and mlp_norm the MLP
     const float *norm, *conv_weight, *query_norm, *key_norm, *head_norm, *mlp_norm;  // null without them
     Matrix in_proj, out_proj, mlp_in_proj, mlp_out_proj;  // mlp: without outputs if another mixer follows in the block
     float head_norm_epsilon;

@@ -130,24 +130,24 @@ struct Step {
     void run_layers(Int first, Int end, const Batch& batch) {
         for (Int i = first; i < end && batch.count; i++) {
             const Layer& layer = model.layer[i];
-            normed_input(layer, layer.norm, batch);
+            normed_input(layer.norm_after, layer.norm, batch);
             linear(layer.in_proj, normed, width, batch.count, qkv_gate);
             team.wait();
             with_kind(layer.kind, [&](auto kind) { mix<typename decltype(kind)::Attention>(layer, batch); });
             team.wait();
-            add_output(layer, layer.out_proj, layer.norm, mixed, layer.out_proj.inputs, batch);
+            add_output(layer.norm_after, layer.out_proj, layer.norm, mixed, layer.out_proj.inputs, batch);
             team.wait();
             if (!layer.mlp_in_proj.outputs) continue;
-            normed_input(layer, layer.mlp_norm, batch);
+            normed_input(layer.mlp_norm_after, layer.mlp_norm, batch);
             swiglu(layer.mlp_in_proj, batch.count);
             team.wait();
-            add_output(layer, layer.mlp_out_proj, layer.mlp_norm, mlp_hidden, 2 * mlp_width, batch);
+            add_output(layer.mlp_norm_after, layer.mlp_out_proj, layer.mlp_norm, mlp_hidden, 2 * mlp_width, batch);
             team.wait();
         }
     }
 
-    void normed_input(const Layer& layer, const float* gain, const Batch& batch) {
-        if (layer.norms_after)
+    void normed_input(bool norm_after, const float* gain, const Batch& batch) {
+        if (norm_after)
             std::copy_n(batch.x, batch.count * width, normed);
         else
             rms_norm(gain, batch);
@@ -155,8 +155,8 @@ struct Step {
 
     // Add the output of a mixer or an MLP to the residual stream, after its norm if that follows it
     void add_output(
-        const Layer& layer, const Matrix& matrix, const float* gain, const float* x, Int x_stride, const Batch& batch) {
-        if (!layer.norms_after) return add_linear(matrix, x, x_stride, batch);
+        bool norm_after, const Matrix& matrix, const float* gain, const float* x, Int x_stride, const Batch& batch) {
+        if (!norm_after) return add_linear(matrix, x, x_stride, batch);
         linear(matrix, x, x_stride, batch.count, qkv_gate);
         team.wait();
         const Range outputs = share_of(width);

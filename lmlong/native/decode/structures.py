@@ -74,7 +74,7 @@ class Layer(ctypes.Structure):
         *pointers("attention"),
         *ints("state", "heads", "query_heads", "key_heads", "kv_heads", "head_dim", "value_dim"),
         *ints("conv_width", "conv_silu", "cos_sin", "uses_rope", "rotated"),
-        *ints("output_gate", "input_gated", "grouped", "norms_together", "norms_after"),
+        *ints("output_gate", "input_gated", "grouped", "norms_together", "norm_after", "mlp_norm_after"),
         *pointers("norm", "conv_weight", "query_norm", "key_norm", "head_norm", "mlp_norm"),
         *((name, Matrix) for name in ("in_proj", "out_proj", "mlp_in_proj", "mlp_out_proj")),
         ("head_norm_epsilon", ctypes.c_float),
