@@ -85,3 +85,10 @@ def test_file_in_the_way_is_moved(checkpoint: Path, what: str) -> None:
     moved = checkpoint.with_name("step-00000008-moved-1")
     assert moved.is_symlink() or moved.exists()
     manifest.verify(place)
+
+
+def test_damaged_checkpoint_is_replaced(checkpoint: Path) -> None:
+    (checkpoint / manifest.NAME).write_text("{")
+    write.write(checkpoint, write.Contents(model().state_dict(), {}, "", b"", 7))
+    manifest.verify(checkpoint)
+    assert [path.name for path in checkpoint.parent.glob("step-*")] == [checkpoint.name]

@@ -18,7 +18,7 @@ from lmlong.attention.encoder.linformer import Linformer
 from lmlong.attention.registry import ENCODER
 from lmlong.checkpoint import read, write
 from lmlong.errors import UsageError
-from lmlong.model.base import count_parameters
+from lmlong.model.base import EMBEDDING_STD, count_parameters
 from lmlong.model.encoder import Encoder
 from lmlong.model.hourglass import BlockPooling, encoder_hourglass_reference
 from lmlong.model.loss import IGNORED
@@ -117,6 +117,15 @@ def test_the_order_of_tokens_changes_what_is_read(form: str) -> None:
         bag = build(form, positions="none")
         moved, kept = bag(tokens[:1, order])[0], bag(tokens[:1])[0][:, order]
         assert (moved - kept).abs().max() < 1e-8
+
+
+@torch.no_grad()
+def test_positions_are_as_large_as_fresh_embeddings() -> None:
+    model, read = fresh(FORMS["full"], positions="absolute"), []
+    torch.nn.init.zeros_(model.embedding.weight)
+    model.blocks[0].register_forward_pre_hook(lambda _, inputs: read.append(inputs[0]))
+    model(texts()[0])
+    assert float(read[0].square().mean().sqrt()) == pytest.approx(EMBEDDING_STD * model.embedding_scale)
 
 
 @pytest.mark.parametrize(("sharing", "number"), [("none", 288), ("headwise", 24), ("key-value", 12), ("layerwise", 1)])

@@ -51,12 +51,14 @@ NEW, ALONE, DIVIDED = "", "without DeepSpeed", "with DeepSpeed"
 
 ENCODER = ("objective=masked", "model.attention.kind=linformer", "model.attention.linformer.projected=16")
 
+NGRAM_HEADS = (*SOFTMAX, "model.add_ngram=[1]", "model.attention.ngram.buckets=64")
+
 CASES: dict[str, tuple[int, tuple[str, ...], str]] = {
     "stage 1": (1, (), ALONE),
     "stage 2, AdamW": (2, (ADAMW,), ALONE),
     "stage 2, bfloat16": (2, (BF16,), NEW),
     "stage 3, AdamW": (3, (ADAMW,), ALONE),
-    "stage 3, softmax": (3, (*SOFTMAX, RECOMPUTED), NEW),
+    "stage 3, softmax and n-gram heads": (3, (*NGRAM_HEADS, RECOMPUTED), NEW),
     "stage 3, encoder": (3, ENCODER, DIVIDED),
 }
 SLOW: dict[str, tuple[int, tuple[str, ...], str]] = {

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from lmlong.checkpoint import read
+from lmlong.errors import LmlongError, UsageError
 from lmlong.inference.loading import open_run
 from lmlong.model.base import count_parameters
 from lmlong.training.dry_run import DryRun, dry_run, memory_options
@@ -32,7 +33,8 @@ def test_result_is_that_of_the_run(
     """What the child process does, in this one."""
     recipe = recipe_of(*options, "training.steps=2")
     measure(recipe, limit=60)
-    result = DryRun(**json.loads(capsys.readouterr().out.splitlines()[-1]))
+    _, _, last = map(json.loads, capsys.readouterr().out.splitlines())  # before, after the first step and the second
+    result = DryRun(**last)
     train(recipe, tmp_path / "run")
     written = sum(file.stat().st_size for file in read.find(tmp_path / "run").iterdir())
     assert result.checkpoint_bytes == pytest.approx(written, rel=0.3)
@@ -49,6 +51,26 @@ def test_slow_rows_are_not_measured(recipe_of: Recipes) -> None:
     assert result.run_seconds == pytest.approx(12 * 8 * result.step_seconds)
     assert "\nnot measured  rows of 512 tokens: two steps would take over" in result.text()
     assert "\nnote          one of 2 processes was measured" in result.text()
+
+
+@pytest.mark.parametrize(
+    ("ending", "error", "message"),
+    [
+        ("""echo '{"error": "no text", "exit_code": 2}'""", UsageError, "^no text$"),
+        ("kill -9 $$", LmlongError, "out of memory before the first step"),
+        ("exit 3", LmlongError, "ended with status 3"),
+    ],
+)
+def test_failure_of_the_child_process_is_reported(
+    recipe_of: Recipes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str, error: type, message: str
+) -> None:
+    """The child is a shell script: a real one takes seconds and does not fail on request."""
+    script = tmp_path / "python"
+    script.write_text(f"#!/bin/sh\n{ending}\n")
+    script.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(script))
+    with pytest.raises(error, match=message):
+        dry_run(recipe_of())
 
 
 @pytest.mark.slow  # two processes

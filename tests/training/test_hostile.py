@@ -141,6 +141,8 @@ def test_carried_states_of_another_model_are_refused(recipe_of: Recipes, tmp_pat
 
 
 def test_sound_checkpoint_is_resumed(checkpoint: Path, recipe_of: Recipes) -> None:
+    scaled = {**read.read_training(checkpoint), "scaler": GradScaler("cpu").state_dict()}  # as in float16
+    write.save_training(scaled, checkpoint)
     sign(checkpoint)
     assert read.trained_tokens(checkpoint) == 4 * 256, "which follows from the steps"
     assert train(recipe_of("training.steps=5"), checkpoint.parents[2] / "new", resume=str(checkpoint)).step == 5

@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import struct
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,6 +50,8 @@ def assert_as_printed(figures: dict[str, float], result: TrainingResult) -> None
 def test_tensorboard_receives_metrics_recipe_and_figures_of_all_starts(recipe_of: Recipes, tmp_path: Path) -> None:
     run, options = tmp_path / "run", ["training.loggers=[tensorboard]", "training.keep_last=9"]
     train(recipe_of(*options, "training.steps=6"), run)
+    writers = [thread for thread in threading.enumerate() if type(thread).__module__.startswith("tensorboard")]
+    assert not writers, "its files are closed"
     assert len([*(run / "tensorboard").glob("events.*")]) == 1  # two may be read in any order
     next_second()
     result = train(recipe_of(*options), run, resume=str(run / "checkpoints" / "step-00000004"))

@@ -165,3 +165,8 @@ def test_recipe_validates_five_times_and_saves_often(name: str) -> None:
 )
 def test_validations_are_spread_evenly(training: Training, steps: int, validated: list[int]) -> None:
     assert [step for step, validates, _ in occasions(training, steps) if validates] == validated
+
+
+def test_run_that_validates_rarely_is_saved_every_ten_minutes() -> None:
+    training = Training(steps=1000, validate_every=400)
+    assert [step for step, _, saves in occasions(training, 1000) if saves] == [300, 400, 700, 800, 1000]

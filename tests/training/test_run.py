@@ -152,6 +152,7 @@ MISSING = "device is cpu" if find_spec("triton") else "triton is not installed"
         ("precision=16", "linear", r"training\.precision: 16 needs a GPU"),
         ("kernel=triton", "linear", rf"training\.kernel: triton cannot be used here: .*{MISSING}.* Use torch"),
         ("kernel=triton", "softmax", r"training\.kernel: no attention of the model \(softmax\) has a kernel triton"),
+        ("kernel=triton", "ngram", r"training\.kernel: no attention of the model \(ngram\) has a kernel triton"),
     ],
 )
 def test_what_needs_a_gpu_is_refused_without(

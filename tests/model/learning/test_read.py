@@ -164,6 +164,7 @@ def test_an_old_state_begins_to_learn_from_the_text_after_it(model: LanguageMode
     _, state = model(tokens[:, :20])
     learned = init_learned(state.position, model.lm_head.weight)
     assert bool(learned.skip.all()) and bool((learned.targets == NOT_LEARNED).all())
+    assert init_learned(torch.tensor([0, 1]), model.lm_head.weight).skip.tolist() == [False, True]
     nll, _ = read(model, tokens[:, 20:], state._replace(learned=learned), [7])
     plain, _ = read(model, tokens[:, 20:], state, [7])
     torch.testing.assert_close(nll[:, :12], plain[:, :12])
