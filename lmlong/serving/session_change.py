@@ -34,10 +34,12 @@ class Sessions:
 
     def change(self, name: str | None, fork: bool = False) -> "Change":
         """Reserve a session for one request, or a new one if `name` is None. With `fork`, the request continues the
-        session in a new one, and nothing is reserved."""
+        session in a new one: the session may change meanwhile, and if it is deleted, its file stays."""
         if name is not None:
             self.store.folder.get(name)  # raises 404 for an unknown one
-        if name is not None and not fork:
+        if name is not None and fork:
+            self.store.folder.hold(name, 1)
+        elif name is not None:
             if name in self.in_use:
                 message = "Another request works on this session. Wait until it ends, or fork the session."
                 raise ApiError(409, message, "session", "session_in_use")
@@ -50,7 +52,7 @@ class Change:
 
     def __init__(self, sessions: Sessions, name: str | None, fork: bool):
         self._sessions, self._name, self._fork = sessions, name, fork
-        self._reserved = None if fork else name
+        self._reserved = name
         self.branch: Header | None = None
         """The header of the new session, where the request forks one."""
 
@@ -60,10 +62,7 @@ class Change:
         store = self._sessions.store
         if self._name is None:
             return None, store.trained.learns(learn)
-        if self._fork:
-            self.branch = await self._sessions.run(store.branch, self._name)
-        place = await self._sessions.run(store.get, self._name)
-        learns = store.folder.get(self._name).last.learns
+        place, learns, self.branch = await self._sessions.run(store.start, self._name, self._fork)
         check_learn(learns, learn)
         return place, learns or bool(learn)
 
@@ -74,6 +73,8 @@ class Change:
     def release(self) -> None:
         """Allow other requests to change the session. Only the first call has an effect, since another request may have
         reserved it by the next."""
-        if self._reserved is not None:
-            self._sessions.in_use.discard(self._reserved)
-            self._reserved = None
+        name, self._reserved = self._reserved, None
+        if name is not None and self._fork:
+            self._sessions.store.folder.hold(name, -1)
+        elif name is not None:
+            self._sessions.in_use.discard(name)

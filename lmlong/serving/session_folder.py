@@ -49,7 +49,7 @@ class SessionFolder:
         self._lock = RLock()
         self._files: dict[str, SessionFile] = {}  # by id; also deleted ones that forks need, and those of other models
         self._listed = set[str]()
-        self._forks = Counter[str]()  # by id
+        self._forks = Counter[str]()  # by id; also those that requests are making
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._find()
 
@@ -80,8 +80,6 @@ class SessionFolder:
         if self.count >= self._settings.max_sessions:
             raise _quota_reached(f"{self.count:,} sessions")
         self.check_quota(len(header.line()) + len(line.line()))
-        if header.parent is not None:
-            self.get(header.parent)
         with explain_errors(self.path):
             file = SessionFile.create(self.path, header, line)
         with self._lock:
@@ -104,6 +102,13 @@ class SessionFolder:
         if self._forks[name]:
             self.append(file, file.last.model_copy(update={"pieces": [], "deleted": True}))
         self._forget(name)
+
+    def hold(self, name: str, forks: int) -> None:
+        """Count one fork more that needs the file of a session, or one less."""
+        with self._lock:
+            self._forks[name] += forks
+            if name not in self._listed:
+                self._forget(name)
 
     def check_quota(self, more: int) -> None:
         """Refuse a request if `more` further bytes would exceed `max_session_bytes`."""
@@ -133,8 +138,8 @@ class SessionFolder:
         """Take a session off the list, and delete all files that no session needs any more."""
         with self._lock:
             self._listed.discard(name)
-            unused: str | None = name
-            while unused is not None and not self._forks[unused]:
+            unused = name
+            while unused in self._files and not self._forks[unused]:
                 file = self._files.pop(unused)
                 self.bytes -= file.all_bytes
                 file.path.unlink(missing_ok=True)
@@ -142,7 +147,7 @@ class SessionFolder:
                     state_file.delete(file.root)
                 self._forks.subtract(filter(None, [file.header.parent]))
                 above = self._files.get(file.header.parent or "")
-                unused = above.header.id if above is not None and above.last.deleted else None
+                unused = above.header.id if above is not None and above.last.deleted else ""
 
     def _find(self) -> None:
         """Read what is in the folder. Damaged files are reported; these and those of other models are left alone."""

@@ -113,6 +113,10 @@ class SessionStore:
         self._keep(file, place)
         return self._info(file)
 
+    def start(self, name: str, fork: bool) -> tuple[Place, bool, Header | None]:
+        """Return the place where a session ends, whether it learns, and with `fork` the header of a new one there."""
+        return self.get(name), self.folder.get(name).last.learns, self.branch(name) if fork else None
+
     def get(self, name: str) -> Place:
         """Return the place where a session ends."""
         file = self.folder.get(name)

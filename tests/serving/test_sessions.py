@@ -1,5 +1,6 @@
 """Sessions on disk: none is lost, and only files of sessions are ever deleted."""
 
+import asyncio
 import json
 import math
 import os
@@ -25,6 +26,7 @@ from serving.turns import (
     is_equal,
     listed,
     opened,
+    place,
     session,
     size,
     turn,
@@ -37,6 +39,7 @@ from lmlong.errors import CheckpointError, LmlongError, UsageError
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.model.state import rebuild_state
 from lmlong.serving.api_errors import ApiError
+from lmlong.serving.session_change import Sessions
 from lmlong.serving.session_folder import locked
 from lmlong.serving.session_store import SessionStore
 
@@ -153,7 +156,7 @@ def test_files_of_deleted_sessions_stay_while_forks_need_them(
     for name in names[:-1]:
         store.delete(name)
         with pytest.raises(ApiError, match="not found"):
-            store.get(name)
+            place(store, name)
     without_states(folder)
     for again in (store, opened(trained, folder)):
         assert [info.id for info in listed(again)] == names[-1:] and len(files(folder)) == 4 + uploads
@@ -218,7 +221,7 @@ def test_torn_last_line_is_dropped(trained: TrainedLanguageModel, tmp_path: Path
 def test_turn_that_the_disk_does_not_take_is_undone(trained: TrainedLanguageModel, tmp_path: Path) -> None:
     store = opened(trained, tmp_path)
     name = created(store)
-    before, info, more = path_of(store, name).read_bytes(), store.info(name), turn(store, "dcba", store.get(name))
+    before, info, more = path_of(store, name).read_bytes(), store.info(name), turn(store, "dcba", place(store, name))
     with largest_file(info.bytes + 10), pytest.raises(LmlongError):
         store.save(more, name)
     assert path_of(store, name).read_bytes() == before and store.info(name) == info
@@ -260,6 +263,48 @@ def test_folder_of_an_earlier_version_is_refused_and_untouched(
     with pytest.raises(UsageError, match=r"earlier version.*--sessions"):
         opened(trained, tmp_path)
     assert files(tmp_path) == {name}
+
+
+def test_fork_during_whose_turn_its_parent_continues_and_is_deleted_is_kept(
+    trained: TrainedLanguageModel, tmp_path: Path
+) -> None:
+    store = opened(trained, tmp_path)
+    name = created(store)
+    more = turn(store, "dcba", place(store, name))
+
+    async def go() -> str:
+        sessions = Sessions(store, 10)
+        change, unsaved = sessions.change(name, fork=True), sessions.change(name, fork=True)
+        starting = asyncio.ensure_future(change.start(None))
+        await asyncio.sleep(0)
+        await sessions.run(store.save, more, name)
+        start, _ = await starting
+        await sessions.run(store.delete, name)
+        unsaved.release()
+        fork = (await change.save(turn(store, "ab", start))).id
+        change.release()
+        sessions.worker.close()
+        return fork
+
+    fork = asyncio.run(go())
+    without_states(tmp_path)
+    again = opened(trained, tmp_path)
+    assert [info.id for info in listed(again)] == [fork] and is_equal(session(again, fork), session(store, fork))
+    again.delete(fork)
+    assert files(tmp_path) == set()
+
+
+def test_file_of_a_deleted_session_goes_with_the_turn_that_would_have_forked_it(
+    trained: TrainedLanguageModel, tmp_path: Path
+) -> None:
+    store = opened(trained, tmp_path)
+    name = created(store)
+    change = Sessions(store, 10).change(name, fork=True)
+    store.delete(name)
+    assert len(files(tmp_path)) == 1
+    change.release()
+    change.release()
+    assert files(tmp_path) == set() and store.folder.bytes == 0
 
 
 def test_folder_is_locked(tmp_path: Path) -> None:
@@ -345,11 +390,11 @@ def test_odd_values_within_a_file_are_refused(trained: TrainedLanguageModel, tmp
     for change in changes:
         rewrite(path_of(store, name), change)
         with pytest.raises(CheckpointError):
-            opened(trained, tmp_path, disk=0).get(name)
+            place(opened(trained, tmp_path, disk=0), name)
         path_of(store, name).write_bytes(before)
     rewrite(path_of(store, fork), lambda lines: lines[0].update(length=2))
     with pytest.raises(CheckpointError):
-        opened(trained, tmp_path).get(fork)
+        place(opened(trained, tmp_path), fork)
 
 
 def test_damaged_or_foreign_states_are_read_again(trained: TrainedLanguageModel, tmp_path: Path) -> None:
@@ -369,12 +414,12 @@ def test_session_that_another_program_changes_is_refused(trained: TrainedLanguag
     name = created(store)
     with path_of(store, name).open("ab") as file:
         file.write(b"{}\n")
-    for call in (lambda: store.get(name), lambda: store.fork(name), lambda: store.save(turn(store, "a"), name)):
+    for call in (lambda: place(store, name), lambda: store.fork(name), lambda: store.save(turn(store, "a"), name)):
         with pytest.raises(CheckpointError, match="changed"):
             call()
     path_of(store, name).unlink()
     with pytest.raises(ApiError, match="not found"):
-        store.get(name)
+        place(store, name)
     assert store.folder.bytes == 0
 
 
@@ -432,7 +477,7 @@ def test_no_acknowledged_turn_is_lost_by_a_kill(tmp_path: Path, kills: int = 2) 
         elif when == "begin":
             assert len(found) - len(known) in (0, 1)
         assert all(found[each] == tokens for each, tokens in known.items() if (each, kind) != (name, "turn"))
-        assert all(store.get(each).tokens == tokens for each, tokens in found.items())
+        assert all(place(store, each).tokens == tokens for each, tokens in found.items())
         known = found
     for each in known:
         store.delete(each)

@@ -15,6 +15,7 @@ from serving.turns import (
     is_equal,
     listed,
     opened,
+    place,
     session,
     turn,
     without_states,
@@ -58,7 +59,7 @@ def test_a_turn_continues_as_it_was_written(trained: TrainedLanguageModel, tmp_p
     """Its state differs from that of the steps by rounding only."""
     store = opened(trained, tmp_path)
     name = created(store, BOOK)
-    read = turn(store, "abc", store.get(name), answer=5)
+    read = turn(store, "abc", place(store, name), answer=5)
     assert read.read.session is not None
     stepped = greedy(trained.model, read.read.session, 5)
     store.save(read, name)
@@ -89,7 +90,7 @@ def test_unread_text_is_kept(trained: TrainedLanguageModel, tmp_path: Path) -> N
     name = created(store, BOOK)
     for text in (UnreadText(b"a", b"bc", tuple(trained.tokenizer.encode("bc"))), UnreadText(b"", b"d"), UnreadText()):
         name = store.fork(name).id
-        store.save(turn(store, "ab", store.get(name))._replace(unread=text), name)
+        store.save(turn(store, "ab", place(store, name))._replace(unread=text), name)
         fork = store.fork(name).id
         for each in (name, fork):
             found = session(opened(trained, tmp_path), each)
