@@ -113,8 +113,6 @@ class SessionFile:
         """The key of the session's state, once it is known."""
         self.unsaved = 0
         """Tokens since the last of its states that is on disk."""
-        self.saved: dict[int, bytes] = {}
-        """The keys of the states on disk since the server began, by their tokens."""
 
     @property
     def root(self) -> Path:

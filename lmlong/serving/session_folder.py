@@ -2,7 +2,7 @@
 
 fork: a new file that names its parent and how many of the parent's pieces it begins with
 upload: a state in ID.root, without tokens, which the file that begins with it names
-delete: the file, or while forks need it a last line that says so; then the states that no file names
+delete: the states that only this session has; then the file, or while forks need it a last line that says so
 """
 
 import re
@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from threading import RLock
 
@@ -118,15 +119,38 @@ class SessionFolder:
 
     def pieces(self, file: SessionFile) -> tuple[SessionFile, list[Piece], int]:
         """Return the file in which the text of a session begins, its pieces, and how many of them are its parent's."""
-        files, parts = [file], [file.pieces()]
-        while (parent := files[-1].header.parent) is not None:
-            files.append(self._files[parent])
-            inherited, length = files[-1].pieces(), files[-2].header.length
+        files, parts = self._chain(file), [file.pieces()]
+        for fork, parent in pairwise(files):
+            inherited, length = parent.pieces(), fork.header.length
             if len(inherited) < length:
                 raise file.damaged("a session that it begins with has fewer pieces than it says")
             parts.append(inherited[:length])
         pieces = [piece for part in reversed(parts) for piece in part]
         return files[-1], pieces, len(pieces) - len(parts[0])
+
+    def kept(self, name: str) -> int:
+        """Return how many of the first pieces of a session's text its deletion leaves to others; -1 if no other begins
+        as it does."""
+        chain, going = self._chain(self._files[name]), None
+        begin = sum(file.header.length for file in chain)
+        with self._lock:
+            files = [*self._files.values()]
+        for file in chain:
+            forks = [each for each in files if each.header.parent == file.header.id]
+            if going is not None and file.header.id not in self._listed:
+                forks.remove(going)
+            if forks:
+                length = max(fork.header.length for fork in forks)
+                return begin + (length if going is None else min(length, going.header.length))
+            begin, going = begin - file.header.length, file
+        return -1
+
+    def _chain(self, file: SessionFile) -> list[SessionFile]:
+        """Return the files in which the text of a session is, its own first."""
+        files = [file]
+        while (parent := files[-1].header.parent) is not None:
+            files.append(self._files[parent])
+        return files
 
     def _add(self, file: SessionFile) -> None:
         with self._lock:

@@ -13,6 +13,7 @@ import hashlib
 import secrets
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -21,7 +22,7 @@ from lmlong.errors import CheckpointError, UsageError
 from lmlong.inference import state_file
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.session import begin_learning
-from lmlong.inference.state_table import KEY_BYTES, PIECE, Piece, Place, StateTable, superseded
+from lmlong.inference.state_table import KEY_BYTES, PIECE, Piece, Place, StateTable, places, superseded
 from lmlong.inference.unread import UnreadText
 from lmlong.io.files import fsync
 from lmlong.io.system_errors import explain_errors
@@ -38,6 +39,9 @@ STATES = "states"
 
 UNSAVED = 32
 """Tokens of a long session for each that may have to be read again, because no state after it is on disk."""
+
+APART = 1024
+"""Tokens that are read in about a second: of the states of a session on disk, all but the newest lie as far apart."""
 
 BEGINNING = 80
 """Characters of a turn that its info has."""
@@ -102,7 +106,7 @@ class SessionStore:
             check_learn(session.state.learned is not None, learn)
             learns = session.state.learned is not None or self.trained.learns(learn)
             unread = session.unread
-            place, line = self._after(Turn(Place(self._root_key(header.id), session), (), unread=unread, learn=learns))
+            place, line = self._after(Turn(Place(self._first_key(header), session), (), unread=unread, learn=learns))
             file = self.folder.create(header.model_copy(update={"repeated": len(unread.pending)}), line)
         except BaseException as error:
             path.unlink(missing_ok=True)
@@ -148,10 +152,12 @@ class SessionStore:
         return OwnText(before, file.header.repeated, pieces[inherited:], unread, first)
 
     def delete(self, name: str) -> None:
-        """Delete a session, and its states on disk."""
-        for key in self.folder.get(name).saved.values():
-            self.states.forget(key)
-            self.states.remove(key)
+        """Delete a session, and the states that only its text has."""
+        file = self.folder.get(name)
+        with suppress(CheckpointError):  # a damaged file is deleted too
+            for key, _ in self._places(file)[0][self.folder.kept(name) + 1 :]:
+                self.states.forget(key)
+                self.states.remove(key)
         self.folder.delete(name)
 
     def download(self, name: str) -> bytes:
@@ -192,9 +198,12 @@ class SessionStore:
         self.states.put(place)
         if file.unsaved >= max(PIECE, place.tokens // UNSAVED):
             self.states.save(place)
-            file.unsaved, file.saved[place.tokens] = 0, place.key
-            for tokens in superseded(file.saved, place.tokens):
-                self.states.remove(file.saved.pop(tokens))
+            file.unsaved = 0
+            ends, inherited = self._places(file)
+            begin, own = ends[inherited][1], ends[inherited + bool(file.header.parent) :]
+            saved = {tokens - begin: key for key, tokens in own if key in self.states.files}
+            for tokens in superseded(saved, max(saved, default=0), APART):
+                self.states.remove(saved[tokens])
 
     def _info(self, file: SessionFile) -> SessionInfo:
         """Return a session's info, with the beginning of its last turn."""
@@ -223,6 +232,11 @@ class SessionStore:
         except (ValueError, IndexError) as error:
             raise file.damaged(str(error)) from None
         return unread
+
+    def _places(self, file: SessionFile) -> tuple[list[tuple[bytes, int]], int]:
+        """Return the keys and tokens of all places between the pieces of a session, and how many are its parent's."""
+        first, pieces, inherited = self.folder.pieces(file)
+        return places(Place(self._first_key(first.header)), pieces), inherited
 
     def _pieces(self, file: SessionFile) -> tuple[Place, Sequence[Piece], int]:
         """Return the place where the text of a session begins, its pieces, and how many of them are its parent's."""
@@ -253,13 +267,15 @@ class SessionStore:
     def _start(self, file: SessionFile) -> Place:
         """Return the place before the first token of a file: that of its uploaded state, if any."""
         if not file.header.root:
-            return Place(self.states.empty)
+            return Place(self._first_key(file.header))
         try:
             session = self.trained.load_state(file.root, learn=False)
         except (CheckpointError, UsageError):
             raise file.damaged("the uploaded state that it begins with is missing or damaged") from None
-        return Place(self._root_key(file.header.id), session._replace(unread=UnreadText()))
+        return Place(self._first_key(file.header), session._replace(unread=UnreadText()))
 
-    def _root_key(self, name: str) -> bytes:
-        """Return the key of the uploaded state of a session."""
-        return hashlib.blake2b(self.states.empty + name.encode(), digest_size=KEY_BYTES).digest()
+    def _first_key(self, header: Header) -> bytes:
+        """Return the key before the first token of a file: that of its uploaded state, if any."""
+        if not header.root:
+            return self.states.empty
+        return hashlib.blake2b(self.states.empty + header.id.encode(), digest_size=KEY_BYTES).digest()

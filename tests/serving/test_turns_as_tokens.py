@@ -30,6 +30,12 @@ from lmlong.inference.unread import UnreadText
 from lmlong.recipe import Attention, Ngram
 from lmlong.serving.request import Request
 from lmlong.serving.scheduler import Scheduler
+from lmlong.serving.session_store import APART
+
+
+def saved(folder: Path) -> list[int]:
+    """The tokens of the states on disk."""
+    return sorted(state_file.describe(path)["tokens"] for path in (folder / "states").iterdir())
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["torch", "native"])
@@ -76,13 +82,39 @@ def test_a_turn_continues_as_it_was_written(trained: TrainedLanguageModel, tmp_p
 def test_session_keeps_its_newest_states_at_doubling_distances(trained: TrainedLanguageModel, tmp_path: Path) -> None:
     store = opened(trained, tmp_path)
     name = created(store, BOOK)
-    for _ in range(24):
+    for number in range(70):
+        store = opened(trained, tmp_path) if number == 35 else store
         continued(store, name, BOOK[:150], answer=5)
-    saved = [state_file.describe(path)["tokens"] for path in (tmp_path / "states").iterdir()]
-    first, *distances = sorted(store.info(name).tokens - tokens for tokens in saved)
+    first, *distances = (store.info(name).tokens - tokens for tokens in reversed(saved(tmp_path)))
     assert first < 2 * PIECE and 3 <= len(distances) <= 6
-    assert all(near < far <= 4 * near for near, far in pairwise(distances))
+    assert all(near < far <= 4 * near and far - near >= APART for near, far in pairwise(distances))
     assert is_equal(session(opened(trained, tmp_path, disk=0), name), session(store, name))
+
+
+def test_short_session_keeps_its_newest_state(trained: TrainedLanguageModel, tmp_path: Path) -> None:
+    store = opened(trained, tmp_path)
+    name = created(store, BOOK[:300])
+    for _ in range(6):
+        continued(store, name, BOOK[:100], answer=5)
+        assert len(saved(tmp_path)) == 1
+    assert store.info(name).tokens - saved(tmp_path)[0] < PIECE
+
+
+def test_states_are_deleted_with_the_last_session_that_has_their_text(
+    trained: TrainedLanguageModel, tmp_path: Path
+) -> None:
+    store = opened(trained, tmp_path)
+    book = created(store, BOOK)
+    short, long, copy = (store.fork(book).id for _ in range(3))
+    for name, text in ((book, BOOK[:1000]), (long, BOOK[1000:2200]), (long, BOOK[:1200])):
+        continued(store, name, text)
+    assert saved(tmp_path) == [3001, 4001, 4201, 5401]
+    store = opened(trained, tmp_path)
+    left = []
+    for name in (book, long, copy, short):
+        store.delete(name)
+        left.append(saved(tmp_path))
+    assert left == [[3001, 4201, 5401], [3001], [3001], []]
 
 
 def test_unread_text_is_kept(trained: TrainedLanguageModel, tmp_path: Path) -> None:
