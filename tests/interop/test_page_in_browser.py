@@ -36,6 +36,8 @@ def test_generate_fork_and_reload(visit: Visit, page_server: ServerProcess) -> N
     assert page.locator(".token:not([class*=' b'])").count() == 0, "each token has its surprisal"
     told = page_server.by_id[first]
     assert visit.text[-200:] == told["tail"] and page.inner_text("#text-size") == f"{told['tokens']} tokens"
+    line = page.locator(f"#tree [data-id='{first}'] .line").text_content()
+    assert line == told["given"].lstrip() + told["written"], "nothing is inserted where the model goes on"
     root = told["parent"]
     assert page_server.by_id[root]["parent"] is None
 
