@@ -97,17 +97,15 @@ def places(start: Place, pieces: Sequence[Piece]) -> list[tuple[bytes, int]]:
 
 def superseded(positions: Iterable[int], end: int, apart: int = 0) -> list[int]:
     """Return the positions of states that a text of `end` tokens need not keep: of those whose distances from the end
-    are equal to within a factor of 2, all but the first; and those less than `apart` after another, or the beginning.
-    """
-    kept, last = set[int](), 0
+    are equal to within a factor of 2, all but the first; and those less than `apart` after another or the beginning."""
+    kept = dict[int, int]()  # positions by distance
     dropped = []
     for position in sorted(positions):
         distance = (end - position).bit_length()
-        if position < end and (distance in kept or position - last < apart):
+        if position < end and (distance in kept or position - max(kept.values(), default=0) < apart):
             dropped.append(position)
         else:
-            kept.add(distance)
-            last = position
+            kept[distance] = position
     return dropped
 
 
@@ -138,9 +136,17 @@ class StateTable:
                 return self._states[key]
             if key not in self.files:
                 return None
-        session = self._load(key)
-        if session is not None:
-            self.put(Place(key, session))
+        path = self._path(key)
+        try:
+            session = self._trained.load_state(path, learn=False)
+            os.utime(path)
+        except (LmlongError, OSError):
+            self.remove(key)
+            return None
+        with self._lock:
+            if key in self.files:
+                self.files.move_to_end(key)
+        self.put(Place(key, session))
         return session
 
     def put(self, place: Place) -> None:
@@ -165,19 +171,17 @@ class StateTable:
 
     def nearest(self, start: Place, pieces: Sequence[Piece]) -> tuple[Place, int]:
         """Return the place after as many of the pieces as have a known state, and their number."""
-        ends = places(start, pieces)
-        for number in range(len(pieces), 0, -1):
-            key, tokens = ends[number]
+        for number, (key, tokens) in [*enumerate(places(start, pieces))][:0:-1]:
             place = Place(key, self.get(key))
             if place.tokens == tokens:
                 return place, number
         return start, 0
 
     def save(self, place: Place) -> None:
-        """Keep a state on disk too, if that takes it."""
+        """Keep a state on disk too, if that takes it and does not have it."""
         key, session = place
         assert session is not None
-        if not self._disk or self._folder is None:
+        if not self._disk or self._folder is None or key in self.files:
             return
         trained, path = self._trained, self._path(key)
         try:
@@ -188,7 +192,7 @@ class StateTable:
         except (LmlongError, OSError):  # such as a full disk: the state can be read again
             return
         with self._lock:
-            self.disk_bytes += size - self.files.pop(key, 0)
+            self.disk_bytes += size
             self.files[key] = size
         self._evict()
 
@@ -201,19 +205,6 @@ class StateTable:
     def _path(self, key: bytes) -> Path:
         assert self._folder is not None
         return self._folder / f"{key.hex()}.state"
-
-    def _load(self, key: bytes) -> Session | None:
-        path = self._path(key)
-        try:
-            session = self._trained.load_state(path, learn=False)
-            os.utime(path)
-        except (LmlongError, OSError):
-            self.remove(key)
-            return None
-        with self._lock:
-            if key in self.files:
-                self.files.move_to_end(key)
-        return session
 
     def _find(self, folder: Path) -> None:
         """Find the files of an earlier run, and delete those that it did not finish."""

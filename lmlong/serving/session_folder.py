@@ -2,21 +2,21 @@
 
 fork: a new file that names its parent and how many of the parent's pieces it begins with
 upload: a state in ID.root, without tokens, which the file that begins with it names
-delete: the states that only this session has; then the file, or while forks need it a last line that says so
+delete: the file with its states, or while forks need it a last line that says so
 """
 
+import hashlib
 import re
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from itertools import pairwise
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import RLock
 
-from lmlong.errors import UsageError
+from lmlong.errors import CheckpointError, UsageError
 from lmlong.inference import state_file
-from lmlong.inference.state_table import Piece
+from lmlong.inference.state_table import KEY_BYTES, Piece, Place, StateTable, places
 from lmlong.io.lock import Held, lock
 from lmlong.io.system_errors import explain_errors
 from lmlong.serving.api_errors import ApiError
@@ -43,10 +43,10 @@ def locked(folder: Path) -> Iterator[None]:
 class SessionFolder:
     """The files of sessions. One thread at a time may change them; any thread may ask what there is."""
 
-    def __init__(self, path: Path, owners: Mapping[str, str], settings: Settings):
+    def __init__(self, path: Path, owners: Mapping[str, str], settings: Settings, states: StateTable):
         """`owners` identify a model; the sessions of other models are left alone."""
         self.path, self.bytes = path, 0
-        self._owners, self._settings = owners, settings
+        self._owners, self._settings, self._states = owners, settings, states
         self._lock = RLock()
         self._files: dict[str, SessionFile] = {}  # by id; also deleted ones that forks need, and those of other models
         self._listed = set[str]()
@@ -86,6 +86,7 @@ class SessionFolder:
         with self._lock:
             self._add(file)
             self._listed.add(header.id)
+            file.saved = self._files[header.parent].saved if header.parent else 0
         return file
 
     def append(self, file: SessionFile, line: Line) -> None:
@@ -119,38 +120,27 @@ class SessionFolder:
 
     def pieces(self, file: SessionFile) -> tuple[SessionFile, list[Piece], int]:
         """Return the file in which the text of a session begins, its pieces, and how many of them are its parent's."""
-        files, parts = self._chain(file), [file.pieces()]
-        for fork, parent in pairwise(files):
-            inherited, length = parent.pieces(), fork.header.length
+        files, parts = [file], [file.pieces()]
+        while (parent := files[-1].header.parent) is not None:
+            files.append(self._files[parent])
+            inherited, length = files[-1].pieces(), files[-2].header.length
             if len(inherited) < length:
                 raise file.damaged("a session that it begins with has fewer pieces than it says")
             parts.append(inherited[:length])
         pieces = [piece for part in reversed(parts) for piece in part]
         return files[-1], pieces, len(pieces) - len(parts[0])
 
-    def kept(self, name: str) -> int:
-        """Return how many of the first pieces of a session's text its deletion leaves to others; -1 if no other begins
-        as it does."""
-        chain, going = self._chain(self._files[name]), None
-        begin = sum(file.header.length for file in chain)
-        with self._lock:
-            files = [*self._files.values()]
-        for file in chain:
-            forks = [each for each in files if each.header.parent == file.header.id]
-            if going is not None and file.header.id not in self._listed:
-                forks.remove(going)
-            if forks:
-                length = max(fork.header.length for fork in forks)
-                return begin + (length if going is None else min(length, going.header.length))
-            begin, going = begin - file.header.length, file
-        return -1
+    def first_key(self, header: Header) -> bytes:
+        """Return the key before the first piece of a file: that of its uploaded state, if any."""
+        name = header.id.encode() if header.root else None
+        return (
+            hashlib.blake2b(self._states.empty + name, digest_size=KEY_BYTES).digest() if name else self._states.empty
+        )
 
-    def _chain(self, file: SessionFile) -> list[SessionFile]:
-        """Return the files in which the text of a session is, its own first."""
-        files = [file]
-        while (parent := files[-1].header.parent) is not None:
-            files.append(self._files[parent])
-        return files
+    def own_places(self, file: SessionFile) -> list[tuple[bytes, int]]:
+        """Return the keys and tokens of the states of a session that are not its parent's."""
+        first, pieces, inherited = self.pieces(file)
+        return places(Place(self.first_key(first.header)), pieces)[inherited + bool(inherited) :]
 
     def _add(self, file: SessionFile) -> None:
         with self._lock:
@@ -162,20 +152,24 @@ class SessionFolder:
         """Take a session off the list, and delete all files that no session needs any more."""
         with self._lock:
             self._listed.discard(name)
-            unused = name
-            while unused in self._files and not self._forks[unused]:
-                file = self._files.pop(unused)
+            while name in self._files and not self._forks[name]:
+                file = self._files[name]
+                with suppress(CheckpointError):  # a damaged file goes too
+                    for key, _ in self.own_places(file):
+                        self._states.forget(key)
+                        self._states.remove(key)
+                del self._files[name]
                 self.bytes -= file.all_bytes
                 file.path.unlink(missing_ok=True)
                 if file.header.root:
                     state_file.delete(file.root)
                 self._forks.subtract(filter(None, [file.header.parent]))
                 above = self._files.get(file.header.parent or "")
-                unused = above.header.id if above is not None and above.last.deleted else ""
+                name = above.header.id if above is not None and above.last.deleted else ""
 
     def _find(self) -> None:
         """Read what is in the folder. Damaged files are reported; these and those of other models are left alone."""
-        skipped = 0
+        skipped = list[str]()
         for path in sorted(self.path.iterdir()):
             if EARLIER.fullmatch(path.name):
                 remedy = "Name another folder by --sessions, or rename this one."
@@ -185,35 +179,31 @@ class SessionFolder:
                     if file := SessionFile.open(path):
                         self._add(file)
                 except (OSError, ValueError) as error:
-                    skipped += self._skip(path, reason(error))
+                    skipped.append(f"{path}: {reason(error)}")
         for path in self.path.glob("*.root"):  # those of uploads that were not completed
             if ROOT.fullmatch(path.name) and not path.with_suffix(".session").exists():
                 state_file.delete(path)
         whole = self._whole()
         for name, file in self._files.items():
             if name not in whole:
-                skipped += self._skip(file.path, "a session that it begins with is missing")
+                skipped.append(f"{file.path}: a session that it begins with is missing")
             elif file.header.owners == self._owners and not file.last.deleted:
                 self._listed.add(name)
+        for line in skipped:
+            print(f"skipped {line}", file=sys.stderr)
         for file in [] if skipped else [*self._files.values()]:
             if file.last.deleted and file.header.id in self._files:
                 self._forget(file.header.id)
 
-    def _skip(self, path: Path, why: str) -> bool:
-        print(f"skipped {path}: {why}", file=sys.stderr)
-        return True
-
     def _whole(self) -> set[str]:
         """Return the sessions whose parents, and the parents of these, are all there."""
-        whole = dict[str | None, bool]({None: True})
-        for name in self._files:
-            way = dict[str | None, None]()
-            above: str | None = name
-            while above in self._files and above not in whole and above not in way:
-                way[above] = None
-                above = self._files[above].header.parent
-            whole |= dict.fromkeys(way, whole.get(above, False))
-        return {name for name, is_whole in whole.items() if name is not None and is_whole}
+        forks = defaultdict[str | None, list[str]](list)
+        for name, file in self._files.items():
+            forks[file.header.parent].append(name)
+        whole = forks[None]
+        for name in whole:
+            whole += forks[name]
+        return {*whole}
 
 
 def _quota_reached(limit: str) -> ApiError:

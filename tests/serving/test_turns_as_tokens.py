@@ -55,9 +55,9 @@ def test_turns_are_equal_to_the_last_bit_after_a_restart(trained: TrainedLanguag
             assert is_equal(session(again, name), expected)
         without_states(tmp_path)
     for name in list(sessions)[:-1]:
-        again.delete(name)
+        again.folder.delete(name)
     assert is_equal(session(opened(trained, tmp_path), [*sessions][-1]), [*sessions.values()][-1])
-    again.delete([*sessions][-1])
+    again.folder.delete([*sessions][-1])
     assert list(tmp_path.glob("*.session")) == []
 
 
@@ -112,9 +112,9 @@ def test_states_are_deleted_with_the_last_session_that_has_their_text(
     store = opened(trained, tmp_path)
     left = []
     for name in (book, long, copy, short):
-        store.delete(name)
+        store.folder.delete(name)
         left.append(saved(tmp_path))
-    assert left == [[3001, 4201, 5401], [3001], [3001], []]
+    assert left == [[3001, 4001, 4201, 5401], [3001, 4001], [3001, 4001], []]
 
 
 def test_unread_text_is_kept(trained: TrainedLanguageModel, tmp_path: Path) -> None:

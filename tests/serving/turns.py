@@ -60,7 +60,9 @@ def listed(store: SessionStore) -> list[SessionInfo]:
 
 def place(store: SessionStore, name: str) -> Place:
     """The place where a session ends."""
-    return store.start(name, False)[0]
+    *_, end = store.start(name, False)
+    assert end is not None
+    return end[0]
 
 
 def session(store: SessionStore, name: str) -> Session:
