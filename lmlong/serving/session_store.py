@@ -248,8 +248,8 @@ class SessionStore:
             place = yield from self._after_pieces(start, pieces)
             if place.session is None or place.tokens != last.tokens:
                 raise file.damaged("it has other tokens than it says")
-            if self.folder.get(file.header.id).last is last:  # no turn was saved meanwhile
-                self._keep(file, place)
+            if file.last is last:  # no turn was saved meanwhile
+                self._keep(self.folder.get(file.header.id), place)
         return place._replace(session=place.session._replace(unread=unread))
 
     def _start(self, file: SessionFile) -> Place:

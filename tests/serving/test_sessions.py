@@ -307,7 +307,11 @@ def test_fork_during_whose_turn_its_parent_continues_and_is_deleted_is_kept(
         await sessions.run(store.save, more, name)
         start, _ = await starting
         assert start.tokens == 3001 and place(store, name).tokens == 3005
+        without_states(tmp_path)
+        starting = asyncio.ensure_future(unsaved.start(None))
+        await asyncio.sleep(0)
         await sessions.run(store.folder.delete, name)
+        assert not starting.done() and (await starting)[0].tokens == 3005
         unsaved.release()
         fork = (await change.save(turn(store, "ab", start))).id
         change.release()
