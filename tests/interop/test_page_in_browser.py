@@ -299,7 +299,7 @@ AXE = axe_source()
 @pytest.mark.skipif(AXE is None, reason="there is no axe-core; see CONTRIBUTING")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280])
-def test_axe_finds_no_serious_violation(chromium: Any, page_server: ServerProcess, scheme: str, width: int) -> None:
+def test_axe_finds_no_violation(chromium: Any, page_server: ServerProcess, scheme: str, width: int) -> None:
     size = {"width": width, "height": 844}
     with visiting(chromium, page_server.url, color_scheme=scheme, viewport=size, reduced_motion="reduce") as visit:
         page = visit.page
