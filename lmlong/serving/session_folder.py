@@ -132,10 +132,9 @@ class SessionFolder:
 
     def first_key(self, header: Header) -> bytes:
         """Return the key before the first piece of a file: that of its uploaded state, if any."""
-        name = header.id.encode() if header.root else None
-        return (
-            hashlib.blake2b(self._states.empty + name, digest_size=KEY_BYTES).digest() if name else self._states.empty
-        )
+        if not header.root:
+            return self._states.empty
+        return hashlib.blake2b(self._states.empty + header.id.encode(), digest_size=KEY_BYTES).digest()
 
     def own_places(self, file: SessionFile) -> list[tuple[bytes, int]]:
         """Return the keys and tokens of the states of a session that are not its parent's."""
