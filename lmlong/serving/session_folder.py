@@ -9,15 +9,14 @@ import hashlib
 import re
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from threading import RLock
 
 from lmlong.errors import CheckpointError, UsageError
 from lmlong.inference import state_file
 from lmlong.inference.state_table import KEY_BYTES, Piece, Place, StateTable, places
-from lmlong.io.lock import Held, lock
 from lmlong.io.system_errors import explain_errors
 from lmlong.serving.api_errors import ApiError
 from lmlong.serving.session_file import NAME, ROOT, Header, Line, SessionFile, reason
@@ -25,19 +24,6 @@ from lmlong.serving.settings import Settings
 
 EARLIER = re.compile(r"[0-9a-f]{24}(\.state|-[0-9a-f]{16}\.base)")
 """The names of files of sessions of earlier versions."""
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder of sessions, which is created if missing."""
-    with explain_errors(folder):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    try:
-        with lock(folder / "lock"):
-            yield
-    except Held:
-        remedy = "Name another folder by --sessions."
-        raise UsageError(f"{folder}: another server keeps its sessions there. {remedy}") from None
 
 
 class SessionFolder:

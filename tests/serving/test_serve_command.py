@@ -20,7 +20,7 @@ from serving.request_draws import ENDLESS
 from serving.schedulers import tiny
 from serving.servers import NAME, served, until
 
-from lmlong.serving.session_folder import locked
+from lmlong.serving.server import locked
 
 ROOT = Path(__file__).parent.parent.parent
 KEY = {"Authorization": "Bearer a-secret"}

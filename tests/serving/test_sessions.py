@@ -40,8 +40,8 @@ from lmlong.errors import CheckpointError, LmlongError, UsageError
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.model.state import rebuild_state, state_bytes
 from lmlong.serving.api_errors import ApiError
+from lmlong.serving.server import locked
 from lmlong.serving.session_change import Change, Sessions
-from lmlong.serving.session_folder import locked
 from lmlong.serving.session_store import SessionStore
 
 
