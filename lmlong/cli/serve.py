@@ -83,22 +83,16 @@ def serve(
     """
     key = read_key()
     try:
-        from lmlong.serving.server import Server, bind, prepare_process
+        from lmlong.serving.server import Server, bind, locked, prepare_process
     except ImportError as error:
         raise UsageError(f"{error.name} is not installed. Run {install_command('serve')}.") from None
-    from lmlong.checkpoint.location import folder_of
-    from lmlong.inference.loading import load
-    from lmlong.serving.app import make_app
-    from lmlong.serving.guard import Hosts, warning
-    from lmlong.serving.session_folder import locked
-    from lmlong.serving.session_store import SessionStore
+    from lmlong.checkpoint.location import find, folder_of
 
     listening = bind(host, port)
     body = 4 * given["max_prompt"]
     chosen = Settings(**given, max_body=body, held=max(Settings.held, 2 * body))
-    trained = load(run, device, weights, learn=learn)
-    trained.use_fast_engine(None)
-    run_folder, hosts = folder_of(run), Hosts(host, allowed_host)
+    find(run)  # before a folder is made for its sessions
+    run_folder = folder_of(run)
     name, beside = run_folder.absolute().name, run_folder.resolve()
     folder = sessions or beside.with_name(f"{beside.name}-sessions")
 
@@ -109,7 +103,14 @@ def serve(
         for line in (*warning(hosts, host, key), ready):
             click.echo(line, err=True)
 
-    with locked(folder):
+    with locked(folder):  # before what takes long: imports of torch, and the model
+        from lmlong.inference.loading import load
+        from lmlong.serving.app import make_app
+        from lmlong.serving.guard import Hosts, warning
+        from lmlong.serving.session_store import SessionStore
+
+        trained, hosts = load(run, device, weights, learn=learn), Hosts(host, allowed_host)
+        trained.use_fast_engine(None)
         store = SessionStore(trained, folder, chosen)
         app = make_app(trained, name, store, chosen, hosts, key)
         prepare_process()

@@ -88,16 +88,24 @@ class Place(NamedTuple):
         return self.session.total if self.session else 0
 
 
-def superseded(positions: Iterable[int], end: int) -> list[int]:
+def places(start: Place, pieces: Sequence[Piece]) -> list[tuple[bytes, int]]:
+    """Return the key and the number of tokens before the first of some pieces, and after each."""
+    keys = accumulate(pieces, lambda key, piece: piece.key(key), initial=start.key)
+    ends = accumulate((len(piece.tokens) for piece in pieces), initial=start.tokens)
+    return [*zip(keys, ends, strict=True)]
+
+
+def superseded(positions: Iterable[int], end: int, apart: int = 0) -> list[int]:
     """Return the positions of states that a text of `end` tokens need not keep: of those whose distances from the end
-    are equal to within a factor of 2, all but the first."""
-    kept = set[int]()
+    are equal to within a factor of 2, all but the first; and those less than `apart` after another or the beginning."""
+    kept = dict[int, int]()  # positions by distance
     dropped = []
     for position in sorted(positions):
         distance = (end - position).bit_length()
-        if distance in kept:
+        if position < end and (distance in kept or position - max(kept.values(), default=0) < apart):
             dropped.append(position)
-        kept.add(distance)
+        else:
+            kept[distance] = position
     return dropped
 
 
@@ -114,8 +122,9 @@ class StateTable:
         self.bytes = self.disk_bytes = 0
         self._trained, self._memory, self._folder, self._disk = trained, memory, folder, disk
         self._lock = RLock()
-        self._states: OrderedDict[bytes, Session] = OrderedDict()  # the latest used last, as in `_files`
-        self._files: OrderedDict[bytes, int] = OrderedDict()  # the sizes of files
+        self._states: OrderedDict[bytes, Session] = OrderedDict()  # the latest used last, as in `files`
+        self.files: OrderedDict[bytes, int] = OrderedDict()
+        """The sizes of the files, by their keys."""
         if folder is not None and folder.is_dir():
             self._find(folder)
 
@@ -125,11 +134,19 @@ class StateTable:
             if key in self._states:
                 self._states.move_to_end(key)
                 return self._states[key]
-            if key not in self._files:
+            if key not in self.files:
                 return None
-        session = self._load(key)
-        if session is not None:
-            self.put(Place(key, session))
+        path = self._path(key)
+        try:
+            session = self._trained.load_state(path, learn=False)
+            os.utime(path)
+        except (LmlongError, OSError):
+            self.remove(key)
+            return None
+        with self._lock:
+            if key in self.files:
+                self.files.move_to_end(key)
+        self.put(Place(key, session))
         return session
 
     def put(self, place: Place) -> None:
@@ -154,19 +171,17 @@ class StateTable:
 
     def nearest(self, start: Place, pieces: Sequence[Piece]) -> tuple[Place, int]:
         """Return the place after as many of the pieces as have a known state, and their number."""
-        keys = [*accumulate(pieces, lambda key, piece: piece.key(key), initial=start.key)]
-        ends = [*accumulate((len(piece.tokens) for piece in pieces), initial=start.tokens)]
-        for number in range(len(pieces), 0, -1):
-            place = Place(keys[number], self.get(keys[number]))
-            if place.tokens == ends[number]:
+        for number, (key, tokens) in [*enumerate(places(start, pieces))][:0:-1]:
+            place = Place(key, self.get(key))
+            if place.tokens == tokens:
                 return place, number
         return start, 0
 
     def save(self, place: Place) -> None:
-        """Keep a state on disk too, if that takes it."""
+        """Keep a state on disk too, if that takes it and does not have it."""
         key, session = place
         assert session is not None
-        if not self._disk or self._folder is None:
+        if not self._disk or self._folder is None or key in self.files:
             return
         trained, path = self._trained, self._path(key)
         try:
@@ -177,32 +192,19 @@ class StateTable:
         except (LmlongError, OSError):  # such as a full disk: the state can be read again
             return
         with self._lock:
-            self.disk_bytes += size - self._files.pop(key, 0)
-            self._files[key] = size
+            self.disk_bytes += size
+            self.files[key] = size
         self._evict()
 
     def remove(self, key: bytes) -> None:
         """Drop a state from disk."""
         with self._lock:
-            self.disk_bytes -= self._files.pop(key, 0)
+            self.disk_bytes -= self.files.pop(key, 0)
         state_file.delete(self._path(key))
 
     def _path(self, key: bytes) -> Path:
         assert self._folder is not None
         return self._folder / f"{key.hex()}.state"
-
-    def _load(self, key: bytes) -> Session | None:
-        path = self._path(key)
-        try:
-            session = self._trained.load_state(path, learn=False)
-            os.utime(path)
-        except (LmlongError, OSError):
-            self.remove(key)
-            return None
-        with self._lock:
-            if key in self._files:
-                self._files.move_to_end(key)
-        return session
 
     def _find(self, folder: Path) -> None:
         """Find the files of an earlier run, and delete those that it did not finish."""
@@ -214,7 +216,7 @@ class StateTable:
             elif UNFINISHED.fullmatch(path.name):
                 state_file.delete(path)
         for _, name, size in sorted(found):
-            self._files[bytes.fromhex(name.removesuffix(".state"))] = size
+            self.files[bytes.fromhex(name.removesuffix(".state"))] = size
             self.disk_bytes += size
         self._evict()
 
@@ -222,4 +224,4 @@ class StateTable:
         """Drop the states used least recently, if the files are more than may be on disk."""
         with self._lock:
             while self.disk_bytes > self._disk:
-                self.remove(next(iter(self._files)))
+                self.remove(next(iter(self.files)))

@@ -64,7 +64,7 @@ class ModelServer:
 
     def end(self) -> None:
         """Stop the scheduler and all workers."""
-        self.closing = self.sessions.store.closing = True
+        self.closing = True
         for worker in self.workers:
             worker.close()
         chat.RENDERER.close()  # a template may loop
@@ -103,7 +103,7 @@ class ModelServer:
             how = {"learn": self.trained.learns(body.learn)}
             requests = [made for prompt in body.prompt for made in self._requests(body, prompt, **how)]
             return await self._answer(request, CompletionFormat, body, requests)
-        change = self.sessions.change(body.session, body.fork)
+        change = Change(self.sessions, body.session, body.fork)
         try:
             start, learn = await change.start(body.learn)
             requests = self._requests(body, body.prompt[0], keep_session=True, start=start, learn=learn)

@@ -52,7 +52,7 @@ class Turn(NamedTuple):
     learn: bool = False
     """Whether the session learns from its text from now on."""
     options: Mapping[str, Any] = {}
-    """Those that differ from the defaults of `Sampling`, if the model wrote."""
+    """Those that differ from the defaults, if the model wrote."""
 
 
 class TokenLikelihood(NamedTuple):

@@ -9,6 +9,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 
 import uvicorn
@@ -17,6 +18,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import HANDLED_SIGNALS
 
 from lmlong.errors import UsageError
+from lmlong.io.lock import Held, lock
+from lmlong.io.system_errors import explain_errors
 
 LONGEST_HEAD = 32 << 10
 """Maximum bytes of the head of a request."""
@@ -64,6 +67,19 @@ def _not_had(error: OSError, host: str, port: int) -> UsageError:
     if error.errno == errno.EADDRNOTAVAIL:
         return UsageError(f"--host: {host} is not an address of this machine. Give one that is, or 0.0.0.0 for all.")
     return UsageError(f"--port: {port} of {host} cannot be had ({why}). Give another, or 0 for any.")
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder of sessions, which is created if missing."""
+    with explain_errors(folder):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        with lock(folder / "lock"):
+            yield
+    except Held:
+        remedy = "Name another folder by --sessions."
+        raise UsageError(f"{folder}: another server keeps its sessions there. {remedy}") from None
 
 
 def prepare_process() -> None:

@@ -16,7 +16,7 @@ from lmlong.serving.inbox import Texts
 from lmlong.serving.metrics import Metrics
 from lmlong.serving.request import Request
 from lmlong.serving.scheduler import Scheduler
-from lmlong.serving.session_change import Sessions
+from lmlong.serving.session_change import Change, Sessions
 from lmlong.serving.session_text import Passage
 from lmlong.serving.settings import Settings
 from lmlong.serving.streaming import respond
@@ -52,7 +52,7 @@ class SessionApi:
         name = request.path_params.get("name")
         body = await self._reader.text(request.scope[BODY], media_type(request.headers), request.query_params)
         check_length(body.text, self._settings.max_prompt, "text")
-        change = self._sessions.change(name)
+        change = Change(self._sessions, name)
         try:
             start, learn = await change.start(body.learn)
             reading = Request(body.text, max_tokens=0, start=start, learn=learn, reports=body.stream, keep_session=True)
@@ -79,7 +79,7 @@ class SessionApi:
         """Answer with the text that a session adds to its parent's."""
         trained, name = self._sessions.store.trained, request.path_params["name"]
         alternatives = parse_query(TextQuery, request.query_params).logprobs
-        own = await self._sessions.run(self._sessions.store.text, name, alternatives is not None)
+        own = await self._sessions.read(self._sessions.store.text, name, alternatives is not None)
 
         def passages(ended: Ended) -> list[Passage]:
             return own.passages(trained, alternatives or 0, ended)
@@ -88,15 +88,15 @@ class SessionApi:
 
     async def download(self, request: HttpRequest) -> Response:
         name = request.path_params["name"]
-        data = await self._run(self._sessions.store.download, name)
+        data = await self._sessions.read(self._sessions.store.download, name)
         headers = {"Content-Disposition": f'attachment; filename="{name}.state"'}
         return Response(data, media_type=STATE, headers=headers)
 
     async def delete(self, request: HttpRequest) -> Response:
         name = request.path_params["name"]
-        change = self._sessions.change(name)
+        change = Change(self._sessions, name)
         try:
-            await self._run(self._sessions.store.delete, name)
+            await self._run(self._sessions.store.folder.delete, name)
         finally:
             change.release()
         return JSONResponse({"id": name, "object": "session.deleted", "deleted": True})

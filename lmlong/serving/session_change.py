@@ -1,8 +1,10 @@
 """Sessions from the event loop: their files are read and written in a thread beside it, and one request at a time may
 change each of them."""
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 from lmlong.errors import LmlongError
 from lmlong.inference.state_table import Place
@@ -22,6 +24,7 @@ class Sessions:
         self.store = store
         self.worker = Worker("lmlong-sessions", most_waiting)
         self.in_use: set[str] = set()
+        self._locks = WeakValueDictionary[str, asyncio.Lock]()
 
     async def run(self, call: Callable[..., Result], *what: Any) -> Result:
         """Return the result of a method of the store, called beside the event loop."""
@@ -32,27 +35,33 @@ class Sessions:
                 raise
             raise ApiError(507, "The server's disk does not take the session.", code="insufficient_storage") from None
 
-    def change(self, name: str | None, fork: bool = False) -> "Change":
-        """Reserve a session for one request, or a new one if `name` is None. With `fork`, the request continues the
-        session in a new one, and nothing is reserved."""
-        if name is not None:
-            self.store.folder.get(name)  # raises 404 for an unknown one
-        if name is not None and not fork:
-            if name in self.in_use:
-                message = "Another request works on this session. Wait until it ends, or fork the session."
-                raise ApiError(409, message, "session", "session_in_use")
-            self.in_use.add(name)
-        return Change(self, name, fork)
+    async def read(self, call: Callable[..., Iterator[Result | None]], name: str, *what: Any) -> Result:
+        """Return what a method yields last. Between its steps others are called, but none that reads the session."""
+        async with self._locks.setdefault(name, asyncio.Lock()):
+            steps = call(name, *what)
+            while (result := await self.run(next, steps)) is None:
+                pass
+            return result
 
 
 class Change:
     """A session while one request works on it; a new one has no name yet."""
 
-    def __init__(self, sessions: Sessions, name: str | None, fork: bool):
-        self._sessions, self._name, self._fork = sessions, name, fork
-        self._reserved = None if fork else name
+    def __init__(self, sessions: Sessions, name: str | None, fork: bool = False):
+        """Reserve a session, or a new one if `name` is None. With `fork`, the request continues it in a new one: it may
+        change meanwhile, and if it is deleted, its file stays."""
+        self._sessions, self._name, self._fork, self._reserved = sessions, name, fork, name
         self.branch: Header | None = None
         """The header of the new session, where the request forks one."""
+        if name is not None:
+            sessions.store.folder.get(name)  # raises 404 for an unknown one
+        if name is not None and fork:
+            sessions.store.folder.hold(name, 1)
+        elif name is not None:
+            if name in sessions.in_use:
+                message = "Another request works on this session. Wait until it ends, or fork the session."
+                raise ApiError(409, message, "session", "session_in_use")
+            sessions.in_use.add(name)
 
     async def start(self, learn: bool | None) -> tuple[Place | None, bool]:
         """Return the place before the request, and whether it is learned from, given what the request asks for. A
@@ -60,10 +69,7 @@ class Change:
         store = self._sessions.store
         if self._name is None:
             return None, store.trained.learns(learn)
-        if self._fork:
-            self.branch = await self._sessions.run(store.branch, self._name)
-        place = await self._sessions.run(store.get, self._name)
-        learns = store.folder.get(self._name).last.learns
+        place, learns, self.branch = await self._sessions.read(store.start, self._name, self._fork)
         check_learn(learns, learn)
         return place, learns or bool(learn)
 
@@ -74,6 +80,8 @@ class Change:
     def release(self) -> None:
         """Allow other requests to change the session. Only the first call has an effect, since another request may have
         reserved it by the next."""
-        if self._reserved is not None:
-            self._sessions.in_use.discard(self._reserved)
-            self._reserved = None
+        name, self._reserved = self._reserved, None
+        if name is not None and self._fork:
+            self._sessions.store.folder.hold(name, -1)
+        elif name is not None:
+            self._sessions.in_use.discard(name)

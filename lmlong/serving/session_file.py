@@ -74,8 +74,10 @@ class Line(Record):
     at: Time
     tokens: Annotated[int, Field(gt=0, le=MOST_TOKENS)]
     state_bytes: Annotated[int, Field(ge=0, lt=1 << 63)]
-    learns: bool
-    tail: str
+    learns: bool = False
+    before: str = ""
+    tail: str = ""
+    """The end of the text: what it has before the turn; in lines without pieces, or of earlier versions, all of it."""
     deleted: bool = False
     """Whether the session was deleted, and is only there for its forks."""
 
@@ -109,12 +111,8 @@ class SessionFile:
 
     def __init__(self, path: Path, header: Header, last: Line, size: int):
         self.path, self.header, self.last, self.bytes = path, header, last, size
-        self.key: bytes | None = None
-        """The key of the session's state, once it is known."""
-        self.unsaved = 0
-        """Tokens since the last of its states that is on disk."""
-        self.saved: dict[int, bytes] = {}
-        """The keys of the states on disk since the server began, by their tokens."""
+        self.key = b""  # of the session's state, once it is known
+        self.saved = 0  # tokens before the last of its states that is known to be on disk
 
     @property
     def root(self) -> Path:

@@ -2,21 +2,21 @@
 
 fork: a new file that names its parent and how many of the parent's pieces it begins with
 upload: a state in ID.root, without tokens, which the file that begins with it names
-delete: the file, or while forks need it a last line that says so; then the states that no file names
+delete: the file with its states, or while forks need it a last line that says so
 """
 
+import hashlib
 import re
 import sys
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from threading import RLock
 
-from lmlong.errors import UsageError
+from lmlong.errors import CheckpointError, UsageError
 from lmlong.inference import state_file
-from lmlong.inference.state_table import Piece
-from lmlong.io.lock import Held, lock
+from lmlong.inference.state_table import KEY_BYTES, Piece, Place, StateTable, places
 from lmlong.io.system_errors import explain_errors
 from lmlong.serving.api_errors import ApiError
 from lmlong.serving.session_file import NAME, ROOT, Header, Line, SessionFile, reason
@@ -26,30 +26,17 @@ EARLIER = re.compile(r"[0-9a-f]{24}(\.state|-[0-9a-f]{16}\.base)")
 """The names of files of sessions of earlier versions."""
 
 
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder of sessions, which is created if missing."""
-    with explain_errors(folder):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    try:
-        with lock(folder / "lock"):
-            yield
-    except Held:
-        remedy = "Name another folder by --sessions."
-        raise UsageError(f"{folder}: another server keeps its sessions there. {remedy}") from None
-
-
 class SessionFolder:
     """The files of sessions. One thread at a time may change them; any thread may ask what there is."""
 
-    def __init__(self, path: Path, owners: Mapping[str, str], settings: Settings):
+    def __init__(self, path: Path, owners: Mapping[str, str], settings: Settings, states: StateTable):
         """`owners` identify a model; the sessions of other models are left alone."""
         self.path, self.bytes = path, 0
-        self._owners, self._settings = owners, settings
+        self._owners, self._settings, self._states = owners, settings, states
         self._lock = RLock()
         self._files: dict[str, SessionFile] = {}  # by id; also deleted ones that forks need, and those of other models
         self._listed = set[str]()
-        self._forks = Counter[str]()  # by id
+        self._forks = Counter[str]()  # by id; also those that requests are making
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._find()
 
@@ -80,13 +67,12 @@ class SessionFolder:
         if self.count >= self._settings.max_sessions:
             raise _quota_reached(f"{self.count:,} sessions")
         self.check_quota(len(header.line()) + len(line.line()))
-        if header.parent is not None:
-            self.get(header.parent)
         with explain_errors(self.path):
             file = SessionFile.create(self.path, header, line)
         with self._lock:
             self._add(file)
             self._listed.add(header.id)
+            file.saved = self._files[header.parent].saved if header.parent else 0
         return file
 
     def append(self, file: SessionFile, line: Line) -> None:
@@ -104,6 +90,13 @@ class SessionFolder:
         if self._forks[name]:
             self.append(file, file.last.model_copy(update={"pieces": [], "deleted": True}))
         self._forget(name)
+
+    def hold(self, name: str, forks: int) -> None:
+        """Count one fork more that needs the file of a session, or one less."""
+        with self._lock:
+            self._forks[name] += forks
+            if name not in self._listed:
+                self._forget(name)
 
     def check_quota(self, more: int) -> None:
         """Refuse a request if `more` further bytes would exceed `max_session_bytes`."""
@@ -123,6 +116,17 @@ class SessionFolder:
         pieces = [piece for part in reversed(parts) for piece in part]
         return files[-1], pieces, len(pieces) - len(parts[0])
 
+    def first_key(self, header: Header) -> bytes:
+        """Return the key before the first piece of a file: that of its uploaded state, if any."""
+        if not header.root:
+            return self._states.empty
+        return hashlib.blake2b(self._states.empty + header.id.encode(), digest_size=KEY_BYTES).digest()
+
+    def own_places(self, file: SessionFile) -> list[tuple[bytes, int]]:
+        """Return the keys and tokens of the states of a session that are not its parent's."""
+        first, pieces, inherited = self.pieces(file)
+        return places(Place(self.first_key(first.header)), pieces)[inherited + bool(inherited) :]
+
     def _add(self, file: SessionFile) -> None:
         with self._lock:
             self._files[file.header.id] = file
@@ -133,20 +137,24 @@ class SessionFolder:
         """Take a session off the list, and delete all files that no session needs any more."""
         with self._lock:
             self._listed.discard(name)
-            unused: str | None = name
-            while unused is not None and not self._forks[unused]:
-                file = self._files.pop(unused)
+            while name in self._files and not self._forks[name]:
+                file = self._files[name]
+                with suppress(CheckpointError):  # a damaged file goes too
+                    for key, _ in self.own_places(file):
+                        self._states.forget(key)
+                        self._states.remove(key)
+                del self._files[name]
                 self.bytes -= file.all_bytes
                 file.path.unlink(missing_ok=True)
                 if file.header.root:
                     state_file.delete(file.root)
                 self._forks.subtract(filter(None, [file.header.parent]))
                 above = self._files.get(file.header.parent or "")
-                unused = above.header.id if above is not None and above.last.deleted else None
+                name = above.header.id if above is not None and above.last.deleted else ""
 
     def _find(self) -> None:
         """Read what is in the folder. Damaged files are reported; these and those of other models are left alone."""
-        skipped = 0
+        skipped = list[str]()
         for path in sorted(self.path.iterdir()):
             if EARLIER.fullmatch(path.name):
                 remedy = "Name another folder by --sessions, or rename this one."
@@ -156,35 +164,31 @@ class SessionFolder:
                     if file := SessionFile.open(path):
                         self._add(file)
                 except (OSError, ValueError) as error:
-                    skipped += self._skip(path, reason(error))
+                    skipped.append(f"{path}: {reason(error)}")
         for path in self.path.glob("*.root"):  # those of uploads that were not completed
             if ROOT.fullmatch(path.name) and not path.with_suffix(".session").exists():
                 state_file.delete(path)
         whole = self._whole()
         for name, file in self._files.items():
             if name not in whole:
-                skipped += self._skip(file.path, "a session that it begins with is missing")
+                skipped.append(f"{file.path}: a session that it begins with is missing")
             elif file.header.owners == self._owners and not file.last.deleted:
                 self._listed.add(name)
+        for line in skipped:
+            print(f"skipped {line}", file=sys.stderr)
         for file in [] if skipped else [*self._files.values()]:
             if file.last.deleted and file.header.id in self._files:
                 self._forget(file.header.id)
 
-    def _skip(self, path: Path, why: str) -> bool:
-        print(f"skipped {path}: {why}", file=sys.stderr)
-        return True
-
     def _whole(self) -> set[str]:
         """Return the sessions whose parents, and the parents of these, are all there."""
-        whole = dict[str | None, bool]({None: True})
-        for name in self._files:
-            way = dict[str | None, None]()
-            above: str | None = name
-            while above in self._files and above not in whole and above not in way:
-                way[above] = None
-                above = self._files[above].header.parent
-            whole |= dict.fromkeys(way, whole.get(above, False))
-        return {name for name, is_whole in whole.items() if name is not None and is_whole}
+        forks = defaultdict[str | None, list[str]](list)
+        for name, file in self._files.items():
+            forks[file.header.parent].append(name)
+        whole = forks[None]
+        for name in whole:
+            whole += forks[name]
+        return {*whole}
 
 
 def _quota_reached(limit: str) -> ApiError:

@@ -9,10 +9,9 @@ the state goes into the table, and to disk if PIECE tokens were read since the l
 a state that is gone is read again, from the pieces after the nearest known one
 """
 
-import hashlib
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -21,12 +20,14 @@ from lmlong.errors import CheckpointError, UsageError
 from lmlong.inference import state_file
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.inference.session import begin_learning
-from lmlong.inference.state_table import KEY_BYTES, PIECE, Piece, Place, StateTable, superseded
+from lmlong.inference.state_file import TAIL
+from lmlong.inference.state_table import PIECE, Piece, Place, StateTable, superseded
 from lmlong.inference.unread import UnreadText
 from lmlong.io.files import fsync
 from lmlong.io.system_errors import explain_errors
+from lmlong.model.sampling_options import RECENT
 from lmlong.model.state import state_bytes
-from lmlong.serving.api_errors import ApiError, shutting_down
+from lmlong.serving.api_errors import ApiError
 from lmlong.serving.request import Turn
 from lmlong.serving.session_file import FORMAT, Header, Line, SessionFile, SessionInfo
 from lmlong.serving.session_folder import SessionFolder
@@ -38,6 +39,9 @@ STATES = "states"
 
 UNSAVED = 32
 """Tokens of a long session for each that may have to be read again, because no state after it is on disk."""
+
+APART = 1024
+"""Tokens that are read in about a second: of the states of a session on disk, all but the newest lie as far apart."""
 
 BEGINNING = 80
 """Characters of a turn that its info has."""
@@ -56,10 +60,8 @@ class SessionStore:
 
     def __init__(self, trained: TrainedLanguageModel, folder: Path, settings: Settings = DEFAULT_SETTINGS):
         self.trained = trained
-        self.folder = SessionFolder(folder, trained.owners, settings)
         self.states = StateTable(trained, settings.memory, folder / STATES, settings.disk)
-        self.closing = False
-        """Whether to stop reading texts again."""
+        self.folder = SessionFolder(folder, trained.owners, settings, self.states)
 
     def save(self, turn: Turn, to: str | Header | None = None) -> SessionInfo:
         """Append a turn to a session, or save it as a new one, which may be the `branch` of another."""
@@ -67,10 +69,8 @@ class SessionStore:
         place, line = self._after(turn)
         if file is not None:
             self.folder.append(file, line)
-            file.unsaved += sum(len(piece.tokens) for piece in (*turn.prompt, *turn.written))
         else:
             file = self.folder.create(to if isinstance(to, Header) else self._header(), line)
-            file.unsaved = place.tokens
         self._keep(file, place)
         return self._info(file)
 
@@ -82,8 +82,9 @@ class SessionStore:
     def fork(self, name: str) -> SessionInfo:
         """Save a copy of a session as a new one."""
         file = self.folder.get(name)
-        fork = self.folder.create(self.branch(name), file.last.model_copy(update={"pieces": [], "at": time.time()}))
-        fork.key, fork.unsaved = file.key, file.unsaved
+        new = {"pieces": [], "tail": self._end(file.last), "before": "", "at": time.time()}
+        fork = self.folder.create(self.branch(name), file.last.model_copy(update=new))
+        fork.key = file.key
         return self._info(fork)
 
     def upload(self, data: bytes, learn: bool | None = None) -> SessionInfo:
@@ -101,9 +102,9 @@ class SessionStore:
             session = self.trained.load_state(path, learn=False)
             check_learn(session.state.learned is not None, learn)
             learns = session.state.learned is not None or self.trained.learns(learn)
-            unread = session.unread
-            place, line = self._after(Turn(Place(self._root_key(header.id), session), (), unread=unread, learn=learns))
-            file = self.folder.create(header.model_copy(update={"repeated": len(unread.pending)}), line)
+            place = Place(self.folder.first_key(header), session)
+            place, line = self._after(Turn(place, (), unread=session.unread, learn=learns))
+            file = self.folder.create(header.model_copy(update={"repeated": len(session.unread.pending)}), line)
         except BaseException as error:
             path.unlink(missing_ok=True)
             if isinstance(error, CheckpointError | UsageError):
@@ -113,14 +114,11 @@ class SessionStore:
         self._keep(file, place)
         return self._info(file)
 
-    def get(self, name: str) -> Place:
-        """Return the place where a session ends."""
+    def start(self, name: str, fork: bool) -> Iterator[tuple[Place, bool, Header | None] | None]:
+        """Yield the place where a session ends, whether it learns, and with `fork` the header of a new one there."""
         file = self.folder.get(name)
-        file.check()
-        session = self.states.get(file.key) if file.key else None
-        place = Place(file.key, session) if file.key and session else self._read_again(file)
-        assert place.session is not None
-        return Place(place.key, place.session._replace(unread=self._unread(file)))
+        learns, header = file.last.learns, self.branch(name) if fork else None
+        yield (yield from self._end_of(file)), learns, header
 
     def info(self, name: str) -> SessionInfo:
         """Return a session's info."""
@@ -131,32 +129,26 @@ class SessionStore:
         files, rest = self.folder.page(most, after)
         return [self._info(file) for file in files], rest
 
-    def text(self, name: str, likelihoods: bool) -> OwnText:
-        """Return the text that a session adds to its parent's, and with `likelihoods` what they are computed from."""
+    def text(self, name: str, likelihoods: bool) -> Iterator[OwnText | None]:
+        """Yield the text that a session adds to its parent's, and with `likelihoods` what they are computed from."""
         file = self.folder.get(name)
         start, pieces, inherited = self._pieces(file)
         unread = self._unread(file)
-        before = file.lines()[0].tail if file.header.root else ""
+        before = self._end(file.lines()[0]) if file.header.root else ""
         authors = [piece.kind == "wrote" for piece in pieces[inherited:]] + [bool(unread.chosen)]
         first = None
         if likelihoods and True in authors:
-            first, _ = self._after_pieces(start, pieces[: inherited + authors.index(True)])
-        return OwnText(before, file.header.repeated, pieces[inherited:], unread, first)
+            first = yield from self._after_pieces(start, pieces[: inherited + authors.index(True)])
+        yield OwnText(before, file.header.repeated, pieces[inherited:], unread, first)
 
-    def delete(self, name: str) -> None:
-        """Delete a session, and its states on disk."""
-        for key in self.folder.get(name).saved.values():
-            self.states.forget(key)
-            self.states.remove(key)
-        self.folder.delete(name)
-
-    def download(self, name: str) -> bytes:
-        """Return a session as a state file."""
-        learns, session = self.folder.get(name).last.learns, self.get(name).session
+    def download(self, name: str) -> Iterator[bytes | None]:
+        """Yield a session as a state file."""
+        file = self.folder.get(name)
+        learns, (_, session) = file.last.learns, (yield from self._end_of(file))
         assert session is not None
         with TemporaryDirectory(prefix="lmlong-") as folder:
             self.trained.save_state(begin_learning(self.trained.model, session, learns), Path(folder, "state"))
-            return Path(folder, "state").read_bytes()
+            yield Path(folder, "state").read_bytes()
 
     def _after(self, turn: Turn) -> tuple[Place, Line]:
         """Return the place after a turn, and the line of the turn."""
@@ -169,13 +161,14 @@ class SessionStore:
             pieces=[(piece.kind, [*piece.tokens]) for piece in (*turn.prompt, *turn.written)],
             unread=(unread.before.decode("latin-1"), unread.pending.decode("latin-1"), [*unread.chosen]),
             options={**turn.options},
-            at=time.time(),
+            at=round(time.time(), 3),
             tokens=place.tokens,
             state_bytes=state_bytes(begin_learning(trained.model, whole, turn.learn)),
             learns=turn.learn,
-            tail=state_file.tail_of(whole, trained.tokenizer).encode("utf-8", "replace").decode(),
         )
-        return place, line
+        own, tail = self._end(line), state_file.tail_of(whole, trained.tokenizer).encode("utf-8", "replace").decode()
+        end = {"before": tail.removesuffix(own)} if tail.endswith(own) else {"tail": tail}
+        return place, line.model_copy(update=end)
 
     def _header(self, **about: Any) -> Header:
         """Return the header of a new session."""
@@ -186,11 +179,12 @@ class SessionStore:
         """Keep the state of a session, on disk too if many tokens would have to be read again."""
         file.key = place.key
         self.states.put(place)
-        if file.unsaved >= max(PIECE, place.tokens // UNSAVED):
+        if place.tokens - file.saved >= max(PIECE, place.tokens // UNSAVED):
+            file.saved = place.tokens
             self.states.save(place)
-            file.unsaved, file.saved[place.tokens] = 0, place.key
-            for tokens in superseded(file.saved, place.tokens):
-                self.states.remove(file.saved.pop(tokens))
+            saved = {tokens: key for key, tokens in self.folder.own_places(file) if key in self.states.files}
+            for tokens in superseded(saved, max(saved, default=0), APART):
+                self.states.remove(saved[tokens])
 
     def _info(self, file: SessionFile) -> SessionInfo:
         """Return a session's info, with the beginning of its last turn."""
@@ -199,16 +193,26 @@ class SessionStore:
         for kind, tokens in [*file.last.pieces, ("wrote", chosen)]:
             by = "wrote" if kind == "wrote" else "read"
             if len(texts[by]) < BEGINNING:
-                known = [token for token in tokens[:BEGINNING] if token < self.trained.model.embedding.num_embeddings]
-                text = self.trained.tokenizer.decode_bytes(known)
+                text = self._text(tokens[:BEGINNING])
                 texts[by] += text[repeated:]
                 repeated = max(0, repeated - len(text))
         if not chosen:
             texts["read"] += pending.encode("latin-1", "replace")[repeated:]
         given, written = (texts[by].decode(errors="replace")[:BEGINNING] for by in ("read", "wrote"))
         header, last = file.header, file.last
-        about = last.tokens, file.bytes, last.state_bytes, last.learns
-        return SessionInfo(header.id, "session", header.parent, int(header.made), *about, given, written, last.tail)
+        about = int(header.made), last.tokens, file.bytes, last.state_bytes, last.learns, given, written
+        return SessionInfo(header.id, "session", header.parent, *about, self._end(last))
+
+    def _end(self, line: Line) -> str:
+        """Return the end of the text after a turn."""
+        tokens = [token for _, tokens in line.pieces for token in tokens][-RECENT:]
+        data = self._text(tokens) + line.unread[1].encode("latin-1", "replace")
+        return line.tail or line.before + data.decode(errors="replace")[-TAIL:]
+
+    def _text(self, tokens: Sequence[int]) -> bytes:
+        """Return the text of tokens of a file, which may not be of the model."""
+        most = self.trained.model.embedding.num_embeddings
+        return self.trained.tokenizer.decode_bytes([token for token in tokens if token < most])
 
     def _unread(self, file: SessionFile) -> UnreadText:
         """Return the unread text at the end of a session."""
@@ -227,35 +231,33 @@ class SessionStore:
             raise file.damaged("it has tokens that the model does not have")
         return self._start(first), pieces, inherited
 
-    def _after_pieces(self, start: Place, pieces: Sequence[Piece]) -> tuple[Place, int]:
-        """Return the place after pieces, and the number of tokens that were read after the nearest known state."""
+    def _after_pieces(self, start: Place, pieces: Sequence[Piece]) -> Generator[None, None, Place]:
+        """Return the place after pieces; yield before each that is read, since no state after it is known."""
         place, known = self.states.nearest(start, pieces)
         for piece in pieces[known:]:
-            if self.closing:
-                raise shutting_down()
+            yield
             place = place.after(self.trained.model, [piece])
-        return place, sum(len(piece.tokens) for piece in pieces[known:])
-
-    def _read_again(self, file: SessionFile) -> Place:
-        """Return the place after the pieces of a session, of which those after the nearest known state are read."""
-        start, pieces, _ = self._pieces(file)
-        place, read = self._after_pieces(start, pieces)
-        if place.tokens != file.last.tokens:
-            raise file.damaged("it has other tokens than it says")
-        file.unsaved = read
-        self._keep(file, place)
         return place
+
+    def _end_of(self, file: SessionFile) -> Generator[None, None, Place]:
+        """Return the place where a session ends, as `_after_pieces` does."""
+        file.check()
+        last, unread, place = file.last, self._unread(file), Place(file.key, self.states.get(file.key))
+        if place.session is None:
+            start, pieces, _ = self._pieces(file)
+            place = yield from self._after_pieces(start, pieces)
+            if place.session is None or place.tokens != last.tokens:
+                raise file.damaged("it has other tokens than it says")
+            if file.last is last:  # no turn was saved meanwhile
+                self._keep(self.folder.get(file.header.id), place)
+        return place._replace(session=place.session._replace(unread=unread))
 
     def _start(self, file: SessionFile) -> Place:
         """Return the place before the first token of a file: that of its uploaded state, if any."""
         if not file.header.root:
-            return Place(self.states.empty)
+            return Place(self.folder.first_key(file.header))
         try:
             session = self.trained.load_state(file.root, learn=False)
         except (CheckpointError, UsageError):
             raise file.damaged("the uploaded state that it begins with is missing or damaged") from None
-        return Place(self._root_key(file.header.id), session._replace(unread=UnreadText()))
-
-    def _root_key(self, name: str) -> bytes:
-        """Return the key of the uploaded state of a session."""
-        return hashlib.blake2b(self.states.empty + name.encode(), digest_size=KEY_BYTES).digest()
+        return Place(self.folder.first_key(file.header), session._replace(unread=UnreadText()))

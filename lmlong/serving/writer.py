@@ -14,7 +14,7 @@ from lmlong.inference.row import Drawn, Row
 from lmlong.inference.session import begin_learning, even_pieces
 from lmlong.inference.state_table import PIECE, Kind, Piece, Place, StateTable, pieces_of, superseded
 from lmlong.inference.unread import Encoding, UnreadText
-from lmlong.model.sampling_options import Sampling
+from lmlong.model.sampling_options import MAX_TOKENS, Sampling
 from lmlong.serving.request import Event, ReadingProgress, Request, TokenLikelihood, Turn, WrittenToken
 
 Deliver = Callable[[Event], None]
@@ -127,9 +127,9 @@ class Writer:
             tokens = [*row.healed, *row.tokens]
             read, unread = long_ending(self._trained.tokenizer, tokens, row.dropped, unread)
         if self.request.max_tokens:
-            given, default = asdict(self.request.sampling), asdict(Sampling())
+            given = {**asdict(self.request.sampling), "max_tokens": self.request.max_tokens, "stop": self.request.stop}
+            default = {**asdict(Sampling()), "max_tokens": MAX_TOKENS, "stop": ()}
             options = {name: value for name, value in given.items() if value != default[name]}
-            options |= {"max_tokens": self.request.max_tokens, "stop": self.request.stop}
         healed = pieces_of("wrote" if self._unread.chosen else self._kind, row.healed[:read])
         written = pieces_of("wrote", row.tokens[: max(0, read - len(row.healed))])
         return Turn(self._place, tuple(self._prompt), (*healed, *written), unread, self.request.learn, options)

@@ -129,10 +129,13 @@ def test_nearest_state_is_that_of_the_same_pieces() -> None:
     assert table.nearest(start, pieces) == (start, 0)
 
 
-def test_superseded_states_leave_doubling_distances() -> None:
+@pytest.mark.parametrize("apart", [0, 1024])
+def test_superseded_states_leave_doubling_distances(apart: int) -> None:
     kept: list[int] = []
     for end in range(0, 100_000, 300):
-        kept = [position for position in [*kept, end] if position not in superseded([*kept, end], end)]
+        kept = [position for position in [*kept, end] if position not in superseded([*kept, end], end, apart)]
         distances = [end - position for position in reversed(kept)]
-        assert distances[0] == 0 and all(far <= 4 * max(near, 300) for near, far in pairwise(distances))
+        assert distances[0] == 0 and all(far <= 4 * max(near, 300 + apart) for near, far in pairwise(distances))
+        assert all(far - near >= apart for near, far in pairwise(distances[1:]))
+        assert end > apart or len(kept) == 1 or not apart
     assert len(kept) < 14

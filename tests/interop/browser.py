@@ -40,9 +40,8 @@ DROP_TWO = """() => {
 
 RUN_AXE = """async () => {
     const found = await axe.run(document, { resultTypes: ["violations"] });
-    const isSerious = ({ impact }) => impact === "serious" || impact === "critical";
     const about = ({ id, nodes }) => [id, ...nodes.map(({ html, any }) => [html.slice(0, 200), any[0]?.message])];
-    return found.violations.filter(isSerious).map(about);
+    return found.violations.map(about);
 }"""
 
 WATCH = """

@@ -36,6 +36,8 @@ def test_generate_fork_and_reload(visit: Visit, page_server: ServerProcess) -> N
     assert page.locator(".token:not([class*=' b'])").count() == 0, "each token has its surprisal"
     told = page_server.by_id[first]
     assert visit.text[-200:] == told["tail"] and page.inner_text("#text-size") == f"{told['tokens']} tokens"
+    line = page.locator(f"#tree [data-id='{first}'] .line").text_content()
+    assert line == told["given"].lstrip() + told["written"], "nothing is inserted where the model goes on"
     root = told["parent"]
     assert page_server.by_id[root]["parent"] is None
 
@@ -297,7 +299,7 @@ AXE = axe_source()
 @pytest.mark.skipif(AXE is None, reason="there is no axe-core; see CONTRIBUTING")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280])
-def test_axe_finds_no_serious_violation(chromium: Any, page_server: ServerProcess, scheme: str, width: int) -> None:
+def test_axe_finds_no_violation(chromium: Any, page_server: ServerProcess, scheme: str, width: int) -> None:
     size = {"width": width, "height": 844}
     with visiting(chromium, page_server.url, color_scheme=scheme, viewport=size, reduced_motion="reduce") as visit:
         page = visit.page

@@ -76,6 +76,13 @@ def test_scripts_make_no_markup_from_text() -> None:
     assert "<style" not in markup
 
 
+def test_all_content_lies_in_landmarks() -> None:
+    body = TEXTS["/"].split("<body>")[1]
+    for landmark in ("header", "nav", "main", "noscript"):
+        body = re.sub(rf"<{landmark}\b.*?</{landmark}>", "", body, flags=re.DOTALL)
+    assert re.findall(r"<(\w+)", body) == ["a"], "the link that skips to the prompt"
+
+
 def test_elements_and_imports_of_scripts_exist() -> None:
     named = set(re.findall(r'\bid="([\w-]+)"', TEXTS["/"]))
     sought = {name for text in SCRIPTS.values() for name in re.findall(r'\belement\("([\w-]+)"\)', text)}

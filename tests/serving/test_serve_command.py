@@ -20,6 +20,8 @@ from serving.request_draws import ENDLESS
 from serving.schedulers import tiny
 from serving.servers import NAME, served, until
 
+from lmlong.serving.server import locked
+
 ROOT = Path(__file__).parent.parent.parent
 KEY = {"Authorization": "Bearer a-secret"}
 FILES = 300
@@ -118,6 +120,16 @@ def test_a_mistake_is_one_message(run: Path, monkeypatch: pytest.MonkeyPatch) ->
     for option, unit in (("--rows", "10k"), ("--max-tokens", "0"), ("--grace", "-1"), ("--max-prompt", "-1")):
         done = lmlong("serve", run, option, unit)
         assert done.returncode == 2 and option in done.stderr
+
+
+def test_a_folder_of_another_server_is_refused_before_a_model_is_loaded(run: Path, tmp_path: Path) -> None:
+    damaged, folder = shutil.copytree(run, tmp_path / "damaged"), tmp_path / "sessions"
+    next(damaged.rglob("model.safetensors")).write_bytes(b"damaged")
+    with locked(folder):
+        done = lmlong("serve", damaged, "--port", "0", "--sessions", folder)
+    assert done.returncode == 2 and "another server keeps its sessions there" in done.stderr
+    missing = lmlong("serve", tmp_path / "missing", "--port", "0")
+    assert missing.returncode == 4 and "no such run" in missing.stderr and len(list(tmp_path.iterdir())) == 2
 
 
 def test_without_its_libraries_it_says_what_to_install(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

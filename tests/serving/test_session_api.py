@@ -261,6 +261,14 @@ def test_text_of_forks_is_what_was_given_and_generated(server: Served) -> None:
         assert whole_text(server, name) == text
 
 
+def test_a_turn_keeps_the_options_that_are_not_defaults(server: Served) -> None:
+    name = server.session("bad cab")["id"]
+    for options in ({}, {"max_tokens": 20, "temperature": 0.5}, {"stop": ["x"], "top_p": 0.9}):
+        server.completion(session=name, seed=7, **options)
+        line = (server.service.sessions.store.folder.path / f"{name}.session").read_text().splitlines()[-1]
+        assert json.loads(line)["options"] == {"seed": 7, **options}
+
+
 def test_text_continues_at_every_character(server: Served) -> None:
     text = "abacad cab, bad dab"
     for end in range(1, len(text)):

@@ -1,5 +1,6 @@
 """Sessions on disk: none is lost, and only files of sessions are ever deleted."""
 
+import asyncio
 import json
 import math
 import os
@@ -18,6 +19,7 @@ from machine import largest_file
 from models import FORMS, write_run
 from serving.schedulers import tiny
 from serving.turns import (
+    BOOK,
     continued,
     created,
     files,
@@ -25,6 +27,7 @@ from serving.turns import (
     is_equal,
     listed,
     opened,
+    place,
     session,
     size,
     turn,
@@ -35,9 +38,10 @@ import lmlong
 from lmlong.attention.base import state_tensors
 from lmlong.errors import CheckpointError, LmlongError, UsageError
 from lmlong.inference.loading import TrainedLanguageModel
-from lmlong.model.state import rebuild_state
+from lmlong.model.state import rebuild_state, state_bytes
 from lmlong.serving.api_errors import ApiError
-from lmlong.serving.session_folder import locked
+from lmlong.serving.server import locked
+from lmlong.serving.session_change import Change, Sessions
 from lmlong.serving.session_store import SessionStore
 
 
@@ -74,6 +78,30 @@ def test_sessions_are_listed_as_they_are_after_a_restart(trained: TrainedLanguag
     assert again.folder.bytes == store.folder.bytes == size(tmp_path)
 
 
+def test_a_line_has_only_what_is_not_known_otherwise(trained: TrainedLanguageModel, tmp_path: Path) -> None:
+    store = opened(trained, tmp_path)
+    name = created(store, "abcd" * 50)
+    continued(store, name, "dcba" * 9, answer=5)
+    _, first, last = (json.loads(line) for line in path_of(store, name).read_text().splitlines())
+    assert set(first) == {"pieces", "at", "tokens", "state_bytes"} and set(last) == {*first, "before"}
+    assert last["before"] == ("abcd" * 50)[-200 + 36 + 5 :]
+    fork = store.fork(name)
+    assert fork.tail == store.info(name).tail and fork.state_bytes == state_bytes(trained.read("a").state)
+    assert [info.tail for info in listed(opened(trained, tmp_path))] == [fork.tail] * 2
+
+
+def test_files_of_earlier_versions_are_read(trained: TrainedLanguageModel, tmp_path: Path) -> None:
+    store = opened(trained, tmp_path)
+    name = created(store, "abcd" * 50)
+    expected = session(store, name)
+    old = {"state_bytes": 7, "learns": False, "tail": "abcd" * 50, "options": {"max_tokens": 200, "stop": []}}
+    rewrite(path_of(store, name), lambda lines: lines[1].update(old))
+    again = opened(trained, tmp_path)
+    assert (again.info(name).state_bytes, again.info(name).tail) == (7, old["tail"])
+    assert is_equal(session(again, name), expected)
+    assert again.info(continued(again, name, "dcba")).tail == ("abcd" * 50 + "dcba")[-200:]
+
+
 def test_memory_and_disk_keep_the_states_used_last(trained: TrainedLanguageModel, tmp_path: Path) -> None:
     texts = [character * 300 for character in "abcdefghi"]
     store = opened(trained, tmp_path / "one", memory=1 << 30)
@@ -103,7 +131,7 @@ def test_server_refuses_more_sessions_and_bytes_than_its_quota(trained: TrainedL
         with pytest.raises(ApiError, match="bytes"):
             continued(again, listed(again)[0].id, "a" * 100)
         assert again.folder.bytes == size(again.folder.path)
-    small.delete(listed(small)[0].id)
+    small.folder.delete(listed(small)[0].id)
     created(small)
 
 
@@ -151,15 +179,15 @@ def test_files_of_deleted_sessions_stay_while_forks_need_them(
         names.append(forked(store, names[-1], text, answer=5))
     expected = session(store, names[-1])
     for name in names[:-1]:
-        store.delete(name)
+        store.folder.delete(name)
         with pytest.raises(ApiError, match="not found"):
-            store.get(name)
+            place(store, name)
     without_states(folder)
     for again in (store, opened(trained, folder)):
         assert [info.id for info in listed(again)] == names[-1:] and len(files(folder)) == 4 + uploads
         assert again.folder.bytes == size(folder)
         assert is_equal(session(again, names[-1]), expected)
-    again.delete(names[-1])
+    again.folder.delete(names[-1])
     assert files(folder) == set() and again.folder.bytes == 0
 
 
@@ -167,7 +195,7 @@ def test_a_kill_between_two_deletions_leaves_no_file(trained: TrainedLanguageMod
     store = opened(trained, tmp_path)
     name = created(store)
     fork = store.fork(name).id
-    store.delete(name)
+    store.folder.delete(name)
     path_of(store, fork).unlink()
     assert listed(opened(trained, tmp_path)) == [] and files(tmp_path) == set()
 
@@ -179,7 +207,7 @@ def test_session_without_its_parent_is_skipped_until_that_is_back(
     first = created(store)
     second = forked(store, first, "a")
     third = forked(store, second, "b")
-    store.delete(first)
+    store.folder.delete(first)
     path_of(store, second).rename(tmp_path / "aside")
     assert listed(opened(trained, tmp_path)) == []
     assert capsys.readouterr().err.count("a session that it begins with is missing") == 1
@@ -218,7 +246,7 @@ def test_torn_last_line_is_dropped(trained: TrainedLanguageModel, tmp_path: Path
 def test_turn_that_the_disk_does_not_take_is_undone(trained: TrainedLanguageModel, tmp_path: Path) -> None:
     store = opened(trained, tmp_path)
     name = created(store)
-    before, info, more = path_of(store, name).read_bytes(), store.info(name), turn(store, "dcba", store.get(name))
+    before, info, more = path_of(store, name).read_bytes(), store.info(name), turn(store, "dcba", place(store, name))
     with largest_file(info.bytes + 10), pytest.raises(LmlongError):
         store.save(more, name)
     assert path_of(store, name).read_bytes() == before and store.info(name) == info
@@ -247,7 +275,7 @@ def test_only_files_of_sessions_are_deleted(trained: TrainedLanguageModel, tmp_p
     again = opened(trained, tmp_path, disk=0)
     assert [info.id for info in listed(again)] == [kept]
     created(again, "b" * 300)  # which takes the only place on disk
-    again.delete(kept)
+    again.folder.delete(kept)
     assert files(tmp_path) == {*mine, copy.name, listed(again)[0].id + ".session"} and not ours & files(tmp_path)
     assert set((tmp_path / "states").iterdir()) == set(in_states)
 
@@ -262,6 +290,76 @@ def test_folder_of_an_earlier_version_is_refused_and_untouched(
     assert files(tmp_path) == {name}
 
 
+def test_fork_during_whose_turn_its_parent_continues_and_is_deleted_is_kept(
+    trained: TrainedLanguageModel, tmp_path: Path
+) -> None:
+    store = opened(trained, tmp_path)
+    name = created(store, BOOK)
+    more = turn(store, "dcba", place(store, name))
+    without_states(tmp_path)
+    store = opened(trained, tmp_path)
+
+    async def go() -> str:
+        sessions = Sessions(store, 10)
+        change, unsaved = Change(sessions, name, fork=True), Change(sessions, name, fork=True)
+        starting = asyncio.ensure_future(change.start(None))
+        await asyncio.sleep(0)
+        await sessions.run(store.save, more, name)
+        start, _ = await starting
+        assert start.tokens == 3001 and place(store, name).tokens == 3005
+        without_states(tmp_path)
+        starting = asyncio.ensure_future(unsaved.start(None))
+        await asyncio.sleep(0)
+        await sessions.run(store.folder.delete, name)
+        assert not starting.done() and (await starting)[0].tokens == 3005
+        unsaved.release()
+        fork = (await change.save(turn(store, "ab", start))).id
+        change.release()
+        sessions.worker.close()
+        return fork
+
+    fork = asyncio.run(go())
+    without_states(tmp_path)
+    again = opened(trained, tmp_path)
+    assert [info.id for info in listed(again)] == [fork] and is_equal(session(again, fork), session(store, fork))
+    again.folder.delete(fork)
+    assert files(tmp_path) == set()
+
+
+def test_others_are_answered_while_a_session_is_read_again(trained: TrainedLanguageModel, tmp_path: Path) -> None:
+    """It is read for one request at a time, and not to its end if nobody waits for it."""
+    name = created(opened(trained, tmp_path), BOOK)
+    without_states(tmp_path)
+    store = opened(trained, tmp_path, memory=1 << 30)
+
+    async def go() -> None:
+        sessions = Sessions(store, 10)
+        reading = [asyncio.ensure_future(sessions.read(store.start, name, False)) for _ in range(3)]
+        await asyncio.sleep(0)
+        assert (await sessions.run(store.info, name)).tokens == 3001 and not any(each.done() for each in reading)
+        reading.pop(0).cancel()
+        await sessions.run(store.info, name)
+        assert not any((tmp_path / "states").iterdir()), "the state at its end is not known"
+        one, other = await asyncio.gather(*reading)
+        assert one[0].session.state is other[0].session.state
+        sessions.worker.close()
+
+    asyncio.run(go())
+
+
+def test_file_of_a_deleted_session_goes_with_the_turn_that_would_have_forked_it(
+    trained: TrainedLanguageModel, tmp_path: Path
+) -> None:
+    store = opened(trained, tmp_path)
+    name = created(store)
+    change = Change(Sessions(store, 10), name, fork=True)
+    store.folder.delete(name)
+    assert len(files(tmp_path)) == 1
+    change.release()
+    change.release()
+    assert files(tmp_path) == set() and store.folder.bytes == 0
+
+
 def test_folder_is_locked(tmp_path: Path) -> None:
     with locked(tmp_path), pytest.raises(UsageError, match="another server"), locked(tmp_path):
         pass
@@ -272,7 +370,7 @@ def test_sessions_of_other_models_are_left_alone(trained: TrainedLanguageModel, 
     name = created(store, "a" * 300)
     other = opened(tiny("delta"), tmp_path)
     assert listed(other) == []
-    other.delete(created(other))
+    other.folder.delete(created(other))
     assert is_equal(session(opened(trained, tmp_path), name), session(store, name))
 
 
@@ -345,11 +443,11 @@ def test_odd_values_within_a_file_are_refused(trained: TrainedLanguageModel, tmp
     for change in changes:
         rewrite(path_of(store, name), change)
         with pytest.raises(CheckpointError):
-            opened(trained, tmp_path, disk=0).get(name)
+            place(opened(trained, tmp_path, disk=0), name)
         path_of(store, name).write_bytes(before)
     rewrite(path_of(store, fork), lambda lines: lines[0].update(length=2))
     with pytest.raises(CheckpointError):
-        opened(trained, tmp_path).get(fork)
+        place(opened(trained, tmp_path), fork)
 
 
 def test_damaged_or_foreign_states_are_read_again(trained: TrainedLanguageModel, tmp_path: Path) -> None:
@@ -369,12 +467,12 @@ def test_session_that_another_program_changes_is_refused(trained: TrainedLanguag
     name = created(store)
     with path_of(store, name).open("ab") as file:
         file.write(b"{}\n")
-    for call in (lambda: store.get(name), lambda: store.fork(name), lambda: store.save(turn(store, "a"), name)):
+    for call in (lambda: place(store, name), lambda: store.fork(name), lambda: store.save(turn(store, "a"), name)):
         with pytest.raises(CheckpointError, match="changed"):
             call()
     path_of(store, name).unlink()
     with pytest.raises(ApiError, match="not found"):
-        store.get(name)
+        place(store, name)
     assert store.folder.bytes == 0
 
 
@@ -398,7 +496,7 @@ while True:
     elif kind == "fork":
         name = store.fork(name).id
     else:
-        store.delete(name)
+        store.folder.delete(name)
     print("end", kind, name, store.info(name).tokens if kind != "delete" else 0, flush=True)
 """
 
@@ -432,8 +530,8 @@ def test_no_acknowledged_turn_is_lost_by_a_kill(tmp_path: Path, kills: int = 2) 
         elif when == "begin":
             assert len(found) - len(known) in (0, 1)
         assert all(found[each] == tokens for each, tokens in known.items() if (each, kind) != (name, "turn"))
-        assert all(store.get(each).tokens == tokens for each, tokens in found.items())
+        assert all(place(store, each).tokens == tokens for each, tokens in found.items())
         known = found
     for each in known:
-        store.delete(each)
+        store.folder.delete(each)
     assert files(folder) == set() and store.folder.bytes == 0

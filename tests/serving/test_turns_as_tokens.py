@@ -15,6 +15,7 @@ from serving.turns import (
     is_equal,
     listed,
     opened,
+    place,
     session,
     turn,
     without_states,
@@ -29,6 +30,12 @@ from lmlong.inference.unread import UnreadText
 from lmlong.recipe import Attention, Ngram
 from lmlong.serving.request import Request
 from lmlong.serving.scheduler import Scheduler
+from lmlong.serving.session_store import APART
+
+
+def saved(folder: Path) -> list[int]:
+    """The tokens of the states on disk."""
+    return sorted(state_file.describe(path)["tokens"] for path in (folder / "states").iterdir())
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["torch", "native"])
@@ -48,9 +55,9 @@ def test_turns_are_equal_to_the_last_bit_after_a_restart(trained: TrainedLanguag
             assert is_equal(session(again, name), expected)
         without_states(tmp_path)
     for name in list(sessions)[:-1]:
-        again.delete(name)
+        again.folder.delete(name)
     assert is_equal(session(opened(trained, tmp_path), [*sessions][-1]), [*sessions.values()][-1])
-    again.delete([*sessions][-1])
+    again.folder.delete([*sessions][-1])
     assert list(tmp_path.glob("*.session")) == []
 
 
@@ -58,7 +65,7 @@ def test_a_turn_continues_as_it_was_written(trained: TrainedLanguageModel, tmp_p
     """Its state differs from that of the steps by rounding only."""
     store = opened(trained, tmp_path)
     name = created(store, BOOK)
-    read = turn(store, "abc", store.get(name), answer=5)
+    read = turn(store, "abc", place(store, name), answer=5)
     assert read.read.session is not None
     stepped = greedy(trained.model, read.read.session, 5)
     store.save(read, name)
@@ -75,13 +82,39 @@ def test_a_turn_continues_as_it_was_written(trained: TrainedLanguageModel, tmp_p
 def test_session_keeps_its_newest_states_at_doubling_distances(trained: TrainedLanguageModel, tmp_path: Path) -> None:
     store = opened(trained, tmp_path)
     name = created(store, BOOK)
-    for _ in range(24):
+    for number in range(70):
+        store = opened(trained, tmp_path) if number == 35 else store
         continued(store, name, BOOK[:150], answer=5)
-    saved = [state_file.describe(path)["tokens"] for path in (tmp_path / "states").iterdir()]
-    first, *distances = sorted(store.info(name).tokens - tokens for tokens in saved)
+    first, *distances = (store.info(name).tokens - tokens for tokens in reversed(saved(tmp_path)))
     assert first < 2 * PIECE and 3 <= len(distances) <= 6
-    assert all(near < far <= 4 * near for near, far in pairwise(distances))
+    assert all(near < far <= 4 * near and far - near >= APART for near, far in pairwise(distances))
     assert is_equal(session(opened(trained, tmp_path, disk=0), name), session(store, name))
+
+
+def test_short_session_keeps_its_newest_state(trained: TrainedLanguageModel, tmp_path: Path) -> None:
+    store = opened(trained, tmp_path)
+    name = created(store, BOOK[:300])
+    for _ in range(6):
+        continued(store, name, BOOK[:100], answer=5)
+        assert len(saved(tmp_path)) == 1
+    assert store.info(name).tokens - saved(tmp_path)[0] < PIECE
+
+
+def test_states_are_deleted_with_the_last_session_that_has_their_text(
+    trained: TrainedLanguageModel, tmp_path: Path
+) -> None:
+    store = opened(trained, tmp_path)
+    book = created(store, BOOK)
+    short, long, copy = (store.fork(book).id for _ in range(3))
+    for name, text in ((book, BOOK[:1000]), (long, BOOK[1000:2200]), (long, BOOK[:1200])):
+        continued(store, name, text)
+    assert saved(tmp_path) == [3001, 4001, 4201, 5401]
+    store = opened(trained, tmp_path)
+    left = []
+    for name in (book, long, copy, short):
+        store.folder.delete(name)
+        left.append(saved(tmp_path))
+    assert left == [[3001, 4001, 4201, 5401], [3001, 4001], [3001, 4001], []]
 
 
 def test_unread_text_is_kept(trained: TrainedLanguageModel, tmp_path: Path) -> None:
@@ -89,7 +122,7 @@ def test_unread_text_is_kept(trained: TrainedLanguageModel, tmp_path: Path) -> N
     name = created(store, BOOK)
     for text in (UnreadText(b"a", b"bc", tuple(trained.tokenizer.encode("bc"))), UnreadText(b"", b"d"), UnreadText()):
         name = store.fork(name).id
-        store.save(turn(store, "ab", store.get(name))._replace(unread=text), name)
+        store.save(turn(store, "ab", place(store, name))._replace(unread=text), name)
         fork = store.fork(name).id
         for each in (name, fork):
             found = session(opened(trained, tmp_path), each)

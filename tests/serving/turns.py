@@ -45,7 +45,7 @@ def created(store: SessionStore, text: str = "abc", **options: Any) -> str:
 
 
 def continued(store: SessionStore, name: str, text: str, **options: Any) -> str:
-    return store.save(turn(store, text, store.get(name), **options), name).id
+    return store.save(turn(store, text, place(store, name), **options), name).id
 
 
 def forked(store: SessionStore, name: str, text: str, **options: Any) -> str:
@@ -58,8 +58,15 @@ def listed(store: SessionStore) -> list[SessionInfo]:
     return [*store.page(sys.maxsize)[0]]
 
 
+def place(store: SessionStore, name: str) -> Place:
+    """The place where a session ends."""
+    *_, end = store.start(name, False)
+    assert end is not None
+    return end[0]
+
+
 def session(store: SessionStore, name: str) -> Session:
-    found = store.get(name).session
+    found = place(store, name).session
     assert found is not None
     return found
 

@@ -83,9 +83,9 @@ export class TreeView {
 
   #row({ id, lane, level, place, beside }, number) {
     const session = sessions.get(id);
-    const given = session.given.trim();
-    const written = session.written.trim() || (given ? "" : `… ${session.tail.slice(-60)}`);
-    const shortened = given.length > 28 && written ? `${given.slice(0, 27)}… ` : `${given} `;
+    const given = session.given.trimStart();
+    const written = session.written.trim() ? session.written : given ? "" : `… ${session.tail.slice(-60)}`;
+    const shortened = given.length > 28 && written ? `${given.slice(0, 27)}… ` : given;
     const line = make("span", "line", [make("span", "given", shortened), make("span", "written", written)]);
     const learns = session.learns ? [make("span", "learns", "learns")] : [];
     const item = make("div", session.pending ? "pending" : "", [line, ...learns]);
