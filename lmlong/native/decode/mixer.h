@@ -139,9 +139,8 @@ struct Mixer {
         const float* gate = qkv_gate + layer.in_proj.outputs - gates + channel;
         const Int kind = layer.output_gate;
         for (Int i = 0; i < value_dim; i++) {
-            if (kind == SILU_GATE || kind == IDENTITY_GATE) y[i] *= gate[i];
-            if (kind == SILU_GATE || kind == SIGMOID_GATE) y[i] *= sigmoid(gate[i]);
-            mixed[channel + i] = y[i];
+            const float opened = kind == NO_GATE ? 1 : kind == IDENTITY_GATE ? gate[i] : sigmoid(gate[i]);
+            mixed[channel + i] = y[i] * (kind == SILU_GATE ? gate[i] * opened : opened);
         }
     }
 
