@@ -222,15 +222,17 @@ def _complete_from_start(values: dict[str, Any]) -> None:
         if isinstance(section, dict) and isinstance(own, dict):
             values[name] = section | own
     if isinstance(names := at(values, (*ATTENTION, "kind")), dict):
-        values["model"] |= _with_other_kinds(at(start, ("model",)) or {}, values["model"]["attention"], names)
+        values["model"] |= _with_other_kinds(at(start, ("model",)), values["model"]["attention"], names)
 
 
-def _with_other_kinds(model: dict[str, Any], attention: dict[str, Any], names: dict[str, Any]) -> dict[str, Any]:
+def _with_other_kinds(model: Any, attention: dict[str, Any], names: dict[str, Any]) -> dict[str, Any]:
     """Return the options of a model whose attention replaces some kinds by others, such as {softmax: window}: all other
-    options of its attention and mixers stay. Without a model it has only the new kinds."""
-    before = model.get("attention", {"kind": list(names)})
+    options of its attention and mixers stay. Without a valid model it has only the new kinds."""
+    before, own = at(model, ("attention",)), at(model, ("mixers",))
+    before = before if isinstance(before, dict) else {"kind": list(names)}
     kinds, _ = attention_words(before)
-    mixers = [{**mixer, "kind": names.get(mixer["kind"], mixer["kind"])} for mixer in model.get("mixers", [])]
+    mixers = [mixer for mixer in own if isinstance(mixer, dict)] if isinstance(own, list) else []
+    mixers = [{**mixer, "kind": names.get(str(mixer.get("kind")), mixer.get("kind"))} for mixer in mixers]
     return {"attention": {**before, **attention, "kind": [names.get(kind, kind) for kind in kinds]}, "mixers": mixers}
 
 

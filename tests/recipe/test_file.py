@@ -1,5 +1,6 @@
 """Recipes are found, loaded, overridden, merged with that of the run they begin from, and written back."""
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -259,6 +260,10 @@ def test_some_kinds_of_the_run_are_replaced(runs: Path) -> None:
         ("delta", None, 2),
     ]
     assert load({"training": {"steps": 7}, "model": {"attention": attention}}).model.kinds == ["window"] * 6
+    for damaged in (b"model: 3", b"model: {attention: 5, mixers: [x, {kind: [1]}]}", b"model: {mixers: 7}"):
+        (runs / "first" / "recipe.yaml").write_bytes(damaged)
+        with suppress(RecipeError):
+            load({"training": {"steps": 7, "init_from": "first"}, "model": {"attention": attention}})
 
 
 @pytest.mark.parametrize("start", ["first", "runs/first", "{runs}/first"])
