@@ -69,6 +69,11 @@ class Part(NamedTuple):
     split: Callable[[Tensor], Sequence[Tensor]] = lambda weight: [weight]
 
 
+def first_name(names: str) -> str:
+    """Return the first of the names of a weight."""
+    return names.partition("|")[0]
+
+
 def rows(heights: Sequence[int], *names: str) -> Part:
     """Return a matrix whose rows are those of several matrices."""
     return Part(names, torch.cat, lambda weight: weight.split(list(heights)))
@@ -127,8 +132,8 @@ class Architecture(ABC, Generic[C]):
         if name in self.outer:
             return Part([self.outer[name]])
         _, layer, inside = name.split(".", 2)
-        part = self.layer(model, model.kinds[int(layer)])[inside]
-        return part._replace(names=[f"model.layers.{layer}.{own}" for own in part.names])
+        part, begin = self.layer(model, model.kinds[int(layer)])[inside], f"model.layers.{layer}."
+        return part._replace(names=["|".join(begin + name for name in names.split("|")) for names in part.names])
 
     def config_of(self, chosen: recipe.Recipe, vocabulary: int) -> dict[str, Any] | None:
         """Return config.json of a run whose model is of this architecture; None if it is not."""
@@ -222,15 +227,8 @@ class Source(NamedTuple):
         return part._replace(names=[self._own(names) for names in part.names])
 
     def _own(self, names: str) -> str:
-        first, _, rest = names.partition("|")
-        other = first.rpartition(".layers.")[0]
-        alternatives = [first, *(self._beside(first, each) for each in rest.split("|") if rest)]
-        return next((name for name in alternatives if name in self.shapes), first) if other else first
-
-    @staticmethod
-    def _beside(first: str, name: str) -> str:
-        """Return a name in the same layer as another one."""
-        return re.sub(r"^(model\.layers\.\d+\.).*$", lambda match: match[1] + name, first)
+        """Return the first name that the file has."""
+        return next((name for name in names.split("|") if name in self.shapes), first_name(names))
 
     def dtype(self, part: Part) -> torch.dtype:
         """Return the dtype that holds all weights of a part."""

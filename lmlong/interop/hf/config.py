@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from lmlong import recipe
-from lmlong.interop.architecture import Architecture
+from lmlong.interop.architecture import Architecture, first_name
 
 MODULE, CONFIG, MODEL = "modeling_lmlong", "LmlongConfig", "LmlongForCausalLM"
 
@@ -34,10 +34,5 @@ def weights_of(weights: dict[str, Tensor], architecture: Architecture[Any], mode
     for name, weight in weights.items():
         part = architecture.part(name, model)
         for own, piece in zip(part.names, part.split(weight), strict=True):
-            named[written(own)] = piece.contiguous()
+            named[first_name(own)] = piece.contiguous()
     return named
-
-
-def written(names: str) -> str:
-    """Return the first of some names of a weight."""
-    return names.partition("|")[0]
