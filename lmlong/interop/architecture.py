@@ -285,6 +285,34 @@ def mlp_parts(model: recipe.Model, norm: str, names: Sequence[str] = MLP) -> dic
     }
 
 
+QKV = tuple(f"self_attn.{name}_proj.weight" for name in "qkv")
+
+
+def softmax_heights(own: recipe.Model) -> list[int]:
+    """Return the numbers of rows of the projections to queries, keys and values."""
+    keys = (own.kv_heads or own.heads) * own.head_dims.key
+    return [own.heads * own.head_dims.key, keys, keys]
+
+
+def softmax_parts(
+    own: recipe.Model, in_proj: Part | None = None, norms: str | None = "norm", out: str = "o_proj"
+) -> dict[str, Part]:
+    """Return the parts of the softmax attention of a layer. `norms` is the name of those of queries and keys, if it has
+    any."""
+    pairs = () if norms is None else (("query", f"q_{norms}"), ("key", f"k_{norms}"))
+    return {
+        "mixer.in_proj.weight": in_proj or rows(softmax_heights(own), *QKV),
+        **{f"mixer.{ours}_norm.weight": Part([f"self_attn.{theirs}.weight"]) for ours, theirs in pairs},
+        "mixer.out_proj.weight": Part([f"self_attn.{out}.weight"]),
+    }
+
+
+def softmax_values(model: recipe.Model) -> dict[str, Any]:
+    """Return the heads of the softmax layers as values of config.json."""
+    own = model.of_kind("softmax")
+    return {"num_attention_heads": own.heads, "num_key_value_heads": own.kv_heads or own.heads}
+
+
 def check_layers(source: Source) -> None:
     """Raise CheckpointError if the number of layers differs from the configuration, before a model is built."""
     numbers = {name.split(".")[2] for name in source.shapes if re.match(r"model\.layers\.\d+\.", name)}

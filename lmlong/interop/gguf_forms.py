@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lmlong.errors import CheckpointError
 from lmlong.interop.architecture import Architecture, Config
-from lmlong.interop.hybrids import Qwen, QwenConfig
+from lmlong.interop.delta_hybrids import Qwen, QwenConfig
 from lmlong.interop.llama import Llama, neighbours_to_halves
 from lmlong.io.checked import shown
 

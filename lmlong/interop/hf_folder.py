@@ -15,7 +15,8 @@ from lmlong.checkpoint.write import NAMES
 from lmlong.data.tokenizers import huggingface_file
 from lmlong.errors import CheckpointError
 from lmlong.interop.architecture import Architecture, Source
-from lmlong.interop.hybrids import Lfm, Olmo, Qwen
+from lmlong.interop.delta_hybrids import Olmo, Qwen
+from lmlong.interop.lfm2 import Lfm
 from lmlong.interop.llama import Llama
 from lmlong.io.checked import Checked, checked, shown
 from lmlong.io.files import parse_json

@@ -16,7 +16,8 @@ from lmlong.interop.architecture import (
     Size,
     mlp_parts,
     plain_base,
-    rows,
+    softmax_parts,
+    softmax_values,
 )
 
 LLAMA3_ROPE = {
@@ -60,12 +61,9 @@ class Llama(Architecture[LlamaConfig]):
         }
 
     def layer(self, model: recipe.Model, kind: str) -> Mapping[str, Part]:
-        keys = (model.kv_heads or model.heads) * model.head_dims.key
-        heights, names = [model.heads * model.head_dims.key, keys, keys], ("q_proj", "k_proj", "v_proj")
         return {
             "mixer.norm.weight": Part(["input_layernorm.weight"]),
-            "mixer.in_proj.weight": rows(heights, *(f"self_attn.{name}.weight" for name in names)),
-            "mixer.out_proj.weight": Part(["self_attn.o_proj.weight"]),
+            **softmax_parts(model, norms=None),
             **mlp_parts(model, "post_attention_layernorm.weight"),
         }
 
@@ -76,8 +74,7 @@ class Llama(Architecture[LlamaConfig]):
             rope |= {"rope_type": "llama3", **{key: getattr(scaling, option) for key, option in LLAMA3_ROPE.items()}}
         return {
             "model_type": "llama",
-            "num_attention_heads": model.heads,
-            "num_key_value_heads": model.kv_heads or model.heads,
+            **softmax_values(model),
             "head_dim": model.head_dims.key,
             "hidden_act": "silu",
             "attention_bias": False,
