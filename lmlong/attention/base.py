@@ -61,7 +61,7 @@ class CausalAttention(FollowsPolicy, ABC, Generic[State]):
     """The kernels for many tokens, by their names in recipes: `torch`, `native`, `triton`, `fla`. Each has a class
     method `unavailable_reason(attention, device)`. Empty if the attention uses torch's own functions."""
 
-    compiled = False
+    is_compiled = False
     """Whether torch.compile runs the model. Kernels that it cannot trace then run outside the compiled graph."""
 
     state_growth: Literal["constant", "per token"] = "constant"
@@ -171,7 +171,7 @@ class CausalAttention(FollowsPolicy, ABC, Generic[State]):
 
     def apart(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function, or if torch.compile runs the model, one that calls it outside the graph."""
-        if not self.compiled:
+        if not self.is_compiled:
             return function
         from lmlong.attention.untraced import untraced
 

@@ -6,16 +6,19 @@ N chunks, B batch, H heads, C tokens in a chunk, T time.
 """
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from lmlong.attention.compiling import compiled
 from lmlong.attention.device_policy import CPU_POLICY, DevicePolicy
 from lmlong.attention.feature_maps import FeatureMap
 from lmlong.attention.scan import Kernel, Span
+
+T = TypeVar("T")
 
 CHUNK_SIZE = 64
 """Tokens in a chunk. Within a chunk attention is a masked product; the state carries it from chunk to chunk."""
@@ -48,6 +51,10 @@ class ChunkedKernel(Kernel):
 
     def suited(self, features: FeatureMap, x: Span, state: Tensor, policy: DevicePolicy) -> Kernel:
         return type(self)(policy)
+
+    def fused(self, function: Callable[..., T]) -> Callable[..., T]:
+        """Return a function, or its compiled form if torch.compile runs the model."""
+        return compiled(function) if self.policy.compiles else function
 
     def arrange(self, x: Tensor) -> Tensor:
         return to_chunks(x).flatten(0, 1)

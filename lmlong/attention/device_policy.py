@@ -40,6 +40,12 @@ class DevicePolicy(NamedTuple):
     """Whether softmax attention skips blocks of keys that no query sees (block_sparse.py), or has a mask of all
     pairs."""
 
+    rounds_inputs: bool
+    """Whether products with weights in bfloat16 round their inputs to it: what tensor cores multiply."""
+
+    compiles: bool = False
+    """Whether torch.compile runs the model."""
+
 
 CPU_POLICY = DevicePolicy(
     span_bytes=None,
@@ -49,6 +55,7 @@ CPU_POLICY = DevicePolicy(
     piece_tokens=0,
     reads_values=True,
     block_sparse=False,
+    rounds_inputs=False,
 )
 """Temporary tensors stay in cache. For blocks of memory above 32 MiB malloc maps fresh pages each time, which takes
 longer than the arithmetic: 2^22 logits in float32 are half of that."""
@@ -61,6 +68,7 @@ GPU_POLICY = DevicePolicy(
     piece_tokens=2**16,
     reads_values=False,
     block_sparse=True,
+    rounds_inputs=True,
 )
 """The number of operations does not depend on the length, up to a limit of memory, and nothing waits for a value."""
 

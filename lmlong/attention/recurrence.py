@@ -117,7 +117,8 @@ class Recurrence(CausalAttention[State]):
 
     def scan_arguments(self, packed: Tensor, x: ScanInputs) -> tuple[Any, ...]:
         """Return the arguments of `Scan` for many tokens after a packed state."""
-        how = self.kernel, self.feature_map, self.policy_for(x.q), torch.is_grad_enabled()
+        policy = self.policy_for(x.q)._replace(compiles=self.is_compiled)
+        how = self.kernel, self.feature_map, policy, torch.is_grad_enabled()
         return *how, packed, *x, *self.feature_map.parameters()
 
     def token_log_decay(self, q: Tensor, inputs: Inputs) -> Tensor | None:

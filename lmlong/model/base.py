@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from lmlong import recipe
 from lmlong.attention.device_policy import FollowsPolicy
 from lmlong.model.block import ResidualBlock
-from lmlong.model.compiling import compiled
+from lmlong.attention.compiling import compiled
 from lmlong.model.layers import BFloat16Linear, GroupedLinear, Linear, RMSNorm, quantized_linear, rounded_weight
 from lmlong.model.loss import chunked_cross_entropy, in_float32, logits_in_float32, token_nll
 from lmlong.model.ngram_embedding import tables_of
@@ -109,6 +109,8 @@ class TextModel(FollowsPolicy, ABC):
     """Whether weights are partitioned and gathered only while their module computes, as in DeepSpeed's stage 3."""
     is_compiled = False
     """Whether torch.compile runs blocks that read more than one token."""
+    step_is_compiled = False
+    """Whether it runs blocks that read one token."""
 
     def __init__(self, options: recipe.Model, embeddings: int, activation_checkpointing: bool):
         super().__init__()
@@ -157,8 +159,8 @@ class TextModel(FollowsPolicy, ABC):
     def call_for(self, time: int) -> Callable[..., Any]:
         """Return what a block and its inputs of `time` tokens are handed to: the block's own call, or its compiled
         form; with activation checkpointing, one that computes it again in the backward pass."""
-        compiles = self.is_compiled and time > 1
-        call = compiled(type(self.blocks[0]).forward) if compiles else nn.Module.__call__
+        compiles = self.step_is_compiled if time == 1 else self.is_compiled
+        call = compiled(type(self.blocks[0]).forward, time == 1) if compiles else nn.Module.__call__
         if self.activation_checkpointing and torch.is_grad_enabled():
             return partial(checkpoint, call, use_reentrant=False)
         return call

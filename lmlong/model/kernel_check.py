@@ -70,7 +70,7 @@ def why_refused(
 ) -> str | None:
     """Return why a kernel must not compute an attention: it differs from torch, or fails. None if it agrees."""
     copied = copy.deepcopy(attention).to(device)
-    copied.compiled = False
+    copied.is_compiled = False
     copied.use_kernel("torch")
     text = draw_text(copied, DTYPES[precision], device)
     exact = compute(copied, text.in_float32(), "32", trains)

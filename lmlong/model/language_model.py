@@ -208,7 +208,7 @@ class LanguageModel(TextModel):
     def compile_blocks(self) -> None:
         super().compile_blocks()
         for attention in self.attention_parts:
-            attention.compiled = True
+            attention.is_compiled = True
 
     @property
     def mixers(self) -> list[Mixer]:

@@ -13,6 +13,7 @@ from torch.nn import functional
 from torch.nn.functional import rms_norm, silu
 
 from lmlong import recipe
+from lmlong.attention.device_policy import FollowsPolicy
 from lmlong.model.quantization import GroupFormat, WeightFormat, quantized
 from lmlong.model.weight_panels import pack, rounded_activations, unpack
 from lmlong.native.grouped import kernel
@@ -51,7 +52,7 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
     for each number of rows and each weight, up to gigabytes for texts of all lengths. So without gradients, the rows
     are padded to one of few numbers. Training reads batches of one shape, and computes them as they are.
     """
-    if x.device.type != "cpu" or torch.is_grad_enabled() or (dtype := _dtype_of_product(x)).itemsize > 2:
+    if x.device.type != "cpu" or torch.is_grad_enabled() or (dtype := dtype_of_product(x)).itemsize > 2:
         return functional.linear(x, weight)
     vectors = x.reshape(-1, x.shape[-1])
     rows = len(vectors)
@@ -62,7 +63,8 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
     return functional.linear(padded, weight)[:rows].view(*x.shape[:-1], -1)
 
 
-def _dtype_of_product(x: Tensor) -> torch.dtype:
+def dtype_of_product(x: Tensor) -> torch.dtype:
+    """Return the dtype in which a product of x is computed: that of x, or what autocast rounds it to."""
     if x.dtype != torch.float64 and torch.is_autocast_enabled(x.device.type):
         return torch.get_autocast_dtype(x.device.type)
     return x.dtype
@@ -111,7 +113,7 @@ class SwiGLU(nn.Module):
         return self.norm(y) if self.norm_after else y
 
 
-class BFloat16Linear(nn.Module):
+class BFloat16Linear(FollowsPolicy):
     """A linear layer for inference with its weight in bfloat16."""
 
     def __init__(self, weight: Tensor):
@@ -122,6 +124,8 @@ class BFloat16Linear(nn.Module):
     weight: Tensor
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.policy_for(x).rounds_inputs:
+            return linear(x.to(torch.bfloat16), self.weight).to(x.dtype)
         return linear(x, self.weight.to(x.dtype))
 
     def dequantized(self, dtype: torch.dtype) -> Tensor:

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from lmlong.attention.device_policy import CPU_POLICY, DevicePolicy
-from lmlong.model.compiling import compiled
-from lmlong.model.layers import linear
+from lmlong.attention.compiling import compiled
+from lmlong.model.layers import dtype_of_product, linear
 
 IGNORED = -100
 """A target that is not scored: padding, and the target of the last token of a document."""
@@ -82,22 +82,23 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         graded: bool,
         chunk: int,
     ) -> Tensor:
-        output = weight.to(hidden.dtype)
+        dtype = dtype_of_product(hidden)
+        vectors, output = hidden.to(dtype), weight.to(dtype)
         sums, dhidden, dweight = [], None, None
         if graded := graded and any(ctx.needs_input_grad):
             dhidden = torch.empty_like(hidden)
             if ctx.needs_input_grad[1]:
-                dweight = torch.zeros_like(output, dtype=torch.promote_types(hidden.dtype, torch.float32))
+                dweight = torch.zeros_like(output, dtype=torch.promote_types(dtype, torch.float32))
         for begin in range(0, max(1, len(hidden)), chunk):
             span = slice(begin, begin + chunk)
-            loss, dlogits = of_chunk(linear(hidden[span], output), targets[span], span, graded)
+            loss, dlogits = of_chunk(linear(vectors[span], output), targets[span], span, graded)
             sums.append(loss)
             if dhidden is not None:
                 assert dlogits is not None
-                dlogits = dlogits.to(hidden.dtype)
+                dlogits = dlogits.to(dtype)
                 dhidden[span] = dlogits @ output
                 if dweight is not None:
-                    dweight += dlogits.mT @ hidden[span]
+                    dweight += dlogits.mT @ vectors[span]
         ctx.save_for_backward(dhidden, dweight)
         ctx.weight_dtype = weight.dtype
         return sum(sums, torch.zeros_like(sums[0]))

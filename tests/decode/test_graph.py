@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from decode.test_rows import SOME_LEARN, check_rows
+from machine import needs_compiler
 from model.shapes import SHAPES, shaped
 from models import model_of, text
 from torch import Tensor
@@ -84,11 +85,26 @@ def test_rows_that_learn_and_rows_that_do_not_step_together() -> None:
     check_rows(GraphEngine(model_of("tables"), record), 1e-5, SOME_LEARN, steps=40)
 
 
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["elu", "delta", "window beside", "tables"])
+@torch.inference_mode()
+def test_a_compiled_step_is_the_step(name: str) -> None:
+    model = in_float64(RECORDED[name])
+    model.step_is_compiled = True
+    torch._dynamo.reset()
+    check_rows(GraphEngine(model, lambda run: run), 1e-10)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
+
+
 @pytest.mark.gpu
 @every_recorded
+@pytest.mark.parametrize("compiles", [False, True])
 @torch.inference_mode()
-def test_a_cuda_graph_is_the_step_and_changes_no_other_state(shape: dict[str, Any]) -> None:
-    check_rows(GraphEngine(in_float64(shape).cuda(), cuda_graph), 1e-10)
+def test_a_cuda_graph_is_the_step_and_changes_no_other_state(shape: dict[str, Any], compiles: bool) -> None:
+    model = in_float64(shape).cuda()
+    model.step_is_compiled = compiles
+    check_rows(GraphEngine(model, cuda_graph), 1e-10)
 
 
 @torch.inference_mode()

@@ -97,12 +97,10 @@ class ChunkKernel(ChunkedKernel):
         states, transitions = self._empty_states(x, state)
         states[0] = state
         for n, part in _parts(x):
-            self._compose(part, transitions[n], states[1:][n])
+            self.fused(ChunkKernel._compose)(self, part, transitions[n], states[1:][n])
         accumulate_in_tree(states, transitions)
         for n, part in _parts(x):
-            c, before = self._chunks(part, state.dtype), states[:-1][n]
-            y = c.fq_before() @ before
-            from_chunks(add_matmul(y, c.P(), _changes(c, c.beta * c.M(), before)), part.y)
+            self.fused(ChunkKernel._write_outputs)(self, part, states[:-1][n])
         return states[-1].clone()
 
     def backward(self, x: Span, dx: Span, state: Tensor, dstate: Tensor, dweights: list[Tensor]) -> Before:
@@ -118,17 +116,28 @@ class ChunkKernel(ChunkedKernel):
         dstates = torch.empty_like(states)
         states[0], dstates[-1] = state, dstate
         for (n, part), (_, dpart) in zip(_parts(x), _parts(dx), strict=True):
-            self._compose(part, transitions[n], states[1:][n], dpart.y, dstates[:-1][n])
+            compose = self.fused(ChunkKernel._compose)
+            compose(self, part, transitions[n], states[1:][n], dpart.y, dstates[:-1][n])
         accumulate_in_tree(states, transitions.clone())
         accumulate_in_tree(dstates, transitions.mT, backwards=True)
         del transitions
         for (n, part), (_, dpart) in zip(_parts(x), _parts(dx), strict=True):
-            c, dy = self._chunks(part, state.dtype), to_chunks(dpart.y).to(state.dtype)
-            L, around = c.beta * c.M(), slice(n.start, n.stop + 1)
-            changes = _changes(c, L, states[n])
-            dR = _solve(L, add_matmul(c.fk_to_end() @ dstates[1:][n], c.P().mT, dy), transposed=True)
-            _write_grads(c, dy, states[around], changes, dstates[around], dR, dpart)
+            around = slice(n.start, n.stop + 1)
+            self.fused(ChunkKernel._write_grads)(self, part, dpart, states[around], dstates[around])
         return Before(dstates[0].clone(), dx.q, dx.k)
+
+    def _write_outputs(self, x: Span, before: Tensor) -> None:
+        """Write the outputs of x, given the states before each chunk."""
+        c = self._chunks(x, before.dtype)
+        y = c.fq_before() @ before
+        from_chunks(add_matmul(y, c.P(), _changes(c, c.beta * c.M(), before)), x.y)
+
+    def _write_grads(self, x: Span, dx: Span, states: Tensor, dstates: Tensor) -> None:
+        """Write the gradients dx, given the states before each chunk and after the last, and the gradients of both."""
+        c, dy = self._chunks(x, states.dtype), to_chunks(dx.y).to(states.dtype)
+        L = c.beta * c.M()
+        dR = _solve(L, add_matmul(c.fk_to_end() @ dstates[1:], c.P().mT, dy), transposed=True)
+        _write_grads(c, dy, states, _changes(c, L, states[:-1]), dstates, dR, dx)
 
     def _compose(
         self, x: Span, matrices: Tensor, added: Tensor, dy: Tensor | None = None, dadded: Tensor | None = None
