@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lmlong import recipe
+from lmlong.attention.compiling import compiled
 from lmlong.attention.device_policy import FollowsPolicy
 from lmlong.model.block import ResidualBlock
-from lmlong.attention.compiling import compiled
 from lmlong.model.layers import BFloat16Linear, GroupedLinear, Linear, RMSNorm, quantized_linear, rounded_weight
 from lmlong.model.loss import chunked_cross_entropy, in_float32, logits_in_float32, token_nll
 from lmlong.model.ngram_embedding import tables_of

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from lmlong.attention.device_policy import CPU_POLICY, DevicePolicy
 from lmlong.attention.compiling import compiled
+from lmlong.attention.device_policy import CPU_POLICY, DevicePolicy
 from lmlong.model.layers import dtype_of_product, linear
 
 IGNORED = -100
