@@ -23,7 +23,8 @@ STEP_OPTIONS = {**GPU_OPTIONS, "coordinate_descent_tuning": True}
 
 @cache
 def compiled(function: Callable[..., T], decodes: bool = False) -> Callable[..., T]:
-    """Return a function compiled by torch.compile, once for all models; `decodes`: a step of one token."""
+    """Return a function compiled by torch.compile, once for all models; `decodes`: a step of one token. Torch keeps the
+    code for later processes, in $TORCHINDUCTOR_CACHE_DIR."""
     from torch._inductor import config
 
     config.deterministic = True  # no kernel is chosen by its speed, so a resumed run computes the same bits

@@ -80,7 +80,7 @@ def build_model(name: str, options: recipe.Recipe, device: torch.device) -> Lang
     model = LanguageModel(
         options.model.model_copy(update={"attention": attention}),
         options.text.tokenizer.most_tokens,
-        options.training.activation_checkpointing,
+        options.training.activation_checkpointing is True,
     )
     check_kernel(options.training.kernel, model, device)
     model.use_kernel(options.training.kernel)

@@ -221,6 +221,13 @@ def count_in_tables(model: nn.Module) -> int:
     return 0 if tables is None else tables.table.numel()
 
 
+def training_operations(model: TextModel) -> int:
+    """Return the operations that a training step needs for a token: 6 for each weight of a matrix that the token is
+    multiplied by. What attention adds, and what activation checkpointing repeats, is not counted."""
+    layers = (module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear))
+    return 6 * (sum(layers) + model.lm_head.weight.numel())
+
+
 def describe_parameters(model: nn.Module) -> str:
     """Return the number of trained weights in words, with that of tables."""
     in_tables = count_in_tables(model)

@@ -18,6 +18,10 @@ Precision = Literal["32", "bf16", "16"]
 
 DTYPES: dict[str, torch.dtype] = {"32": torch.float32, "bf16": torch.bfloat16, "16": torch.float16}
 
+PEAKS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "L40S": 362e12, "4090": 165e12}
+"""Operations a second in bfloat16 with float32 sums, without sparsity, by part of a GPU's name, as NVIDIA states
+them."""
+
 WITHOUT_FLOAT64 = {"mps"}
 """Device types without float64. Computations that need it run on the CPU."""
 
@@ -114,6 +118,12 @@ def describe_machine(device: torch.device) -> str:
         return f"GPU of {_processor()}"
     threads = torch.get_num_threads()
     return f"{threads} thread{'' if threads == 1 else 's'} of {_processor()}"
+
+
+def peak_operations(device: torch.device) -> float | None:
+    """Return the operations a second of a GPU's tensor cores; None if they are not known."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    return next((peak for part, peak in PEAKS.items() if part in name), None)
 
 
 def _processor() -> str:

@@ -129,8 +129,9 @@ class Training(Budget):
     """Format of `--weights` for which the model is trained: in the last quarter of the steps, and in their validation,
     the matrices have the values to which that format rounds them. Decoding with `--weights` then computes with the
     values that were trained. Checkpoints keep the weights in full precision."""
-    activation_checkpointing: bool = False
-    """Keep only the input of each block, and recompute its activations in the backward pass."""
+    activation_checkpointing: bool | Literal["auto"] = False
+    """Keep only the input of each block, and recompute its activations in the backward pass. auto does if a step would
+    not fit into the device's memory otherwise."""
     validate_every: int | None = Field(default=None, gt=0, le=bounds.COUNT)
     """Steps between validations; left out, a fifth of the run, but at most 500 steps, or ten minutes if only `minutes`
     ends it. The last step is always validated. Each validation saves a checkpoint."""

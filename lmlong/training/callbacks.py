@@ -15,6 +15,8 @@ from lightning.pytorch import Callback, Trainer
 from lmlong.checkpoint.read import load_weights
 from lmlong.checkpoint.write import Contents
 from lmlong.data.tokenizers.base import Tokenizer
+from lmlong.model.base import training_operations
+from lmlong.model.device import peak_operations
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.loop_guard import LoopGuard, lower_loops
 from lmlong.model.metrics import METRICS, LossTotals, batch_tensors, loss_totals
@@ -25,7 +27,7 @@ from lmlong.training.checkpoint_store import Best, CheckpointStore
 from lmlong.training.distributed import all_reduce_sum, is_main_process
 from lmlong.training.metrics_log import METRICS_FILE, MetricsLog
 from lmlong.training.module import TrainingModule
-from lmlong.training.prepare import PreparedRun
+from lmlong.training.prepare import PreparedRun, divides_weights
 from lmlong.training.progress import FetchedFigures, Intervals, Progress, StepFigures, fetch
 from lmlong.training.run_folder import check_exists
 from lmlong.training.signals import StopOnSignal
@@ -59,6 +61,7 @@ class TrainingCallback(Callback):
         self.pending: list[StepFigures] = []  # of steps since the last fetch
         self.fetched: list[FetchedFigures] = []  # of steps that are not logged yet
         self.unlogged_seconds = 0.0  # of these steps
+        self.token_seconds: float | None = None  # that the matrix products of a token take at the peak of all devices
         self.final: LossTotals | None = None
         self.sampled = False  # whether `final` is of a sample of the validation text
 
@@ -70,7 +73,12 @@ class TrainingCallback(Callback):
         tokens_per_target = recipe.text.sequence_length / recipe.targets_per_sequence
         self.progress = Progress(clock, step, not trainer.is_global_zero, self.training_metric, tokens_per_target)
         self.intervals = Intervals(recipe.training, clock, step)
+        peak = peak_operations(pl_module.device)
+        if peak and not divides_weights(recipe):
+            self.token_seconds = training_operations(pl_module.model) / (peak * trainer.world_size)
         self.best: Best | None = trainer.strategy.broadcast(self.checkpoints.best() if trainer.is_global_zero else None)
+        if recipe.training.compile:
+            self.progress.say("compiling the blocks and the loss in the first step; torch keeps them for later runs")
         clock.start()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -84,7 +92,10 @@ class TrainingCallback(Callback):
         self.pending.append(pl_module.take_figures())
         if is_due:
             self._fetch(pl_module)
-        self.unlogged_seconds += clock.step(trainer, is_due)
+        seconds = clock.step(trainer, is_due)
+        self.unlogged_seconds += seconds
+        if options.compile and step == pl_module.prepared.first_step + 1 and self.progress is not None:
+            self.progress.say(f"compiled: {self.progress.name(step)} took {seconds:.0f} s")
         last = clock.ends_at(step)
         if is_due or last:
             self._log_steps(pl_module, last)
@@ -175,6 +186,7 @@ class TrainingCallback(Callback):
                 "learning_rate": figures.learning_rate,
                 "gradient_norm": figures.gradient_norm,
                 "tokens_per_second": round(speed, 1),
+                **({"mfu": speed * self.token_seconds} if self.token_seconds else {}),
             }
             self.metrics_log.write(step=step, **metrics)
             for logger in module.trainer.loggers:

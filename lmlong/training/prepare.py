@@ -15,8 +15,9 @@ from lmlong.data.data_module import DATA_MODULES, DataModule
 from lmlong.data.hub import with_commits
 from lmlong.data.token_dataset import TokenDataset, prepare
 from lmlong.errors import UsageError
+from lmlong.model.allocations import bytes_of_step
 from lmlong.model.base import TextModel
-from lmlong.model.build import build, check_memory, without_memory
+from lmlong.model.build import build, check_memory, least_bytes, total_memory, without_memory
 from lmlong.model.device import Precision, is_faster_in_bf16, pick_device
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.layers import Linear
@@ -24,6 +25,9 @@ from lmlong.model.sinks import make_sinks
 from lmlong.recipe import Recipe
 from lmlong.training.distillation import Teacher, load_teacher, train_mixers_alone, train_ngram_alone
 from lmlong.training.optimizer import count_steps
+
+MEMORY_SHARE = 0.85
+"""Share of a device's memory that a step may take, by an estimate, without activation checkpointing."""
 
 
 class PreparedRun(NamedTuple):
@@ -91,6 +95,7 @@ def prepare_run(
             "the same tokenizer, or leave one out."
         )
     check_memory(recipe, tokens.tokenizer.vocabulary, device)
+    recipe = _with_checkpointing(recipe, tokens.tokenizer.vocabulary, device)
     if start and verify:
         manifest.verify(start, [manifest.WEIGHTS])
     build_again = partial(_build, recipe, tokens.tokenizer.vocabulary, start, new_attention, teacher)
@@ -165,6 +170,23 @@ def _resolve(recipe: Recipe) -> tuple[Recipe, torch.device]:
     training = recipe.training.model_copy(update=resolved)
     changed = {"training": training, "device": device.type, "text": with_commits(recipe.text)}
     return recipe.model_copy(update=changed), device
+
+
+def _with_checkpointing(recipe: Recipe, vocabulary: int, device: torch.device) -> Recipe:
+    """Return the recipe with `activation_checkpointing: auto` resolved."""
+    if recipe.training.activation_checkpointing != "auto":
+        return recipe
+
+    def resolved(checkpointing: bool) -> Recipe:
+        training = recipe.training.model_copy(update={"activation_checkpointing": checkpointing})
+        return recipe.model_copy(update={"training": training})
+
+    memory = total_memory(device)
+    if divides_weights(recipe) or memory is None:
+        return resolved(True)
+    kept = resolved(False)
+    needed = least_bytes(kept, vocabulary)[0] + bytes_of_step(kept, vocabulary)
+    return resolved(needed > MEMORY_SHARE * memory)
 
 
 KernelName = Literal["auto", "torch", "triton", "fla"]

@@ -25,7 +25,7 @@ from lmlong.attention.softmax import layer
 from lmlong.attention.softmax.layer import SoftmaxAttention
 from lmlong.attention.softmax.state import KeyValues, KVCache
 from lmlong.attention.window.layer import WindowAttention, WindowState
-from lmlong.bench.timer import Allocations
+from lmlong.model.allocations import Allocations
 from lmlong.testing import random_text
 
 HEADS, HEAD_DIM, VALUE_DIM = 4, 16, 24

@@ -14,7 +14,7 @@ from lmlong.attention.device_policy import GPU_POLICY, use_policy
 from lmlong.attention.recurrence import Recurrence
 from lmlong.attention.registry import CAUSAL
 from lmlong.attention.scan import Scan, ScanInputs, Span, span_tokens
-from lmlong.bench.timer import Allocations
+from lmlong.model.allocations import Allocations
 
 HEADS, HEAD_DIM, TOKENS = 12, 64, 65536
 """A layer of the recipe `medium` and the longest text that it reads as one span."""

@@ -103,6 +103,32 @@ def test_the_program_is_ready_for_a_gpu() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
+@needs_triton
+def test_a_compiled_step_moves_less_memory(tmp_path: Path) -> None:
+    """By the kernels into which torch.compile fuses it; and the parts of a step that ran on a GPU are predicted."""
+    done = run("gpu_ready", "predict", "--json", str(tmp_path / "figures.json"), TRITON_DEFAULT_FP_FUSION="1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    figures = json.loads((tmp_path / "figures.json").read_text())["predict"]
+    before, after = figures["steps"]["plain"], figures["steps"]["kept"]
+    assert sum(after.values()) < sum(before.values()) / 2
+    assert after["products"] < before["products"]  # activations are not computed again
+    assert {name: of for name, (of, _) in figures["blocks"].items()}["kept, forward"] < 30
+
+
+def test_a_prediction_far_from_what_was_measured_is_a_failure() -> None:
+    from gpu_ready_parts import predict
+
+    measured = {part: float(time) for part, time in predict.MEASURED.items()}
+    assert not predict.failures({"plain": measured, "kept": {"products": 40.0}})
+    wrong = {**measured, "norms": 10.0}
+    assert predict.failures({"plain": wrong, "kept": {"products": 120.0}}) == [
+        "norms take 10 ms, and 14 were measured",
+        "a compiled step takes 120 ms, more than 95",
+    ]
+
+
 TRACE = """
 import os, sys
 import torch

@@ -11,9 +11,12 @@ import pytest
 from lmlong.checkpoint import read
 from lmlong.errors import LmlongError, UsageError
 from lmlong.inference.loading import open_run
+from lmlong.model.allocations import bytes_of_step
 from lmlong.model.base import count_parameters
+from lmlong.training import prepare
 from lmlong.training.dry_run import DryRun, dry_run, memory_options
 from lmlong.training.measured_steps import measure
+from lmlong.training.prepare import prepare_run
 from lmlong.training.run import train
 
 from .conftest import Recipes
@@ -98,3 +101,19 @@ def test_memory_options_are_valid(recipe_of: Recipes) -> None:
     assert memory_options(recipe_of("model.attention.kind=softmax", recompute), 512) == [batch, parts]
     alone = recipe_of("training.batch_size=1", "model.dropout=0.1", "training.segment=64")
     assert memory_options(alone, 0) == [recompute]
+
+
+def test_activations_are_recomputed_if_a_step_would_not_fit(
+    recipe_of: Recipes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The estimate counts the tensors of a step, and grows with the tokens of a batch."""
+    kept = recipe_of("text.sequence_length=256")
+    needed = bytes_of_step(kept, 300)
+    assert 1.8 < bytes_of_step(recipe_of("text.sequence_length=256", "training.batch_size=8"), 300) / needed < 2.2
+    assert bytes_of_step(recipe_of("text.sequence_length=256", "training.activation_checkpointing=true"), 300) < needed
+    for memory, recomputes in ((1 << 40, False), (needed, True), (None, True)):
+        monkeypatch.setattr(prepare, "total_memory", lambda device, memory=memory: memory)
+        monkeypatch.setattr(prepare, "check_memory", lambda *_: None)
+        made = prepare_run(recipe_of("text.sequence_length=256", "training.activation_checkpointing=auto"))
+        assert made.recipe.training.activation_checkpointing is recomputes
+        assert made.model.activation_checkpointing is recomputes

@@ -14,7 +14,7 @@ from torch._library.custom_ops import OPDEFS
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
-from lmlong.bench.timer import Allocations
+from lmlong.model.allocations import Allocations
 
 WAITS = (DataDependentOutputException, DynamicOutputShapeException)
 """Raised where a computation needs a value, so that a CPU would wait for the GPU."""

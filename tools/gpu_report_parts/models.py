@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from gpu_report_parts.measure import LeftOutError, Sizes, Work
 from lmlong.attention import laws
@@ -18,15 +17,14 @@ from lmlong.bench.candidates import GENERATED, GenerationCandidates, build_model
 from lmlong.bench.timer import peak_bytes, quartiles, time_rounds
 from lmlong.decode.choice import why_no_fast_engine
 from lmlong.inference.session import append_token, next_logits, prefill
+from lmlong.model.base import training_operations
+from lmlong.model.device import peak_operations
 from lmlong.model.language_model import LanguageModel
 from lmlong.recipe import Recipe
 from lmlong.recipe import file as recipe_file
 from lmlong.recipe.lengths import name_length
 
 ROOT = Path(__file__).resolve().parents[2]
-
-PEAKS = {"H100": 989.0, "H200": 989.0, "A100": 312.0, "L40S": 362.0, "4090": 165.0}
-"""TFLOP/s in bf16 with float32 sums, without sparsity, by part of a GPU's name, as NVIDIA states them."""
 
 COMPILED, KEPT = "training.compile=true", "training.activation_checkpointing=false"
 
@@ -68,32 +66,26 @@ def product(device: torch.device) -> dict[str, float]:
 def step(
     name: str, kernel: str, more: tuple[str, ...], length: int, sizes: Sizes, device: torch.device
 ) -> dict[str, Any]:
-    """Return the speed of a training step. Its arithmetic is 6 operations for each weight of a matrix and token; what
-    attention adds, and what checkpointing repeats, is not counted."""
+    """Return the speed of a training step."""
     recipe = load(sizes, f"training.kernel={kernel}", *more)
-    matrices = weights_of_matrices(name, sizes)
+    operations = token_operations(name, sizes) * length
     candidate = training_candidate(name, "bf16", length, recipe, device)
     candidate.call()
     peak = peak_bytes(candidate.call, device)
     seconds = quartiles(time_rounds({"": candidate.call}, device, sizes.seconds)[""])[1]
-    cells = {"tokens/s": length / seconds, "ms": 1e3 * seconds, **speed_of(6.0 * matrices * length, seconds, device)}
+    cells = {"tokens/s": length / seconds, "ms": 1e3 * seconds, **speed_of(operations, seconds, device)}
     return {**cells, "GB beside weights": peak / 1e9}
 
 
 @cache
-def weights_of_matrices(name: str, sizes: Sizes) -> int:
-    """Return the number of weights that each token is multiplied by."""
-    model = build_model(name, load(sizes, "training.kernel=torch"), torch.device("cpu"))
-    linear = sum(module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear))
-    return linear + model.lm_head.weight.numel()
+def token_operations(name: str, sizes: Sizes) -> int:
+    return training_operations(build_model(name, load(sizes, "training.kernel=torch"), torch.device("cpu")))
 
 
 def speed_of(operations: float, seconds: float, device: torch.device) -> dict[str, float]:
     """Return TFLOP/s, and the share of the GPU's peak if that is known."""
-    rate = operations / seconds / 1e12
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    known = [peak for gpu, peak in PEAKS.items() if gpu in name]
-    return {"TFLOP/s": rate, **({"share of peak": rate / known[0]} if known else {})}
+    rate, peak = operations / seconds, peak_operations(device)
+    return {"TFLOP/s": rate / 1e12, **({"share of peak": rate / peak} if peak else {})}
 
 
 def decoding(sizes: Sizes, device: torch.device) -> Iterator[Work]:
