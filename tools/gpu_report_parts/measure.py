@@ -29,7 +29,7 @@ class Sizes(NamedTuple):
     tokens: int = 16 * K  # in a pass at least: shorter texts come in several rows
     recipe: str = "medium"
     overrides: tuple[str, ...] = ()
-    train_lengths: tuple[int, ...] = (16 * K, 64 * K)
+    train_lengths: tuple[int, ...] = (32 * K, 64 * K)
     prompt: int = 1 * K  # tokens before those that are decoded
     steps: int = 200
     seconds: float = 2.0  # of timing

@@ -6,6 +6,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from functools import cache, partial
+from itertools import product as pairs
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from lmlong.attention import laws
 from lmlong.bench.candidates import GENERATED, GenerationCandidates, build_model, training_candidate
 from lmlong.bench.timer import peak_bytes, quartiles, time_rounds
 from lmlong.decode.choice import why_no_fast_engine
+from lmlong.decode.engine import engine_of
 from lmlong.inference.session import append_token, next_logits, prefill
 from lmlong.model.base import training_operations
 from lmlong.model.device import peak_operations
@@ -26,17 +28,18 @@ from lmlong.recipe.lengths import name_length
 
 ROOT = Path(__file__).resolve().parents[2]
 
+COMPILED_STEP = "compiled CUDA graph"
+
 COMPILED, KEPT = "training.compile=true", "training.activation_checkpointing=false"
 
 STEPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
-    ("elu-learned", "auto", ()),
-    ("elu-learned", "auto", (COMPILED,)),
     ("elu-learned", "auto", (COMPILED, KEPT)),
-    ("elu-learned", "triton", (KEPT,)),
-    ("elu-learned", "torch", ()),
-    ("softmax", "auto", ()),
-    ("softmax", "auto", (COMPILED,)),
-    ("delta", "auto", ()),
+    ("elu-learned", "auto", (KEPT,)),
+    ("elu-learned", "auto", (COMPILED,)),
+    ("delta", "auto", (COMPILED, KEPT)),
+    ("softmax", "auto", (COMPILED, KEPT)),
+    ("elu-learned", "auto", ()),
+    ("delta", "auto", (KEPT,)),
 )
 """Attentions, kernels and more overrides of the training steps."""
 
@@ -88,34 +91,52 @@ def speed_of(operations: float, seconds: float, device: torch.device) -> dict[st
     return {"TFLOP/s": rate / 1e12, **({"share of peak": rate / peak} if peak else {})}
 
 
+TEXTS = (1, 64)
+"""Texts that are continued at once."""
+
+
 def decoding(sizes: Sizes, device: torch.device) -> Iterator[Work]:
-    """Measure how fast one text is continued, by torch's operations and by one operation a token."""
+    """Measure how fast texts are continued: by one operation a token, whose blocks torch.compile runs or does not, and
+    by torch's operations."""
     fast = "CUDA graph" if device.type == "cuda" else "native code"
-    for name in ("elu-learned", "delta", "softmax"):
-        for how in (fast, "torch's operations"):
-            yield Work(f"{name} by {how}", "", partial(decode, name, how == fast, sizes, device))
+    for name, how in pairs(("elu-learned", "delta"), (COMPILED_STEP, fast, "torch's operations")):
+        for texts in TEXTS if name == "elu-learned" else TEXTS[:1]:
+            work = partial(decode, name, how, texts, sizes, device)
+            yield Work(f"{name}, {texts} at once, by {how}", "", work)
 
 
-def decode(name: str, fast: bool, sizes: Sizes, device: torch.device) -> dict[str, float]:
+def decode(name: str, how: str, texts: int, sizes: Sizes, device: torch.device) -> dict[str, float]:
     """Return the speed of generation; a fast engine whose logits are not those by torch is refused."""
-    made = GenerationCandidates(load(sizes), device, fast)
-    model = made.model(name, "bf16")
+    fast = how != "torch's operations"
+    model = GenerationCandidates(load(sizes), device, fast).model(name, "bf16")
     if fast and (why := why_no_fast_engine(model)):
         raise LeftOutError(why)
-    if fast and not (error := logits_error(model, sizes.prompt)) <= AGREES:
+    compiles = how == COMPILED_STEP
+    if fast and not (error := logits_error(model, sizes.prompt, compiles)) <= AGREES:
         raise ArithmeticError(f"the logits are {error:.1e} from those by torch's operations")
-    call = made.candidate(name, "bf16", sizes.prompt).call
-    seconds = quartiles(time_rounds({"": call}, device, sizes.seconds)[""])[1] / GENERATED
-    return {"tokens/s": 1 / seconds, "ms a token": 1e3 * seconds}
+    engine = engine_of(model)
+    with torch.inference_mode():
+        _, state = model(torch.arange(sizes.prompt, device=device)[None])
+    rows = [engine.load(state) for _ in range(texts)]
+
+    def generate() -> None:
+        for token in range(GENERATED):
+            engine.step(rows, [token] * texts)
+
+    generate()  # captures the graph
+    seconds = quartiles(time_rounds({"": generate}, device, sizes.seconds)[""])[1] / GENERATED
+    return {"tokens/s": texts / seconds, "ms a step": 1e3 * seconds}
 
 
 @torch.inference_mode()
-def logits_error(model: LanguageModel, prompt: int, tokens: int = 4) -> float:
+def logits_error(model: LanguageModel, prompt: int, compiles: bool, tokens: int = 4) -> float:
     """Return how far the logits of the first tokens by the fast engine are from those by torch."""
     session, worst = prefill(model, [list(range(prompt))]), 0.0
     for _ in range(tokens):
         last = torch.tensor([session.last], device=session.state.position.device)
+        model.step_is_compiled = False
         usual, *_ = model.decode_step(last, session.state)
+        model.step_is_compiled = compiles
         logits, state = next_logits(model, session)
         worst = max(worst, laws.error(logits, usual))
         session = append_token(session, state, int(usual.argmax()))
@@ -139,29 +160,32 @@ def losses(sizes: Sizes, device: torch.device) -> Iterator[Work]:
 
 
 def compare_losses(sizes: Sizes, device: torch.device) -> dict[str, float]:
-    """Train the same model on both devices at once, and return its losses."""
+    """Train the same model on both devices at once, on the GPU also compiled, and return its losses."""
     with tempfile.TemporaryDirectory() as folder:
         recipe = Path(folder) / "recipe.yaml"
         recipe.write_text(RECIPE % (ROOT / "lmlong" / "model", sizes.steps))
-        runs = {"GPU" if device.type == "cuda" else "CPU again": device.type, "CPU": "cpu"}
+        name = "GPU" if device.type == "cuda" else "CPU again"
+        runs = {name: [device.type], f"{name}, compiled": [device.type, COMPILED], "CPU": ["cpu"]}
+        train = ["-m", "lmlong", "train", str(recipe)]
         processes = {
             name: subprocess.Popen(
-                [sys.executable, "-m", "lmlong", "train", str(recipe), f"device={kind}", "--out", f"{folder}/{name}"],
+                [sys.executable, *train, f"device={kind}", *more, "--out", f"{folder}/{name}"],
                 stdout=subprocess.DEVNULL,
                 cwd=folder,
             )
-            for name, kind in runs.items()
+            for name, (kind, *more) in runs.items()
         }
         if failed := [name for name, process in processes.items() if process.wait()]:
             raise RuntimeError(f"the run on the {failed[0]} failed; see the log")
         found = {name: read_losses(Path(folder) / name / "metrics.jsonl") for name in runs}
-    mine, usual = found.values()
-    if not len(mine) == len(usual) == sizes.steps:
-        raise RuntimeError(f"{len(mine)} and {len(usual)} steps of {sizes.steps}")
-    cells = {f"{name}, step {n}": of[n - 1] for n in (1, len(usual) // 2, len(usual)) for name, of in found.items()}
-    cells["largest difference"] = max(abs(a - b) for a, b in zip(mine, usual, strict=True))
+    if any(len(losses) != sizes.steps for losses in found.values()):
+        raise RuntimeError(f"steps of {sizes.steps}: {', '.join(f'{name} {len(of)}' for name, of in found.items())}")
+    *mine, usual = found.values()
+    shown = (1, len(usual) // 2, len(usual))
+    cells = {f"{name}, step {step}": losses[step - 1] for step in shown for name, losses in found.items()}
+    cells["largest difference"] = max(abs(a - b) for losses in mine for a, b in zip(losses, usual, strict=True))
     last = max(1, sizes.steps // 10)
-    if not abs(sum(mine[-last:]) / sum(usual[-last:]) - 1) <= AGREES:
+    if any(not abs(sum(losses[-last:]) / sum(usual[-last:]) - 1) <= AGREES for losses in mine):
         raise ArithmeticError(f"the losses differ by up to {cells['largest difference']:.3f}")
     return cells
 
