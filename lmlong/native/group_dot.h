@@ -11,6 +11,8 @@
 #include <immintrin.h>
 #elif defined(__aarch64__)
 #include <arm_neon.h>
+#elif defined(__wasm__)
+#include <wasm_simd128.h>
 #endif
 
 namespace {
@@ -96,6 +98,32 @@ struct Int8Sums {
         high = vpadalq_s16(high, vmull_high_s8((int8x16_t)codes, (int8x16_t)x));
     }
     IntVec total(int32_t) const { return (IntVec)vpaddq_s32(low, high); }
+};
+
+#elif defined(__wasm__)
+
+typedef int16_t PairVec __attribute__((vector_size(16)));  // of each lane, bytes 0 and 2 or bytes 1 and 3
+
+inline IntVec add_pairs(IntVec sum, PairVec codes, PairVec x) {
+    return sum + (IntVec)wasm_i32x4_dot_i16x8((v128_t)codes, (v128_t)x);
+}
+
+struct Int4Sums {
+    IntVec sum = {};
+    void add(IntVec codes, IntVec x) {
+        sum = add_pairs(sum, (PairVec)(codes & 0x00ff00ff), (PairVec)x << 8 >> 8);
+        sum = add_pairs(sum, (PairVec)(codes >> 8 & 0x00ff00ff), (PairVec)x >> 8);
+    }
+    IntVec total(int32_t) const { return sum; }
+};
+
+struct Int8Sums {
+    IntVec sum = {};
+    void add(IntVec codes, IntVec x) {
+        sum = add_pairs(sum, (PairVec)codes << 8 >> 8, (PairVec)x << 8 >> 8);
+        sum = add_pairs(sum, (PairVec)codes >> 8, (PairVec)x >> 8);
+    }
+    IntVec total(int32_t) const { return sum; }
 };
 
 #else
