@@ -40,6 +40,10 @@ class StateTensor(NamedTuple):
     shape: list[int]
     slot: int
     """The offset of its pointer in the states of a row."""
+    size: int
+    """Bytes."""
+    fill: int
+    """The value of all bytes before the first token."""
 
 
 class Image(NamedTuple):
@@ -52,6 +56,8 @@ class Image(NamedTuple):
     """Offset, size and value of runs of equal bytes."""
     pointers: list[int]
     """The offsets of all pointers."""
+    numbers: list[tuple[int, int]]
+    """Numbers in the states of a row before the first token, with their offsets there."""
     job: int
     """The offset of the DecodeJob."""
     fields: dict[str, int]
@@ -101,12 +107,16 @@ def image_of(model: LanguageModel, tables: GroupFormat | None) -> Image:
     for name, row in zip(("states_before", "states_after"), rows, strict=True):
         memory.point(job + fields[name], row)
     state = [
-        StateTensor(f"state.{name}", DTYPES[x.dtype], list(x.shape), memory.pointed[x.data_ptr()] - rows[0])
+        StateTensor(
+            *(f"state.{name}", DTYPES[x.dtype], list(x.shape), memory.pointed[x.data_ptr()] - rows[0], x.nbytes),
+            fill=int(x.flatten()[:1].view(torch.uint8)[0]),
+        )
         for name, x in named_tensors(before)
         if x.data_ptr() in memory.pointed
     ]
     grows = any(kind.grows for kind in packed.kinds)
-    return Image(*memory.finish(), job, fields, None if grows else state)
+    numbers = [(offset - rows[0], value) for offset, value in memory.numbers if offset < rows[1]]
+    return Image(*memory.finish(), numbers, job, fields, None if grows else state)
 
 
 def _states(packed: PackedModel, state: ModelState) -> tuple[ModelState, ModelState]:
@@ -130,6 +140,8 @@ class _Memory:
         """`objects` are those that pointers may point to, by address."""
         self.pointed: dict[int, int] = {}
         """The offset of the first pointer to an address."""
+        self.numbers: list[tuple[int, int]] = []
+        """The numbers in the states of rows, with their offsets."""
         self._objects = objects
         self._data, self._fills, self._pointers = bytearray(), list[tuple[int, int, int]](), list[int]()
         self._offsets: dict[int | bytes, int] = {}  # of objects by address, and of tensors by digest
@@ -178,10 +190,10 @@ class _Memory:
         if state.hourglass is not None:
             parts.append((model.hourglass.state, HourglassState))
         for begin, kind in parts:
-            self._write(kind.from_buffer_copy(addresses, begin), offset + begin)
+            self._write(kind.from_buffer_copy(addresses, begin), offset + begin, self.numbers)
         return offset
 
-    def _write(self, x: ctypes.Structure, at: int) -> None:
+    def _write(self, x: ctypes.Structure, at: int, numbers: list[tuple[int, int]] | None = None) -> None:
         for name, kind, *_ in x._fields_:
             value, offset = getattr(x, name), at + getattr(narrow(type(x)), name).offset
             if _is_pointer(kind):
@@ -189,8 +201,10 @@ class _Memory:
                     self.pointed.setdefault(address, offset)
                     self.point(offset, self._offset(address))
             elif isinstance(value, ctypes.Structure):
-                self._write(value, offset)
+                self._write(value, offset, numbers)
             else:
+                if numbers is not None:
+                    numbers.append((offset, value))
                 self._data[offset : offset + ctypes.sizeof(kind)] = bytes(kind(value))
 
     def _offset(self, address: int) -> int:

@@ -17,7 +17,6 @@ from safetensors.torch import load_file
 from safetensors.torch import save as serialized
 from torch import Tensor
 
-from lmlong.attention.favor import Favor
 from lmlong.attention.state_check import StateError, check_alike, check_range
 from lmlong.checkpoint.write import save_one_at_a_time
 from lmlong.data.tokenizers.base import LOSSLESS, PART, Tokenizer
@@ -90,13 +89,6 @@ def stored(session: Session) -> Stored:
             torch.tensor([chosen], dtype=torch.long, device=device),
         ),
     )
-
-
-def owners(model: LanguageModel, tokenizer: Tokenizer, weights: str) -> dict[str, str]:
-    """Return the hashes that a state is bound to; `weights` is the hash of the weights file."""
-    drawn = [module.projection.detach().cpu().float() for module in model.modules() if isinstance(module, Favor)]
-    features = hashlib.sha256(b"".join(rows.numpy().tobytes() for rows in drawn)).hexdigest() if drawn else "none"
-    return {"tokenizer": tokenizer.hash, "features": features, "model": weights}
 
 
 def save(

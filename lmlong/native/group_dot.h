@@ -148,6 +148,8 @@ FloatVec fused(FloatVec a, FloatVec b, FloatVec c) {
     return (FloatVec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
 #elif defined(__aarch64__)
     return (FloatVec)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#elif defined(__wasm__)  // which has no such instruction: rounded twice
+    return a * b + c;
 #else
     FloatVec sum;
     UNROLL(i, LANES) sum[i] = __builtin_fmaf(a[i], b[i], c[i]);
@@ -165,6 +167,8 @@ IntVec rounded(FloatVec x) {
     return (IntVec)_mm_cvtps_epi32((__m128)x);
 #elif defined(__aarch64__)
     return (IntVec)vcvtnq_s32_f32((float32x4_t)x);
+#elif defined(__wasm__)
+    return (IntVec)wasm_i32x4_trunc_sat_f32x4(wasm_f32x4_nearest((v128_t)x));
 #else
     IntVec result;
     UNROLL(i, LANES) result[i] = int32_t(__builtin_rintf(x[i]));
@@ -180,6 +184,9 @@ FloatVec from_float16(const uint16_t* halves) {
     return (FloatVec)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(halves)));
 #elif defined(__aarch64__)
     return (FloatVec)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(halves)));
+#elif defined(__wasm__)  // finite ones
+    const IntVec bits = (IntVec)wasm_i32x4_load16x4(halves);  // the exponents have other offsets
+    return (FloatVec)(bits << 13 & int32_t(0x8fffe000)) * 0x1p112f;
 #else
     IntVec bits;
     UNROLL(i, LANES) bits[i] = halves[i];

@@ -1,70 +1,82 @@
-// The decode engine: a model and one text in the memory of a WebAssembly module.
+// The decode engine: a model and the state of one text, in the memory of a WebAssembly module.
 
-/** Bytes of base64, which browsers decode in pieces of any size. */
-export function fromBase64(text) {
+function fromBase64(text) {
   const binary = atob(text);
   const bytes = new Uint8Array(binary.length);
-  for (let i = 0; i < bytes.length; i++) bytes[i] = binary.charCodeAt(i);
+  for (let at = 0; at < bytes.length; at++) bytes[at] = binary.charCodeAt(at);
   return bytes;
 }
 
 export class Engine {
   /**
-   * @param model   what the page says of the image: its size, fills, pointers and the job (lmlong/decode/image.py)
-   * @param wasm    the bytes of the decode step
-   * @param pieces  the image, as an iterable of base64
+   * @param image   where what is in the memory (lmlong/decode/image.py)
+   * @param wasm    the decode step, in base64
+   * @param pieces  the data of the image, in base64
    */
-  static async load(model, wasm, pieces) {
-    const { instance } = await WebAssembly.instantiate(wasm, {});
-    return new Engine(model, instance.exports, pieces);
+  static async load(image, wasm, pieces) {
+    const { instance } = await WebAssembly.instantiate(fromBase64(wasm));
+    return new Engine(image, instance.exports, pieces);
   }
 
-  constructor(model, functions, pieces) {
-    Object.assign(this, { model, functions });
-    functions._initialize?.();
-    this.base = functions.allocate(model.size);
-    if (!this.base) throw new Error("There is not enough memory for this model.");
+  constructor(image, functions, pieces) {
+    Object.assign(this, { image, functions, base: functions.allocate(image.size) });
+    if (!this.base) throw new RangeError("There is not enough memory for this model.");
     let end = this.base;
     for (const piece of pieces) {
       const bytes = fromBase64(piece);
       this.bytes(end, bytes.length).set(bytes);
       end += bytes.length;
     }
-    this.#clear();
-    const memory = this.#view();
-    for (const at of model.pointers) {
-      memory.setUint32(this.base + at, memory.getUint32(this.base + at, true) + this.base, true);
-    }
-    this.job = this.base + model.job;
-    this.logits = this.#pointer("logits");
-    this.first = this.bytes(this.#pointer("states_before"), model.stateSize).slice();
+    this.job = this.base + image.job;
+    for (const at of image.pointers) this.view.setUint32(this.base + at, this.#pointer(this.base + at) + this.base, true);
+    this.reset();
   }
 
   /** Begin a new text. */
   reset() {
-    this.#clear();
+    for (const [offset, size, byte] of this.image.fills) this.bytes(this.base + offset, size).fill(byte);
+    for (const field of ["states_before", "states_after"]) {
+      const row = this.#field(field);
+      for (const [offset, value] of this.image.numbers) this.view.setBigInt64(row + offset, BigInt(value), true);
+    }
   }
 
-  /** Fill the parts of the memory whose bytes are equal. */
-  #clear() {
-    for (const [offset, size, byte] of this.model.fills) this.bytes(this.base + offset, size).fill(byte);
-  }
-
-  /** Read a token, and return the logits of the next, which are valid until then. */
+  /** Read a token. Return the logits of the next, which the next call changes. */
   read(token) {
-    if (!this.functions.read_token(this.job, token)) throw new Error("There is not enough memory for a longer text.");
-    return new Float32Array(this.functions.memory.buffer, this.logits, this.model.vocabulary);
+    if (!this.functions.read_token(this.job, token)) throw new RangeError("There is not enough memory for a longer text.");
+    return this.#array(Float32Array, "logits", this.image.vocabulary);
+  }
+
+  get position() {
+    return this.#array(BigInt64Array, "positions", 1);
+  }
+
+  get lastTokens() {
+    return this.#array(BigInt64Array, "last_tokens", this.image.pastTokens);
+  }
+
+  /** The bytes of a tensor of the state (image.state). */
+  tensor({ slot, size }) {
+    return this.bytes(this.#pointer(this.#field("states_before") + slot), size);
   }
 
   bytes(address, size) {
     return new Uint8Array(this.functions.memory.buffer, address, size);
   }
 
-  #view() {
+  get view() {
     return new DataView(this.functions.memory.buffer);
   }
 
-  #pointer(field) {
-    return this.#view().getUint32(this.job + this.model.fields[field], true);
+  #pointer(address) {
+    return this.view.getUint32(address, true);
+  }
+
+  #field(name) {
+    return this.#pointer(this.job + this.image.fields[name]);
+  }
+
+  #array(type, field, size) {
+    return new type(this.functions.memory.buffer, this.#field(field), size);
   }
 }
