@@ -24,7 +24,7 @@ PACKAGES = {
 WASM_FLAGS = (
     *("--target=wasm32-wasi", "--sysroot=/usr", "-msimd128", "-mbulk-memory", "-std=c++17", "-O3", "-DNDEBUG"),
     *("-fno-exceptions", "-fno-rtti", "-nostartfiles", "-mexec-model=reactor", "-Wl,--no-entry", "-Wl,--strip-all"),
-    *("-Wl,--export=allocate", "-Wl,--export=read_token"),
+    *("-Wl,--export=allocate", "-Wl,--export=read_token", "-Wl,--export=advance"),
 )
 """Of clang, for web browsers."""
 

@@ -41,10 +41,15 @@ export class Engine {
     }
   }
 
-  /** Read a token. Return the logits of the next, which the next call changes. */
+  /** Read a token, and stay where the text is. Return the logits of the next, which the next call changes. */
   read(token) {
     if (!this.functions.read_token(this.job, token)) throw new RangeError("There is not enough memory for a longer text.");
     return this.#array(Float32Array, "logits", this.image.vocabulary);
+  }
+
+  /** Move on to the state after the token that was read. */
+  advance() {
+    this.functions.advance(this.job);
   }
 
   get position() {

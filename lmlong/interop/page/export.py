@@ -64,10 +64,10 @@ def _read(checkpoint: Path, weights: Weights) -> tuple[LanguageModel, dict[str, 
         image = image_of(model, weights if weights in ("int8", "int4") else None)
     except NoNativeForm as unknown:
         raise UsageError(f"--to html: {unknown.why}. Use --to hf.") from None
-    return model, {"owners": hashes, "tokenizer": page_tokenizer(tokenizer), "image": _layout(model, image)}, image
+    return model, {"owners": hashes, "tokenizer": page_tokenizer(tokenizer), "image": layout(model, image)}, image
 
 
-def _layout(model: LanguageModel, image: Image) -> dict[str, Any]:
+def layout(model: LanguageModel, image: Image) -> dict[str, Any]:
     """Return what a page says of its memory (engine.js)."""
     layout = {name: value for name, value in image._asdict().items() if name != "data"}
     return layout | {

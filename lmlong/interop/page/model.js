@@ -35,6 +35,7 @@ export class Model {
   }
 
   #append(token) {
+    this.engine.advance();
     this.recent.push(token);
     if (this.recent.length > RECENT) this.recent.shift();
     this.total++;

@@ -22,7 +22,7 @@ export class Sampler {
   }
 
   sample(logits) {
-    const lowered = Float32Array.from(logits);
+    const lowered = logits.slice();
     for (const [token, penalty] of this.guard?.penalties() ?? []) lowered[token] -= penalty;
     const token = this.temperature === 0 ? likeliest(lowered) : this.#draw(lowered);
     this.guard?.append(token);
@@ -31,13 +31,14 @@ export class Sampler {
 
   #draw(logits) {
     const most = logits[likeliest(logits)];
-    const probabilities = Float64Array.from(logits, (logit) => Math.exp((logit - most) / this.temperature));
+    const sums = new Float64Array(logits.length);
     let total = 0;
-    for (const probability of probabilities) total += probability;
+    for (let token = 0; token < logits.length; token++) {
+      sums[token] = total += Math.exp((logits[token] - most) / this.temperature);
+    }
     if (!Number.isFinite(total)) throw new Error("The model predicts values that are not numbers.");
     const drawn = this.random() * total;
-    let sum = 0;
-    return probabilities.findIndex((probability) => (sum += probability) > drawn);
+    return sums.findIndex((sum) => sum > drawn);
   }
 }
 
@@ -51,7 +52,7 @@ export function likeliest(logits) {
 export function surprisal(logits, token) {
   const most = logits[likeliest(logits)];
   let sum = 0;
-  for (const logit of logits) sum += Math.exp(logit - most);
+  for (let other = 0; other < logits.length; other++) sum += Math.exp(logits[other] - most);
   return Math.log(sum) + most - logits[token];
 }
 

@@ -54,7 +54,7 @@ function parsed(file) {
   const { __metadata__: metadata, ...header } = JSON.parse(new TextDecoder().decode(file.subarray(8, 8 + size)));
   const tensors = {};
   for (const [name, { dtype, shape, data_offsets: [begin, end] }] of Object.entries(header)) {
-    const data = file.slice(8 + size + begin, 8 + size + end);
+    const data = new Uint8Array(file.subarray(8 + size + begin, 8 + size + end)); // a copy, aligned
     if (data.length !== SIZES[dtype] * count(shape)) throw new Error(name);
     tensors[name] = { dtype, shape, data };
   }

@@ -105,7 +105,7 @@ def _patterns(part: dict[str, Any]) -> Iterator[str]:
 def javascript(pattern: str) -> str:
     """Return a regular expression in the form of JavaScript that has one meaning in all browsers."""
     pattern = re.sub(r"\(\?i:((?:[^()\\]|\\.)*)\)", lambda match: f"(?:{_any_case(match[1])})", pattern)
-    if unknown := re.search(r"\(\?(?![:!=])|[+*?}]\+", pattern):
+    if unknown := re.search(r"\(\?(?![:!=])|(?<!\\)[*+?]\+|\{[\d,]+\}\+", pattern):
         raise UsageError(f"a page has no {unknown[0]} in a pattern of its tokenizer. Use --to hf.")
     parts, inside = re.findall(r"\\.|.", pattern, re.DOTALL), False
     for number, each in enumerate(parts):

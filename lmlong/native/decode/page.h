@@ -1,5 +1,5 @@
-// One text in the memory of a web page: a token is read, and the text moves on to the state after it. Both states of the
-// text belong to the page alone, so they are changed in place.
+// One text in the memory of a web page: a token is read, and then the text moves on to the state after it. Both states
+// belong to the page alone, so they are changed in place.
 
 #pragma once
 
@@ -25,31 +25,13 @@ inline bool make_room(const DecodeJob& job) {
     return enough;
 }
 
-// Move on to the state after a token. Downsampled layers have read it only if it ends a block
-inline void advance(DecodeJob& job) {
-    const Model& model = *job.model;
-    const Hourglass& hourglass = model.hourglass;
-    auto *before = const_cast<char*>(job.states_before), *after = const_cast<char*>(job.states_after);
-    if (hourglass.pooling && job.positions[0] % hourglass.factor != hourglass.factor - 1) {
-        auto offset = [&](Int layer) { return layer < model.layers ? model.layer[layer].state : hourglass.state; };
-        std::swap_ranges(before + offset(hourglass.first_layer), before + offset(hourglass.end_layer),
-                         after + offset(hourglass.first_layer));
-    }
-    std::swap(job.states_before, job.states_after);
-    const_cast<Int*>(job.positions)[0]++;
-    if (!model.past_tokens) return;
-    auto* last = const_cast<Int*>(job.last_tokens);
-    std::copy(last + 1, last + model.past_tokens, last);
-    last[model.past_tokens - 1] = job.tokens[0];
-}
-
 }  // namespace
 
 extern "C" {
 
 void* allocate(size_t size) { return std::aligned_alloc(64, (size + 63) / 64 * 64); }
 
-// Read the next token of the text. Return whether there was enough memory
+// Read the next token of the text, which stays where it is. Return whether there was enough memory
 bool read_token(DecodeJob* job, int32_t token) {
     static Int room = 0;
     if (!make_room(*job)) return false;
@@ -61,7 +43,24 @@ bool read_token(DecodeJob* job, int32_t token) {
     }
     const_cast<Int*>(job->tokens)[0] = token;
     decode_step(job);
-    if (!job->invalid) advance(*job);
     return true;
+}
+
+// Move on to the state after the token. Downsampled layers have read it only if it ends a block
+void advance(DecodeJob* job) {
+    const Model& model = *job->model;
+    const Hourglass& hourglass = model.hourglass;
+    auto *before = const_cast<char*>(job->states_before), *after = const_cast<char*>(job->states_after);
+    if (hourglass.pooling && job->positions[0] % hourglass.factor != hourglass.factor - 1) {
+        auto offset = [&](Int layer) { return layer < model.layers ? model.layer[layer].state : hourglass.state; };
+        std::swap_ranges(before + offset(hourglass.first_layer), before + offset(hourglass.end_layer),
+                         after + offset(hourglass.first_layer));
+    }
+    std::swap(job->states_before, job->states_after);
+    const_cast<Int*>(job->positions)[0]++;
+    if (!model.past_tokens) return;
+    auto* last = const_cast<Int*>(job->last_tokens);
+    std::copy(last + 1, last + model.past_tokens, last);
+    last[model.past_tokens - 1] = job->tokens[0];
 }
 }
