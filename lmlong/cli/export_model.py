@@ -60,7 +60,7 @@ def export(
     elif to == "html":
         write = partial(export_page, weights=weights or "int4")
     elif weights:
-        raise UsageError(f"--weights: the export to {to} has the weights of the run. Leave it out, or use gguf or html.")
+        raise UsageError(f"--weights: the export to {to} has the weights of the run. Leave it out, or use gguf.")
     with waiting(f"writing {out}"):
         exported = write(run, out, evaluation=read_evaluation(evaluation) if evaluation else None)
     click.echo(f"{out}: {exported.architecture}, {exported.parameters:,} parameters")

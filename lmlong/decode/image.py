@@ -1,5 +1,5 @@
-"""A model and one text as a block of memory, which the decode step reads as it is where pointers have 4 bytes: compiled to
-WebAssembly, in a web page. Pointers are offsets in the block, to which the page adds its address.
+"""A model and the state of one text as a block of memory, which the decode step reads in place when it is compiled to
+WebAssembly, where pointers have 4 bytes. Pointers are offsets in the block, to which a web page adds its address.
 """
 
 import ctypes
@@ -186,7 +186,8 @@ class _Memory:
         model, offset = packed.model, self._reserve(packed.model.state_size)
         addresses = Buffers(packed.kinds, state.blocks, state.hourglass).addresses.tobytes()
         parts = [(model.layer[layer].state, LayerState) for layer in range(model.layers)]
-        parts += [(begin + ctypes.sizeof(LayerState), kind.state) for (begin, _), kind in zip(parts, packed.kinds, strict=True)]
+        kinds = zip(parts, packed.kinds, strict=True)
+        parts += [(begin + ctypes.sizeof(LayerState), kind.state) for (begin, _), kind in kinds]
         if state.hourglass is not None:
             parts.append((model.hourglass.state, HourglassState))
         for begin, kind in parts:

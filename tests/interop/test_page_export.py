@@ -41,9 +41,8 @@ from lmlong.recipe import Attention
 
 NODE = shutil.which("node")
 MODULE = Path(export.__file__).with_name("model.js")
-LLAMA = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+LLAMA = WORDS + r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 pytestmark = [pytest.mark.interop, pytest.mark.skipif(NODE is None, reason="there is no Node")]
 

@@ -21,6 +21,7 @@ from models import stirred
 from torch import Tensor, nn
 
 from lmlong.attention.base import state_tensors
+from lmlong.checkpoint.owners import owners
 from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.decode.choice import fast_engine, why_no_fast_engine
 from lmlong.errors import RecipeError

@@ -30,9 +30,11 @@ PIECE = 3 << 20
 """Bytes of weights that a page decodes at once."""
 
 
-def export_page(run: str, folder: Path, weights: Weights = "int4", evaluation: dict[str, Any] | None = None) -> Exported:
-    """Write a run as a folder with a page that runs it, and a module for programs in JavaScript, atomically. `weights` is
-    the format of its matrices; in int4 and int8, tables are in it too."""
+def export_page(
+    run: str, folder: Path, weights: Weights = "int4", evaluation: dict[str, Any] | None = None
+) -> Exported:
+    """Write a run as a folder with a page that runs it, and a module for programs in JavaScript, atomically. `weights`
+    is the format of its matrices; with int4 and int8, tables of n-grams have it too, and embeddings are in int8."""
     if evaluation is not None:
         raise UsageError("--evaluation: a page has no model card. Leave it out.")
     source = open_export(run, folder)
@@ -56,7 +58,7 @@ def wasm() -> bytes:
 
 def _read(checkpoint: Path, weights: Weights) -> tuple[LanguageModel, dict[str, Any], Image]:
     """Return the model of a checkpoint, what its page says of it, and its memory."""
-    recipe, tokenizer, model = read.read_model(checkpoint, weights)
+    _, tokenizer, model = read.read_model(checkpoint, weights)
     assert isinstance(model, LanguageModel), "`open_export` refuses encoders"
     model.set_cache_dtype(CACHE_DTYPE)
     hashes = owners(model, tokenizer, manifest.read(checkpoint).files[manifest.WEIGHTS]["sha256"])
