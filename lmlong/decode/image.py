@@ -80,7 +80,7 @@ def _narrow_field(kind: Any) -> Any:
 
 
 def _is_pointer(kind: Any) -> bool:
-    return kind is ctypes.c_void_p or issubclass(kind, ctypes._Pointer)
+    return kind is ctypes.c_void_p or hasattr(kind, "contents")
 
 
 def page_code() -> NativeCode:
@@ -164,10 +164,10 @@ class _Memory:
     def place(self, x: Any) -> int:
         """Add a structure, an array of structures or a tensor, and return its offset."""
         if not isinstance(x, Tensor):
-            array = x if isinstance(x, ctypes.Array) else [x]
-            size = ctypes.sizeof(narrow(getattr(x, "_type_", type(x))))
-            offset = self._reserve(size * len(array))
-            for index, each in enumerate(array):
+            parts: list[ctypes.Structure] = list(x) if isinstance(x, ctypes.Array) else [x]
+            size = ctypes.sizeof(narrow(type(parts[0]))) if parts else 0
+            offset = self._reserve(size * len(parts))
+            for index, each in enumerate(parts):
                 self._write(each, offset + index * size)
             return offset
         data = x.view(torch.uint8).flatten() if x.dim() else x[None].view(torch.uint8)
@@ -185,6 +185,7 @@ class _Memory:
         """Add the states of a row, each part where it begins if pointers have 8 bytes."""
         model, offset = packed.model, self._reserve(packed.model.state_size)
         addresses = Buffers(packed.kinds, state.blocks, state.hourglass).addresses.tobytes()
+        parts: list[tuple[int, type[ctypes.Structure]]]
         parts = [(model.layer[layer].state, LayerState) for layer in range(model.layers)]
         kinds = zip(parts, packed.kinds, strict=True)
         parts += [(begin + ctypes.sizeof(LayerState), kind.state) for (begin, _), kind in kinds]

@@ -7,7 +7,6 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-import lmlong
 from lmlong.checkpoint import manifest, read
 from lmlong.checkpoint.owners import owners
 from lmlong.decode.image import Image, image_of, page_code
@@ -21,7 +20,7 @@ from lmlong.model.sampling_options import DEFAULTS, MAX_TOKENS
 from lmlong.native.decode.packer import NoNativeForm
 from lmlong.native.prebuilt import FOLDER, WASM, library_path
 
-HERE, SERVED = Path(__file__).parent, Path(lmlong.__file__).parent / "serving" / "page"
+HERE, SERVED = Path(__file__).parent, Path(__file__).parents[2] / "serving" / "page"
 MODEL = [HERE / f"{name}.js" for name in ("engine", "tokenizer", "sampling", "state", "model")]
 APP = [SERVED / "dom.js", SERVED / "tokens.js", HERE / "app.js"]
 PAGE, MODULE = "index.html", "lmlong.mjs"
@@ -71,8 +70,8 @@ def _read(checkpoint: Path, weights: Weights) -> tuple[LanguageModel, dict[str, 
 
 def layout(model: LanguageModel, image: Image) -> dict[str, Any]:
     """Return what a page says of its memory (engine.js)."""
-    layout = {name: value for name, value in image._asdict().items() if name != "data"}
-    return layout | {
+    return {
+        **{name: value for name, value in image._asdict().items() if name != "data"},
         "state": image.state and [tensor._asdict() for tensor in image.state],
         "vocabulary": model.lm_head.rows,
         "pastTokens": model.past_tokens or 0,
