@@ -148,8 +148,13 @@ FloatVec fused(FloatVec a, FloatVec b, FloatVec c) {
     return (FloatVec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
 #elif defined(__aarch64__)
     return (FloatVec)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
-#elif defined(__wasm__)  // which has no such instruction: rounded twice
-    return a * b + c;
+#elif defined(__wasm__)  // by float64, in which products are exact; a sum is rounded to it first, which matters rarely
+    const auto wide = [](FloatVec x) { return wasm_f64x2_promote_low_f32x4((v128_t)x); };
+    const auto halves = [&](FloatVec x, FloatVec y, FloatVec z) {
+        return wasm_f32x4_demote_f64x2_zero(wasm_f64x2_add(wasm_f64x2_mul(wide(x), wide(y)), wide(z)));
+    };
+    const auto upper = [](FloatVec x) { return __builtin_shufflevector(x, x, 2, 3, 2, 3); };
+    return (FloatVec)wasm_i64x2_shuffle(halves(a, b, c), halves(upper(a), upper(b), upper(c)), 0, 2);
 #else
     FloatVec sum;
     UNROLL(i, LANES) sum[i] = __builtin_fmaf(a[i], b[i], c[i]);
