@@ -1,9 +1,9 @@
 // From logits to the next token, as in lmlong/inference/sampling.py and lmlong/model/loop_guard.py.
 
 const LOOP_PENALTY = 2;
-const [BASE, SHORTEST, LARGEST] = [3, 2, 1e4];
+const [BASE, SHORTEST, STEEPEST, LARGEST] = [3, 2, 20, 1e4];
 const [UNIT, SPAN, OFTEN] = [4, 256, 8];
-const [WINDOW, MEMORY] = [1024, 4096]; // tokens
+const [WINDOW, MEMORY] = [1024, 2100]; // tokens
 
 /** Numbers from 0 up to 1 that depend on a seed (mulberry32). */
 function randomOf(seed) {
@@ -59,56 +59,32 @@ export function surprisal(logits, token) {
 /** The penalties on loops for the next token of one growing text. */
 class LoopGuard {
   #tokens = [];
-  #ends = new Map(); // the indices at which each pair of tokens ends
-  #repeated = new Map(); // how many of the last tokens equal those up to an earlier index
 
   constructor(penalty) {
     this.penalty = penalty;
   }
 
   append(token) {
-    if (this.#tokens.length === MEMORY) this.#forget();
     this.#tokens.push(token);
-    const end = this.#tokens.length - 1;
-    if (!end) return;
-    const ends = this.#ofPair(end);
-    const before = this.#repeated;
-    const near = ends.filter((index) => index >= end - WINDOW);
-    this.#repeated = new Map(near.map((index) => [index, (before.get(index - 1) ?? 1) + 1]));
-    ends.push(end);
-  }
-
-  #ofPair(end) {
-    const pair = this.#tokens[end - 1] * 2 ** 32 + this.#tokens[end];
-    if (!this.#ends.has(pair)) this.#ends.set(pair, []);
-    return this.#ends.get(pair);
-  }
-
-  /** Forget the tokens before those that a unit may reach to. */
-  #forget() {
-    const begin = MEMORY - WINDOW - 1;
-    this.#tokens.splice(0, begin);
-    this.#ends.clear();
-    for (let end = 1; end < this.#tokens.length; end++) this.#ofPair(end).push(end);
-    this.#repeated = new Map([...this.#repeated].map(([index, repeated]) => [index - begin, repeated]));
+    if (this.#tokens.length > 2 * MEMORY) this.#tokens = this.#tokens.slice(-MEMORY);
   }
 
   /** A map from tokens to what their logits are lowered by. */
   penalties() {
-    const end = this.#tokens.length - 1;
-    const counts = new Map();
-    const lowered = new Map();
-    for (const [index, repeated] of this.#repeated) {
-      const next = this.#tokens[index + 1];
-      if (repeated >= UNIT - 1 && end - index <= SPAN) counts.set(next, (counts.get(next) ?? 0) + 1);
-      const beyond = repeated - Math.max(end - index, SHORTEST);
-      if (beyond < 0) continue;
-      lowered.set(next, Math.max(this.penalty * BASE ** Math.min(beyond, 20), lowered.get(next) ?? 0));
+    const tokens = this.#tokens;
+    const end = tokens.length - 1;
+    const [lowered, often] = [new Map(), new Map()];
+    const lower = (token, penalty) => lowered.set(token, Math.min(LARGEST, Math.max(penalty, lowered.get(token) ?? 0)));
+    for (let index = Math.max(0, end - WINDOW); index < end; index++) {
+      const most = Math.max(end - index, SHORTEST) + STEEPEST;
+      let repeated = 0; // how many of the last tokens equal those up to the index
+      while (repeated < most && tokens[index - repeated] === tokens[end - repeated]) repeated++;
+      if (repeated < SHORTEST) continue;
+      const [next, beyond] = [tokens[index + 1], repeated - Math.max(end - index, SHORTEST)];
+      if (beyond >= 0) lower(next, this.penalty * BASE ** beyond);
+      if (repeated >= UNIT - 1 && end - index <= SPAN) often.set(next, (often.get(next) ?? 0) + 1);
     }
-    for (const [token, count] of counts) {
-      if (count < OFTEN) continue;
-      lowered.set(token, Math.max(this.penalty * (count - OFTEN + 1), lowered.get(token) ?? 0));
-    }
-    return [...lowered].map(([token, penalty]) => [token, Math.min(penalty, LARGEST)]);
+    for (const [token, count] of often) if (count >= OFTEN) lower(token, this.penalty * (count - OFTEN + 1));
+    return lowered;
   }
 }
