@@ -42,7 +42,9 @@ if (page) {
   result.written = [...model.write({ maxTokens: 40, temperature: 0 })].map(({ text }) => text).join("");
   const { tokens, bitsPerByte } = model.score("def a text of some length");
   Object.assign(result, { text: tokens.map(({ text }) => text).join(""), bitsPerByte });
+  for (const _ of model.read("cab dab ".repeat(700))); // fills tables, of which nothing must stay
   await model.restore(await readFile(state));
+  result.again = base64(await model.save());
   result.restored = [...model.write({ maxTokens: 40, temperature: 0 })].map(({ text }) => text).join("");
   const damaged = await readFile(state);
   damaged[damaged.length - 1] ^= 1;
