@@ -5,6 +5,7 @@ import base64
 import json
 import math
 import random
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -248,6 +249,11 @@ def test_page_in_chromium(chromium: Any, exported: tuple[Path, Path], tmp_path: 
     if source := axe_source():
         page.evaluate(source)
         assert page.evaluate(RUN_AXE) == []
+    not_compiled = tmp_path / "index.html"  # as a browser without SIMD finds it
+    not_compiled.write_text(re.sub('class="wasm">[^<]*', 'class="wasm">AGFzbQEAAAD/AA==', exported[1].read_text()))
+    page.goto(not_compiled.as_uri())
+    page.wait_for_selector("#status.error")
+    assert page.inner_text("#status").startswith("This browser has no SIMD") and page.is_disabled("#write")
     context.close()
 
 
