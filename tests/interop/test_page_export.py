@@ -138,7 +138,7 @@ def well_formed(text: str) -> str:
 
 
 def test_tokenizers(tmp_path: Path) -> None:
-    """Random texts, some longer than what is encoded at once; 100,000 of each tokenizer were the same."""
+    """Random texts, some longer than what is encoded at once."""
     byte_levels = pre_tokenizers.ByteLevel(add_prefix_space=False)
     without_words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     digits = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_levels])
