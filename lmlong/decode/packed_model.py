@@ -15,8 +15,10 @@ from lmlong.model.hourglass import Hourglass
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.layers import BFloat16Linear, GroupedLinear, Linear, RMSNorm, StackedLinear, SwiGLU
 from lmlong.model.ngram_embedding import NgramEmbedding
+from lmlong.model.quantization import GroupFormat, quantized
 from lmlong.model.rope import rope_frequencies
 from lmlong.model.short_conv import ShortConvolution
+from lmlong.model.weight_panels import pack
 from lmlong.native.decode import structures
 from lmlong.native.decode.kind import DecodeKind
 from lmlong.native.decode.packer import DTYPES, NoNativeForm, Packer
@@ -26,14 +28,15 @@ from lmlong.native.decode.structures import Dtype, OutputGate, Pooling
 class PackedModel(Packer):
     """A model as addresses of its weights."""
 
-    def __init__(self, model: LanguageModel):
+    def __init__(self, model: LanguageModel, tables: GroupFormat | None = None):
+        """`tables` is the format of embeddings, None for float32."""
         super().__init__(model)
+        self._table_format = tables
         self.matrices: list[Tensor] = []
         """Weight matrices, in the order in which a token needs them."""
         self.kinds: list[DecodeKind[Any]] = []
         """The kind of each mixer's attention."""
         self._compiled = list(native_kinds().values())
-        self._attentions: list[ctypes.Structure] = []
         self._rotations: dict[tuple[int, str], tuple[int, structures.Rotation]] = {}
         self.known(model, LanguageModel)
         self._epsilon = self.known(model.norm, RMSNorm).epsilon
@@ -47,7 +50,7 @@ class PackedModel(Packer):
             embedding_scale=model.embedding_scale,
             past_tokens=model.past_tokens or 0,
             norm_epsilon=self._epsilon,
-            embedding=self.floats(embedding, embedding.weight),
+            embedding=self._table(embedding, embedding.weight, self._table_format and "int8"),
             norm=self._norm(model.norm),
         )
         if model.ngram_embedding is not None:
@@ -58,11 +61,12 @@ class PackedModel(Packer):
         if model.hourglass is not None:
             whole.hourglass.state = whole.state_size
             whole.state_size += ctypes.sizeof(structures.HourglassState)
-        self._layers = (structures.Layer * len(layers))(*layers)
-        whole.layer, whole.layers = self._layers, len(layers)
+        layer_array = (structures.Layer * len(layers))(*layers)
+        whole.layer, whole.layers = layer_array, len(layers)
         rotations = [rotation for _, rotation in self._rotations.values()]
-        self._rotation_array = (structures.Rotation * len(rotations))(*rotations)
-        whole.rotation, whole.rotations = self._rotation_array, len(rotations)
+        rotation_array = (structures.Rotation * len(rotations))(*rotations)
+        whole.rotation, whole.rotations = rotation_array, len(rotations)
+        self.hold(layer_array), self.hold(rotation_array)
         head = self.known(model.lm_head, LMHead, QuantizedLMHead)
         _refuse_rounded(head)
         whole.output = self._matrix(head.quantized[0] if isinstance(head, QuantizedLMHead) else head.output)
@@ -74,7 +78,7 @@ class PackedModel(Packer):
             rows=tables.rows,
             width=tables.table.shape[1],
             orders=self.address(torch.tensor(tables.orders)),
-            table=self.floats(tables, tables.table),
+            table=self._table(tables, tables.table, self._table_format),
             projection=self._matrix(tables.projection),
         )
 
@@ -153,8 +157,7 @@ class PackedModel(Packer):
             raise NoNativeForm(attention, f"{type(attention).__name__} has no native decode step")
         gates = {name: getattr(mixer, gate.name) for name, gate in attention.inputs.items() if isinstance(gate, Gate)}
         weights = kind.pack(self, attention, gates)
-        self._attentions.append(weights)
-        layer.kind, layer.attention = self._compiled.index(kind), ctypes.addressof(weights)
+        layer.kind, layer.attention = self._compiled.index(kind), self.hold(weights)
         self.kinds.append(kind)
         return kind
 
@@ -164,6 +167,13 @@ class PackedModel(Packer):
             raise NoNativeForm(norm, "has another epsilon than the last norm; native code supports one for all norms")
         self.mark_packed(norm.weight)
         return self.floats(norm, norm.gain)
+
+    def _table(self, module: nn.Module, rows: Tensor, group_format: GroupFormat | None) -> structures.Matrix:
+        if group_format is None:
+            return structures.Matrix(self.floats(module, rows), Dtype.FLOAT32, *rows.shape)
+        self.mark_packed(rows)
+        panels = self.hold(pack(quantized(rows, group_format)))
+        return structures.Matrix(panels, Dtype[group_format.upper()], *rows.shape)
 
     def _matrix(self, module: nn.Module) -> structures.Matrix:
         self.known(module, Linear, StackedLinear, nn.Embedding, BFloat16Linear, GroupedLinear)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lmlong.checkpoint import manifest
 from lmlong.checkpoint.manifest import WEIGHTS
+from lmlong.checkpoint.owners import owners
 from lmlong.checkpoint.read import read_model, reading, trained_tokens
 from lmlong.data.tokenizers.base import Tokenizer
 from lmlong.decode.choice import describe_engine, fast_engine, why_no_fast_engine
@@ -28,7 +29,7 @@ from lmlong.inference.unread import Encoding, UnreadText
 from lmlong.model.base import TextModel, count_parameters, quantize
 from lmlong.model.device import WITHOUT_FLOAT64, Precision, autocast, evaluation_precision, pick_device
 from lmlong.model.kernel_check import checked_kernels
-from lmlong.model.language_model import LanguageModel
+from lmlong.model.language_model import CACHE_DTYPE, LanguageModel
 from lmlong.model.quantization import Weights
 from lmlong.model.sampling_options import DEFAULTS, MAX_TOKENS, Sampling
 from lmlong.model.state import at_least_float32
@@ -265,15 +266,12 @@ class TrainedLanguageModel(TrainedModel):
     @cached_property
     def owners(self) -> dict[str, str]:
         """Hashes of everything that a state depends on."""
-        return state_file.owners(self.model, self.tokenizer, self.weights_hash)
+        return owners(self.model, self.tokenizer, self.weights_hash)
 
 
 StateDtype = Literal["auto", "32", "64"]
 """The format of states. auto: keys and values in `CACHE_DTYPE`, recurrent sums in float32. 32: all in float32. 64:
 recurrent sums in float64, keys and values in float32."""
-
-CACHE_DTYPE = torch.bfloat16
-"""The dtype in which a model that is loaded to read and write text caches keys and values."""
 
 
 def open_run(run: str | Path, device: str = "auto", weights: Weights = "32") -> TrainedModel:

@@ -6,7 +6,7 @@ model.
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +17,6 @@ from safetensors.torch import load_file
 from safetensors.torch import save as serialized
 from torch import Tensor
 
-from lmlong.attention.favor import Favor
 from lmlong.attention.state_check import StateError, check_alike, check_range
 from lmlong.checkpoint.write import save_one_at_a_time
 from lmlong.data.tokenizers.base import LOSSLESS, PART, Tokenizer
@@ -30,7 +29,7 @@ from lmlong.io.system_errors import explain_errors
 from lmlong.model.language_model import MOST_TOKENS, LanguageModel, ModelState
 from lmlong.model.learning.read import first_state
 from lmlong.model.sampling_options import RECENT
-from lmlong.model.state import rebuild_state
+from lmlong.model.state import named_tensors, rebuild_state
 
 FORMAT = 3
 HEADER = b'{"__metadata__":{"lmlong'
@@ -92,13 +91,6 @@ def stored(session: Session) -> Stored:
     )
 
 
-def owners(model: LanguageModel, tokenizer: Tokenizer, weights: str) -> dict[str, str]:
-    """Return the hashes that a state is bound to; `weights` is the hash of the weights file."""
-    drawn = [module.projection.detach().cpu().float() for module in model.modules() if isinstance(module, Favor)]
-    features = hashlib.sha256(b"".join(rows.numpy().tobytes() for rows in drawn)).hexdigest() if drawn else "none"
-    return {"tokenizer": tokenizer.hash, "features": features, "model": weights}
-
-
 def save(
     path: Path,
     session: Session,
@@ -117,7 +109,7 @@ def save(
         raise UsageError(f"{path}: not a regular file, so it cannot be replaced. Choose another name.")
     about = {"format": FORMAT, "run": run, "tokens": session.total, "tail": tail_of(session, tokenizer)}
     about |= {**belongs, **(more or {})}
-    named = _named(stored(session._replace(state=model.settle(session.state))))
+    named = named_tensors(stored(session._replace(state=model.settle(session.state))))
     kept = {name: tensor.detach().cpu().contiguous() for name, tensor in named}
     kept = sparse.pack(kept, empty_tensors(model, kept))
     unfinished = staged(path)
@@ -149,13 +141,13 @@ def load(path: Path, model: LanguageModel, belongs: dict[str, str], tokenizer: T
 
 def empty_tensors(model: LanguageModel, names: Iterable[str]) -> dict[str, Tensor]:
     """Return the tensors of an empty session that learns what one with tensors of these names does."""
-    return dict(_named(_empty(model, _learns(names))))
+    return dict(named_tensors(_empty(model, _learns(names))))
 
 
 def restored(tensors: Mapping[str, Tensor], model: LanguageModel, tokenizer: Tokenizer) -> Session:
     """Return the session of tensors from a file; raise ValueError if they are not possible for this model."""
     empty = _empty(model, _learns(tensors))
-    expected = dict(_named(empty))
+    expected = dict(named_tensors(empty))
     unread = {name: tensor for name, tensor in expected.items() if name.startswith("unread.")}
     if not tensors.keys() & unread.keys():  # a file from before sessions left text unread
         tensors = {**tensors, **unread}
@@ -289,12 +281,3 @@ def _learns(names: Iterable[str]) -> bool:
 def _empty(model: LanguageModel, learn: bool) -> Stored:
     """Return an empty session; its tensors have the shapes of every session's, except those of growing states."""
     return stored(Session(first_state(model, 1, learn), (0,) * RECENT, 0))
-
-
-def _named(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Iterate over the tensors in nested tuples with their paths, such as state.blocks.0.attention.S."""
-    if isinstance(value, Tensor):
-        yield name, value
-    elif value is not None:
-        for key, part in zip(getattr(value, "_fields", range(len(value))), value, strict=True):
-            yield from _named(part, f"{name}.{key}" if name else str(key))

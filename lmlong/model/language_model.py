@@ -30,6 +30,9 @@ PIECE = 4096
 """Tokens of each row scored at once, or more on a GPU (`LanguageModel.piece`). A longer text is scored piece by piece
 from the state of the previous piece, in constant memory."""
 
+CACHE_DTYPE = torch.bfloat16
+"""The dtype in which a model that is loaded to read and write text caches keys and values."""
+
 MOST_TOKENS = 1 << 53
 """Maximum number of tokens in a text: float64 represents every position up to it exactly."""
 

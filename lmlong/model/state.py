@@ -12,6 +12,15 @@ from lmlong.native.state import map_state, state_tensors
 State = TypeVar("State")
 
 
+def named_tensors(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Iterate over the tensors in nested tuples with their paths, such as blocks.0.attention.S."""
+    if isinstance(value, Tensor):
+        yield name, value
+    elif value is not None:
+        for key, part in zip(getattr(value, "_fields", range(len(value))), value, strict=True):
+            yield from named_tensors(part, f"{name}.{key}" if name else str(key))
+
+
 def rebuild_state(like: Any, tensors: Iterator[Tensor]) -> Any:
     """Return a state of the same structure with other tensors."""
     return map_state(lambda _: next(tensors), like)

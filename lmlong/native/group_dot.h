@@ -11,6 +11,8 @@
 #include <immintrin.h>
 #elif defined(__aarch64__)
 #include <arm_neon.h>
+#elif defined(__wasm__)
+#include <wasm_simd128.h>
 #endif
 
 namespace {
@@ -98,6 +100,32 @@ struct Int8Sums {
     IntVec total(int32_t) const { return (IntVec)vpaddq_s32(low, high); }
 };
 
+#elif defined(__wasm__)
+
+typedef int16_t PairVec __attribute__((vector_size(16)));  // of each lane, bytes 0 and 2 or bytes 1 and 3
+
+inline IntVec add_pairs(IntVec sum, PairVec codes, PairVec x) {
+    return sum + (IntVec)wasm_i32x4_dot_i16x8((v128_t)codes, (v128_t)x);
+}
+
+struct Int4Sums {
+    IntVec sum = {};
+    void add(IntVec codes, IntVec x) {
+        sum = add_pairs(sum, (PairVec)(codes & 0x00ff00ff), (PairVec)x << 8 >> 8);
+        sum = add_pairs(sum, (PairVec)(codes >> 8 & 0x00ff00ff), (PairVec)x >> 8);
+    }
+    IntVec total(int32_t) const { return sum; }
+};
+
+struct Int8Sums {
+    IntVec sum = {};
+    void add(IntVec codes, IntVec x) {
+        sum = add_pairs(sum, (PairVec)codes << 8 >> 8, (PairVec)x << 8 >> 8);
+        sum = add_pairs(sum, (PairVec)codes >> 8, (PairVec)x >> 8);
+    }
+    IntVec total(int32_t) const { return sum; }
+};
+
 #else
 
 struct Int8Sums {
@@ -120,6 +148,13 @@ FloatVec fused(FloatVec a, FloatVec b, FloatVec c) {
     return (FloatVec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
 #elif defined(__aarch64__)
     return (FloatVec)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#elif defined(__wasm__)  // by float64, in which products are exact; a sum is rounded to it first, which matters rarely
+    const auto wide = [](FloatVec x) { return wasm_f64x2_promote_low_f32x4((v128_t)x); };
+    const auto halves = [&](FloatVec x, FloatVec y, FloatVec z) {
+        return wasm_f32x4_demote_f64x2_zero(wasm_f64x2_add(wasm_f64x2_mul(wide(x), wide(y)), wide(z)));
+    };
+    const auto upper = [](FloatVec x) { return __builtin_shufflevector(x, x, 2, 3, 2, 3); };
+    return (FloatVec)wasm_i64x2_shuffle(halves(a, b, c), halves(upper(a), upper(b), upper(c)), 0, 2);
 #else
     FloatVec sum;
     UNROLL(i, LANES) sum[i] = __builtin_fmaf(a[i], b[i], c[i]);
@@ -137,6 +172,8 @@ IntVec rounded(FloatVec x) {
     return (IntVec)_mm_cvtps_epi32((__m128)x);
 #elif defined(__aarch64__)
     return (IntVec)vcvtnq_s32_f32((float32x4_t)x);
+#elif defined(__wasm__)
+    return (IntVec)wasm_i32x4_trunc_sat_f32x4(wasm_f32x4_nearest((v128_t)x));
 #else
     IntVec result;
     UNROLL(i, LANES) result[i] = int32_t(__builtin_rintf(x[i]));
@@ -152,6 +189,9 @@ FloatVec from_float16(const uint16_t* halves) {
     return (FloatVec)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(halves)));
 #elif defined(__aarch64__)
     return (FloatVec)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(halves)));
+#elif defined(__wasm__)  // finite ones
+    const IntVec bits = (IntVec)wasm_i32x4_load16x4(halves);  // the exponents have other offsets
+    return (FloatVec)(bits << 13 & int32_t(0x8fffe000)) * 0x1p112f;
 #else
     IntVec bits;
     UNROLL(i, LANES) bits[i] = halves[i];

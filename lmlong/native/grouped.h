@@ -72,6 +72,11 @@ struct Int4Groups {
         const FloatVec offset = from_float16(scales + PANEL) * sum_of_x;
         return fused(from_float16(scales), __builtin_convertvector(dot, FloatVec), offset);
     }
+    static float weight(const uint8_t* record, Int output, Int input) {
+        const auto* scales = reinterpret_cast<const uint16_t*>(record) + output;
+        const uint8_t pair = record[CODES + (input / 8 * PANEL + output) * 4 + input % 4];
+        return float(input / 4 % 2 ? pair >> 4 : pair & 15) * from_float16(scales)[0] + from_float16(scales + PANEL)[0];
+    }
 };
 
 struct Int8Groups {
@@ -84,7 +89,19 @@ struct Int8Groups {
         const auto* scales = reinterpret_cast<const uint16_t*>(record) + part * LANES;
         return from_float16(scales) * __builtin_convertvector(dot, FloatVec);
     }
+    static float weight(const uint8_t* record, Int output, Int input) {
+        const auto* codes = reinterpret_cast<const int8_t*>(record + CODES);
+        return float(codes[(input / 4 * PANEL + output) * 4 + input % 4]) *
+               from_float16(reinterpret_cast<const uint16_t*>(record) + output)[0];
+    }
 };
+
+// A row of a matrix, which is a table of vectors of some width
+template <typename Format>
+void read_groups(const void* matrix, Int row, Int width, float* into) {
+    const auto* panels = static_cast<const uint8_t*>(matrix) + row / PANEL * groups_of(width) * Format::BYTES;
+    for (Int i = 0; i < width; i++) into[i] = Format::weight(panels + i / GROUP * Format::BYTES, row % PANEL, i % GROUP);
+}
 
 // The products of a panel with VECTORS vectors, each of `groups` groups
 template <typename Format, Int VECTORS>

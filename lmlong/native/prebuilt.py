@@ -39,6 +39,9 @@ LEVELS = {
 }
 """The best of each machine first."""
 
+WASM = "wasm32"
+"""Stands for web browsers among the levels."""
+
 
 class Prebuilt(NamedTuple):
     level: str
@@ -55,7 +58,7 @@ def find(code: NativeCode) -> Prebuilt | None:
 
 
 def library_path(folder: Path, level: str, code: NativeCode) -> Path:
-    return folder / level / f"{code.key()}.so"
+    return folder / level / f"{code.key()}.{'wasm' if level == WASM else 'so'}"
 
 
 def suitable_levels(features: frozenset[str]) -> list[str]:

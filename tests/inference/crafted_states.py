@@ -20,6 +20,7 @@ from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.errors import LmlongError
 from lmlong.inference import sparse, state_file
 from lmlong.inference.loading import StateDtype, TrainedLanguageModel, load
+from lmlong.model.state import named_tensors
 from lmlong.recipe import Attention, Downsample, Model, Ngram
 
 SMALL = partial(Model, width=16, heads=2, layers=2)
@@ -127,7 +128,7 @@ CHANGES: tuple[Callable[[Random, Tensor], Tensor], ...] = (
 def craft(draw: Random, case: Case, file: Path) -> str:
     """Write a file of changed tensors, and return what was changed."""
     tensors, changed = dict(case.tensors), []
-    whole = dict(state_file._named(state_file._empty(case.model.model, state_file._learns(case.tensors))))
+    whole = dict(named_tensors(state_file._empty(case.model.model, state_file._learns(case.tensors))))
     if draw.random() < 0.5:  # else a table is changed in its packed form
         tensors = sparse.unpack(tensors, whole)
     for _ in range(draw.choice((1, 1, 1, 2, 3))):

@@ -21,6 +21,7 @@ from models import stirred
 from torch import Tensor, nn
 
 from lmlong.attention.base import state_tensors
+from lmlong.checkpoint.owners import owners
 from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.decode.choice import fast_engine, why_no_fast_engine
 from lmlong.errors import RecipeError
@@ -231,7 +232,7 @@ def compare_state_file(findings: Findings, model: LanguageModel, text: Text) -> 
     """Save the session of a row and load it again, which must change no bit."""
     tokenizer = ByteTokenizer()
     session = prefill(model, [text.tokens[0].tolist()])
-    belongs = state_file.owners(model, tokenizer, "")
+    belongs = owners(model, tokenizer, "")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "session.state"
         state_file.save(path, session, model, belongs, tokenizer, "run")

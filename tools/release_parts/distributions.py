@@ -12,9 +12,8 @@ from hashlib import sha256
 from pathlib import Path
 
 from lmlong.errors import LmlongError
-from lmlong.native.prebuilt import library_path
 
-from .native_code import LIBRARIES, levels_of
+from .native_code import levels_of, libraries_of
 
 ROOT = Path(__file__).parents[2]
 PREBUILT = "LMLONG_PREBUILT"
@@ -57,11 +56,8 @@ def unpack(sdist: Path, into: Path) -> Path:
 def check_wheel(wheel: Path, machine: str | None) -> None:
     """Raise LmlongError unless a wheel contains the tracked files of the package and the native code of a machine, and
     nothing else."""
-    native = [
-        library_path(Path("lmlong/native/prebuilt"), level, code())
-        for code in LIBRARIES.values()
-        for level in (levels_of(machine) if machine else ())
-    ]
+    levels = levels_of(machine) if machine else ()
+    native = [path for level in levels for _, path, _ in libraries_of(Path("lmlong/native/prebuilt"), level)]
     expected = {*tracked("lmlong"), *(f"lmlong/{name}" for name in tracked("recipes")), *map(str, native)}
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())

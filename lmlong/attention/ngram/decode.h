@@ -127,4 +127,40 @@ struct NgramAttention {
     }
 };
 
+// As `make_room` in step.py, in place
+inline bool make_room(
+    const Layer& layer, const NgramAttention::Weights& weights, NgramAttention::State& state, NgramAttention::State&) {
+    const Int V = layer.value_dim;
+    bool full = false, waiting_full = false;
+    for (Int head = 0; head < layer.heads; head++) {
+        full |= state.recent_ngram[head * RECENT] != NO_NGRAM;
+        for (Int i = 0; i < RECENT; i++) waiting_full |= state.waiting_ngram[head * WAITING + i] != NO_NGRAM;
+    }
+    for (Int head = 0; full && head < layer.heads; head++) {
+        Int *waiting = state.waiting_ngram + head * WAITING, *recent = state.recent_ngram + head * RECENT;
+        float *waiting_v = state.waiting_v + head * WAITING * V, *recent_v = state.recent_v + head * RECENT * V;
+        auto write = [&](const Int* ngrams, const float* values, Int size) {
+            for (Int i = 0; i < size; i++, values += V) {
+                if (ngrams[i] == NO_NGRAM) continue;
+                const Int row = head * weights.rows + row_of(ngrams[i], weights.rows);
+                const bool is_new = state.ngram[row] != ngrams[i];
+                for (Int j = 0; j < V; j++) state.S[row * V + j] = (is_new ? 0 : state.S[row * V + j]) + values[j];
+                state.number[row] = is_new ? 1 : state.number[row] + (state.number[row] < INT32_MAX);
+                state.ngram[row] = ngrams[i];
+            }
+        };
+        if (waiting_full) {
+            write(waiting, waiting_v, WAITING), write(recent, recent_v, RECENT);
+            std::fill_n(waiting, WAITING, NO_NGRAM);
+        } else {
+            std::copy(waiting + RECENT, waiting + WAITING, waiting);
+            std::copy(waiting_v + RECENT * V, waiting_v + WAITING * V, waiting_v);
+            std::copy_n(recent, RECENT, waiting + WAITING - RECENT);
+            std::copy_n(recent_v, RECENT * V, waiting_v + (WAITING - RECENT) * V);
+        }
+        std::fill_n(recent, RECENT, NO_NGRAM);
+    }
+    return true;
+}
+
 }  // namespace

@@ -7,6 +7,7 @@ K key dim, V value dim.
 import ctypes
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from lmlong.attention.device_policy import DevicePolicy
 from lmlong.attention.inputs import NOTHING, Inputs
 from lmlong.attention.key_blocks import visible_keys
 from lmlong.attention.softmax.state import (
+    BLOCK,
     KeyValues,
     KVCache,
     SoftmaxEffect,
@@ -59,6 +61,7 @@ class SoftmaxDecode(DecodeKind[KVCache]):
     )
     takes_groups = True
     grows = True
+    constants = MappingProxyType({"CACHE_BLOCK": BLOCK})
 
     def pack(self, packer: Packer, attention: Any, gates: Mapping[str, nn.Module]) -> ctypes.Structure:
         packer.known(attention, SoftmaxAttention)

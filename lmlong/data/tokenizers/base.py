@@ -111,9 +111,9 @@ class Tokenizer(ABC):
 class SubwordTokenizer(Tokenizer):
     """A tokenizer of a library. Text that the library would change, or does not accept, is encoded byte by byte."""
 
-    _unsafe: re.Pattern[str]
+    unsafe: re.Pattern[str]
     """Matches such text, in one group."""
-    _byte_tokens: Mapping[int, int]
+    byte_tokens: Mapping[int, int]
     """The tokens of single bytes."""
 
     @abstractmethod
@@ -126,16 +126,16 @@ class SubwordTokenizer(Tokenizer):
 
     def encode_part(self, text: str) -> list[int]:
         tokens: list[int] = []
-        for number, run in enumerate(self._unsafe.split(self.representable(text))):
+        for number, run in enumerate(self.unsafe.split(self.representable(text))):
             if number % 2:
-                tokens.extend(self._byte_tokens[byte] for byte in run.encode("utf-8", "surrogatepass"))
+                tokens.extend(self.byte_tokens[byte] for byte in run.encode("utf-8", "surrogatepass"))
             elif run:
                 tokens.extend(self._encode_safe(run))
         return tokens
 
     def encode_parts(self, texts: list[str]) -> list[list[int]]:
         texts = [self.representable(text) for text in texts]
-        is_safe = [not self._unsafe.search(text) for text in texts]
+        is_safe = [not self.unsafe.search(text) for text in texts]
         encoded = iter(self._encode_all_safe(list(compress(texts, is_safe))) if any(is_safe) else ())
         return [next(encoded) if safe else self.encode_part(text) for text, safe in zip(texts, is_safe, strict=True)]
 

@@ -48,16 +48,18 @@ class HuggingFaceTokenizer(SubwordTokenizer):
             of_bytes = _is_of_bytes(spec)
             table = _table(spec, pieces, of_bytes, saved["vocabulary"])
             self.special = _special(spec)
-            self._byte_tokens = _byte_ids(pieces, self.special, of_bytes)
-            self._encoder: Any = _library().Tokenizer.from_str(json.dumps(_without_special(lossless(spec))))
+            self.byte_tokens = _byte_ids(pieces, self.special, of_bytes)
+            self.specification = _without_special(lossless(spec))
+            """The tokenizer.json by which it encodes."""
+            self._encoder: Any = _library().Tokenizer.from_str(json.dumps(self.specification))
             numbers = {piece.removeprefix(NEVER_WRITTEN): token for piece, token in self._encoder.get_vocab().items()}
             if numbers != pieces:
                 raise UsageError(
                     "the library `tokenizers` gives its pieces other ids than the file does. Use another tokenizer."
                 )
             self.chat_template = saved.get("chat_template")
-            self._unsafe = re.compile(_unsafe(spec, of_bytes))
-            self.lost = sorted(set(range(256)) - NEVER - self._byte_tokens.keys())
+            self.unsafe = re.compile(_unsafe(spec, of_bytes))
+            self.lost = sorted(set(range(256)) - NEVER - self.byte_tokens.keys())
             """Bytes without a token: characters that contain one are removed from a text."""
             self._lost_bytes = re.compile(b"[" + re.escape(bytes(self.lost)) + b"]") if self.lost else None
             super().__init__(file, table, saved["bos"], saved["eos"])

@@ -108,13 +108,13 @@ def _without_rare(texts: list[str], vocabulary: int) -> list[str]:
 class SentencePieceTokenizer(SubwordTokenizer):
     """Subwords of a sentencepiece model, with byte fallback."""
 
-    _unsafe = UNSAFE
+    unsafe = UNSAFE
 
     def __init__(self, model: bytes, name: str):
         """Raise a UsageError, which begins with `name`, for a model that cannot be made lossless."""
         self.processor, table, byte_tokens = _load(model, name)
         super().__init__(model, table, self.processor.bos_id(), self.processor.eos_id())
-        self._byte_tokens = dict(enumerate(byte_tokens))
+        self.byte_tokens = dict(enumerate(byte_tokens))
 
     def _encode_safe(self, text: str) -> list[int]:
         return self.processor.encode(text)

@@ -60,7 +60,7 @@ struct Hourglass {
 struct NgramTables {
     Int count, rows, width;  // tables, their rows, and the size of a row
     const Int* orders;       // (count) n of each table
-    const float* table;      // (count, rows, width)
+    Matrix table;            // (count * rows, width)
     Matrix projection;       // of a row of each table
 };
 
@@ -77,9 +77,9 @@ struct Model {
     float embedding_scale;  // multiplies the embeddings
     float norm_epsilon;
     const Rotation* rotation;
-    const float *embedding, *norm;
+    const float* norm;
     const Layer* layer;
-    Matrix output;
+    Matrix embedding, output;
     Hourglass hourglass;
     NgramTables tables;
 };

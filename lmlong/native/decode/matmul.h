@@ -168,4 +168,12 @@ void matmul(const Matrix& matrix, Range outputs, Vectors x, Int batch, float* y,
     if (matrix.dtype == INT4) matmul_groups<Int4Groups>(matrix, outputs, x, batch, y, y_stride, reordered);
 }
 
+// A row of a matrix in float32, which is a table of vectors
+inline void read_row(const Matrix& matrix, Int row, float* into) {
+    const Int width = matrix.inputs;
+    if (matrix.dtype == INT8) return read_groups<Int8Groups>(matrix.data, row, width, into);
+    if (matrix.dtype == INT4) return read_groups<Int4Groups>(matrix.data, row, width, into);
+    std::copy_n(static_cast<const float*>(matrix.data) + row * width, width, into);
+}
+
 }  // namespace

@@ -48,8 +48,8 @@ const State& state_at(const DecodeJob& job, const char* states, Int row, Int off
 }
 
 template <typename State>
-const State& attention_state(const LayerState& state) {
-    return *reinterpret_cast<const State*>(&state + 1);
+const State& attention_state(const LayerState& state) {  // which has 8 bytes, also where pointers have 4
+    return *reinterpret_cast<const State*>(reinterpret_cast<const char*>(&state) + sizeof(Int));
 }
 
 // Rotate pairs of the first `rotated` numbers of x, one from each half of these, by their angles. `cos_sin` holds all
@@ -59,6 +59,13 @@ const State& attention_state(const LayerState& state) {
         const float cos = cos_sin[i], sin = cos_sin[half + i], left = x[i], right = x[half + i];
         x[i] = left * cos - right * sin, x[half + i] = left * sin + right * cos;
     }
+}
+
+// Make room in the state after the next token of a page's text (page.h), and report whether there was enough memory. Kinds
+// overload it whose states grow or fill up
+template <typename Weights, typename State>
+bool make_room(const Layer&, const Weights&, State&, State&) {
+    return true;
 }
 
 // An Attention is a kind's struct in its decode.h. It has structs Weights and State, a constructor of (job, layer,

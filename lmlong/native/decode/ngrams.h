@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include "job.h"
+#include "matmul.h"
 #include "ngram.h"
 
 namespace {
@@ -26,7 +26,7 @@ inline void look_up(const DecodeJob& job, Int row, float* vectors) {
             std::fill_n(into, tables.width, 0.0f);
         } else {
             const Int found = i * tables.rows + row_of(hash, tables.rows);
-            std::copy_n(tables.table + found * tables.width, tables.width, into);
+            read_row(tables.table, found, into);
         }
     }
 }

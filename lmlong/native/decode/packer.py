@@ -1,5 +1,6 @@
 """Addresses of the weights of a model, for native code that reads them in place."""
 
+import ctypes
 import mmap
 from collections.abc import Sequence
 from contextlib import suppress
@@ -34,7 +35,8 @@ class Packer:
     def __init__(self, model: nn.Module):
         self._model = model
         self._known: set[nn.Module] = set()
-        self._held: list[Tensor] = []
+        self.memory: dict[int, Tensor | ctypes.Structure | ctypes.Array[Any]] = {}
+        """What native code reads, by address."""
         self._packed: set[tuple[int, int]] = set()
         self._versions = _versions(model)
 
@@ -57,8 +59,13 @@ class Packer:
 
     def address(self, x: Tensor) -> int:
         self.mark_packed(x)
-        self._held.append(x.detach().contiguous())
-        return self._held[-1].data_ptr()
+        return self.hold(x.detach().contiguous())
+
+    def hold(self, x: Tensor | ctypes.Structure | ctypes.Array[Any]) -> int:
+        """Keep what native code reads in memory, and return its address."""
+        address = x.data_ptr() if isinstance(x, Tensor) else ctypes.addressof(x)
+        self.memory[address] = x
+        return address
 
     def mark_packed(self, weight: Tensor) -> None:
         """Count a weight as packed: `address` was given what is computed from it."""

@@ -99,8 +99,9 @@ struct Step {
             Token* block = downsampled.tokens;
             for (Int row = 0; row < job.rows; row++) {
                 all.tokens[row] = {row, job.positions[row], false};
-                const float* x = model.embedding + job.tokens[row] * width;
-                for (Int i = 0; i < width; i++) all.x[row * width + i] = x[i] * model.embedding_scale;
+                float* x = all.x + row * width;
+                read_row(model.embedding, job.tokens[row], x);
+                for (Int i = 0; i < width; i++) x[i] *= model.embedding_scale;
                 look_up(job, row, mixed + row * model.tables.projection.inputs);
                 if (model.hourglass.pooling && completes_block(row))
                     *block++ = {row, job.positions[row] / factor, job.positions[row] < factor};
@@ -307,4 +308,7 @@ Int scratch_size(DecodeJob* job, Int threads) {
 }
 }
 
+#if defined(__wasm__)
+#include "page.h"
+#endif
 #include "layout.h"

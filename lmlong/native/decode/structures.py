@@ -90,7 +90,7 @@ class Hourglass(ctypes.Structure):
 
 
 class NgramTables(ctypes.Structure):
-    _fields_ = (*ints("count", "rows", "width"), *pointers("orders", "table"), ("projection", Matrix))
+    _fields_ = (*ints("count", "rows", "width"), *pointers("orders"), ("table", Matrix), ("projection", Matrix))
 
 
 class Rotation(ctypes.Structure):
@@ -103,8 +103,9 @@ class Model(ctypes.Structure):
         ("embedding_scale", ctypes.c_float),
         ("norm_epsilon", ctypes.c_float),
         ("rotation", ctypes.POINTER(Rotation)),
-        *pointers("embedding", "norm"),
+        *pointers("norm"),
         ("layer", ctypes.POINTER(Layer)),
+        ("embedding", Matrix),
         ("output", Matrix),
         ("hourglass", Hourglass),
         ("tables", NgramTables),
