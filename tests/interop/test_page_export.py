@@ -230,7 +230,7 @@ def test_page_in_chromium(chromium: Any, exported: tuple[Path, Path], tmp_path: 
     download.value.save_as(tmp_path / "page.state")
     lmlong.load(exported[0]).load_state(tmp_path / "page.state")
     page.click("#new")
-    page.wait_for_function("document.getElementById('text-size').textContent === '0 tokens'")
+    page.wait_for_selector("#text-size:text-is('0 tokens')")
     page.fill("#prompt", "bad")
     page.click("#read")
     page.wait_for_selector("#text .token", state="attached")
