@@ -1,7 +1,8 @@
 """Token files in the cache, written once for each content of the sources and each tokenizer.
 
 A folder of the cache holds tokenizer.model, info.json, validation.tokens, train-0.tokens and so on for each training
-source, and for each token file a file of document positions.
+source, and for each token file a file of document positions. With labels, labels.json holds those of the documents of
+each token file.
 """
 
 import errno
@@ -14,7 +15,8 @@ from typing import Any, NamedTuple
 
 from lmlong import recipe
 from lmlong.data.document import Skipped
-from lmlong.data.duplicates import Duplicates, divided, split_key
+from lmlong.data.duplicates import divided, split_key
+from lmlong.data.labels import DocumentLabels, check_labels
 from lmlong.data.sources import Source, check_sources, open_sources, size_of
 from lmlong.data.split import Part
 from lmlong.data.text_info import Info, Read, SourceInfo, by_reason
@@ -35,8 +37,10 @@ FORMAT = Format("tokens", 4)
 
 INFO = "info.json"
 
-TEXT = (".tokens", ".starts")
-"""Suffixes of the files that hold the text."""
+LABELS = "labels.json"
+
+TEXT = (".tokens", ".starts", LABELS)
+"""Suffixes of the files that hold the text and its labels."""
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """Errors of a full disk."""
@@ -67,24 +71,26 @@ def prepare(text: recipe.Text, tokenizer: Tokenizer | None = None, processes: in
     """
     sources = open_sources(text)
     chosen = tokenizer or tokenizer_of(sources, text.tokenizer, text.duplicates)
-    key = key_of(FORMAT, chosen.hash, *split_key(sources, text.duplicates))
+    labels = [] if text.labels is None else [LABELS, text.labels.field]
+    key = key_of(FORMAT, chosen.hash, *split_key(sources, text.duplicates), *labels)
     folder = fetch(
         cache_folder() / "tokens" / key,
         FORMAT,
-        lambda unfinished: _write(unfinished, sources, chosen, text.duplicates, processes or cores()),
+        lambda unfinished: _write(unfinished, sources, chosen, text, processes or cores()),
         resumable=True,
         check=lambda folder: _check_readable(folder, len(text.sources), len(sources)),
     )
-    tokens = _open(folder, [options.weight for options in text.sources])
+    tokens = _open(folder, [options.weight for options in text.sources], text.labels is not None)
     for source, info in zip(sources, tokens.info["sources"], strict=True):  # known without reading, so never cached
         info["left_out"] = by_reason(source.left_out)
     _check(tokens, text)
     return tokens
 
 
-def _open(folder: Path, weights: list[float]) -> TokenDataset:
-    tokenizer = load_tokenizer(folder / "tokenizer.model")
-    *train, validation = (read_tokens(folder / name, tokenizer) for name in _token_files(len(weights)))
+def _open(folder: Path, weights: list[float], labelled: bool) -> TokenDataset:
+    tokenizer, names = load_tokenizer(folder / "tokenizer.model"), _token_files(len(weights))
+    labels = json.loads((folder / LABELS).read_bytes()) if labelled else {}
+    *train, validation = (read_tokens(folder / name, tokenizer)._replace(labels=labels.get(name, ())) for name in names)
     files = folder_manifest.read_manifest(folder, FORMAT).files
     identity = key_of(tokenizer.hash, [(name, files[name]["sha256"]) for name in files if name.endswith(TEXT)])
     info = Info.model_validate_json((folder / INFO).read_bytes()).model_dump(exclude_none=True)
@@ -101,6 +107,8 @@ def _check_readable(folder: Path, trained: int, sources: int) -> None:
         tokenizer = load_tokenizer(folder / "tokenizer.model")
         for name in _token_files(trained):
             check_tokens(folder / name, tokenizer)
+        if (folder / LABELS).exists():
+            check_labels(folder / LABELS, [folder / name for name in _token_files(trained)])
         if len(Info.model_validate_json((folder / INFO).read_bytes()).sources) != sources:
             raise ValueError
     except OSError as error:
@@ -128,7 +136,7 @@ def _check(tokens: TokenDataset, text: recipe.Text) -> None:
         )
 
 
-def _write(folder: Path, sources: list[Source], tokenizer: Tokenizer, duplicates: Duplicates, processes: int) -> None:
+def _write(folder: Path, sources: list[Source], tokenizer: Tokenizer, text: recipe.Text, processes: int) -> None:
     """Write the token files to a folder, or resume interrupted work in it."""
     check_sources(sources)
     model = folder / "tokenizer.model"
@@ -140,18 +148,21 @@ def _write(folder: Path, sources: list[Source], tokenizer: Tokenizer, duplicates
         for split in (("train", "validation") if source.held_out < 1 else ("validation",))
     ]
     names = set(map(token_file, destinations))
+    labels = None if text.labels is None else DocumentLabels(text.labels.field, names)
     with (
         closing(TokenFileWriter(folder, names)) as files,
         Progress("tokens", size_of(sources)) as progress,
         _full_disk(files, progress),
     ):
-        batches = batches_of(_cuts(divided(sources, duplicates), infos, tokenizer))
+        batches = batches_of(_cuts(divided(sources, text.duplicates), infos, tokenizer, labels))
         _pass_over(batches, files, progress)
         with closing(encode_all(batches, tokenizer, model, processes)) as encoded:
             for batch in encoded:
                 files.write(batch)
                 progress.update(sum(tokens.bytes for tokens in batch.values()))
         files.save()
+        if labels is not None:
+            (folder / LABELS).write_text(json.dumps(labels.of_file))
         for destination in destinations:
             setattr(infos[destination.source], destination.split, files.counts.get(destination, Count()))
         train = [read_tokens(folder / name, tokenizer) for name in sorted(names - {VALIDATION})]
@@ -166,7 +177,10 @@ def _write(folder: Path, sources: list[Source], tokenizer: Tokenizer, duplicates
 
 
 def _cuts(
-    sources: list[Iterator[Part | Skipped]], infos: list[SourceInfo], tokenizer: Tokenizer
+    sources: list[Iterator[Part | Skipped]],
+    infos: list[SourceInfo],
+    tokenizer: Tokenizer,
+    labels: DocumentLabels | None,
 ) -> Iterator[tuple[Destination, Cut]]:
     """Cut documents for the tokenizer. Yield each cut with its destination; empty documents have none."""
     for number, (documents, info) in enumerate(zip(sources, infos, strict=True)):
@@ -182,6 +196,8 @@ def _cuts(
                 last = text
             if last:
                 yield destination, Cut(last, begins, True)
+                if labels is not None:
+                    labels.add(token_file(destination), part.document)
 
 
 def _readable(part: Part, tokenizer: Tokenizer, read: Read) -> Iterator[str]:

@@ -188,6 +188,9 @@ class Model(Options):
     """Store the gains of norms, but not of those of a head's output, as their difference from 1."""
     embedding_scale: float | None = Field(default=None, gt=0, le=1e6)
     """Factor of the token embeddings; left out, the square root of the width."""
+    encoder: bool = False
+    """objective: label: whether the model is an encoder, which sees both sides of each token, as for objective: masked.
+    It classifies the mean of its last hidden states, a causal model the last one."""
     tied_output: bool = True
     """Share the embedding's weights with the output layer."""
     mlp_width: int | None = Field(default=None, gt=0, le=bounds.WIDTH)
