@@ -107,7 +107,8 @@ def eval_(
     the differences on the same tokens. For several runs, the differences from the first are printed, with their paired
     errors. With --learn, or if its recipe says so, a run is measured without learning and with it. Compare runs with
     different tokenizers by bits per byte. For an encoder, the perplexity of masked tokens is measured, beside what the
-    frequency of each token in the training text achieves (unigram).
+    frequency of each token in the training text achieves (unigram). For a model of labels, the share of documents with
+    the correct label is measured, by length and by label, beside that of always the most frequent label (majority).
 
     \b
     What --by recall asks for, with --probes:

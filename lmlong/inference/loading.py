@@ -103,12 +103,15 @@ class TrainedClassifier(TrainedModel):
 
     def classify_all(self, texts: Sequence[str]) -> list[Classification]:
         """Return the same for each of several texts, which is faster than one by one."""
-        begin, end = self.tokenizer.bos, self.tokenizer.eos
-        found = self.classify_tokens([[begin, *self.tokenizer.encode(text), end] for text in texts])
+        found = self.classify_tokens([self.tokens_of(text) for text in texts])
         if cut := sum(each.read < each.tokens for each in found):
             what = f"{cut} of {plural(len(texts), 'text')}"
             warnings.warn(f"{what} cut to {self.recipe.text.sequence_length:,} tokens, as in training", stacklevel=3)
         return found
+
+    def tokens_of(self, text: str) -> list[int]:
+        """Return the tokens of a document, from bos to eos."""
+        return [self.tokenizer.bos, *self.tokenizer.encode(text), self.tokenizer.eos]
 
     def classify_tokens(self, documents: Sequence[Sequence[int]]) -> list[Classification]:
         """Return the same for documents of tokens, from bos to eos, without a warning."""
