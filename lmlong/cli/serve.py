@@ -17,8 +17,6 @@ from lmlong.recipe.yaml import at
 from lmlong.serving.settings import Settings
 
 if TYPE_CHECKING:
-    from starlette.applications import Starlette
-
     from lmlong.serving.guard import Hosts
 
 KEY = "LMLONG_API_KEY"
@@ -110,7 +108,7 @@ def serve(
     run_folder = folder_of(run)
     name, beside = run_folder.absolute().name, run_folder.resolve()
 
-    def serve_app(app: "Starlette", hosts: "Hosts", about: str) -> int:
+    def serve_app(app: Any, hosts: "Hosts", about: str) -> int:
         """Serve an application until a signal stops it, and return the signal."""
         host_name = f"[{host}]" if ":" in host else host
         address = f"http://{host_name}:{listening.getsockname()[1]}"
