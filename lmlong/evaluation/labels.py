@@ -111,11 +111,11 @@ def measure_labels(
     tokens: int | None = None,
     precision: Precision | None = None,
 ) -> LabelReport:
-    """Return the predictions for the first `tokens` of the held-out text, or of `files`, whose labels are in the field
-    that the recipe names; by default in the number format of training."""
+    """Return the predictions for the whole documents in the first `tokens` of the held-out text, or of `files`, whose
+    labels are in the field that the recipe names; by default in the number format of training."""
     dataset = prepare(text_options(trained, files), trained.tokenizer)
-    text, chosen = dataset.validation.first(tokens), trained.set_up_evaluation(precision)
-    labels, documents = label_ids(text.labels, trained.labels), _documents(text)
+    chosen, documents = trained.set_up_evaluation(precision), _documents(dataset.validation, tokens)
+    labels = label_ids(dataset.validation.labels[: len(documents)], trained.labels)
     parts = [documents[begin : begin + AT_ONCE] for begin in range(0, len(documents), AT_ONCE)]
     found = []
     for part in each(parts, name, len(parts), "batches"):
@@ -138,8 +138,12 @@ def measure_labels(
     )
 
 
-def _documents(text: TokenFile) -> list[list[int]]:
-    return [document.tolist() for document in np.split(np.asarray(text.tokens), text.starts[1:])]
+def _documents(text: TokenFile, limit: int | None) -> list[list[int]]:
+    """Return the whole documents within the first `limit` tokens, at least one."""
+    ends = np.append(text.starts[1:], len(text.tokens))
+    count = len(ends) if limit is None else max(1, int((ends <= limit).sum()))
+    parts = np.split(np.asarray(text.tokens[: ends[count - 1]]), text.starts[1:count])
+    return [document.tolist() for document in parts]
 
 
 COLUMNS = [

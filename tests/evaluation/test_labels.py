@@ -54,6 +54,10 @@ def test_other_files_are_measured_by_the_recipes_fields(run: Path, tmp_path: Pat
     first, second = json.loads(done.stdout)["runs"]
     assert first == second and (first["documents"], first["majority"], first["cut"]) == (6, None, 6)
     assert "6 of 6 documents cut to 16 tokens, the longest in training" in lmlong("eval", run, "--data", long).stdout
+    documents = 6 * [9 + 8 + 2]  # tokens: letters, spaces, bos and eos
+    for tokens, count in ((2, 1), (2 * documents[0], 2), (3 * documents[0] - 1, 2)):
+        some = json.loads(lmlong("eval", run, "--data", long, "--tokens", tokens, "--json", "-").stdout)["runs"][0]
+        assert some["documents"] == count
     (tmp_path / "odd.jsonl").write_text('{"text": "a", "label": "noo"}\n' * 2)
     done = lmlong("eval", run, "--data", tmp_path / "odd.jsonl")
     assert done.returncode == 2 and "'noo' is a label of a document" in done.stderr and "'no'?" in done.stderr
