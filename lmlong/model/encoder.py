@@ -94,8 +94,8 @@ class Encoder(TextModel):
         """Return None: an encoder reads the whole text at once."""
 
     def forward(self, tokens: Tensor, state: None = None, padding: Tensor | None = None) -> tuple[Tensor, None]:
-        """Return the last hidden states (B, T, width). Padding does not change those of a row's tokens. An encoder has
-        no state. One that predicts labels returns the mean over the tokens of a row at each of them."""
+        """Return the last hidden states (B, T, width), for labels their mean over the row. Padding does not change
+        those of a row's tokens. An encoder has no state."""
         x = self.embedding(tokens)
         if self.sinusoidal:
             # scaled like an initial embedding: at full scale they would drown the tokens and delay learning
