@@ -301,7 +301,7 @@ def test_recipe_says_how_it_is_run_and_builds(name: str) -> None:
     overrides = [word for word in shlex.split(first)[4:] if "=" in word]
     recipe = recipe_file.load(name, overrides)
     if recipe.label_names is not None:
-        recipe = recipe_file.load(name, [*overrides, f"text.labels.names=[{', '.join(map(str, range(300, 600)))}]"])
+        recipe = recipe_file.load(name, [*overrides, f"text.labels.names=[{', '.join(f'n{n}' for n in range(300))}]"])
     small = recipe.model.model_copy(update={"width": 2 * recipe.model.heads, "positions": "none"})
     model = build(recipe.model_copy(update={"model": small}), 300)
     nats, _ = text_loss(model, torch.arange(40)[None], torch.arange(1, 41)[None])

@@ -15,7 +15,7 @@ from lmlong.data.batches import (
     validation_batches,
     validation_streams,
 )
-from lmlong.data.labels import LabelledBatch, LabelledBatches, LabelledDocuments, label_ids
+from lmlong.data.labels import LabelledBatches, LabelledDocuments, label_ids
 from lmlong.data.masking import MaskedBatch, MaskedBatches, Masker, ValidationPieces
 from lmlong.data.rows import CyclicTokens, Documents, Rows, Streams, Windows
 from lmlong.data.token_dataset import TokenDataset
@@ -144,7 +144,7 @@ class LabelDataModule(DataModule):
         rows, eos = self.recipe.training.batch_size, self.tokens.tokenizer.eos
         return LabelledBatches(self.rows(), self.tokens.weights, eos, rows, self.recipe.is_encoder)
 
-    def validation(self, limit: int | None = None, rank: int = 0, ranks: int = 1) -> Iterator[LabelledBatch]:
+    def validation(self, limit: int | None = None, rank: int = 0, ranks: int = 1) -> Iterator[Arrays]:
         file, tokenizer = self.tokens.validation, self.tokens.tokenizer
         text = CyclicTokens(file.tokens, file.starts, tokenizer.bos, tokenizer.eos, self.factor)
         rows, is_encoder = self.recipe.training.batch_size, self.recipe.is_encoder

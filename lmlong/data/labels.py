@@ -1,19 +1,15 @@
 """Labels of documents, and the documents as rows, each with its label as the target of its last token."""
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from lmlong import recipe
-from lmlong.data.batches import TrainingBatches, evenly, in_batches, pad
+from lmlong.data.batches import Arrays, TrainingBatches, evenly, in_batches, pad
 from lmlong.data.document import Document
 from lmlong.data.rows import IGNORED, CyclicTokens, Documents, Row, Rows
-from lmlong.data.token_file import TokenFile, starts_path
+from lmlong.data.token_file import TokenFile
 from lmlong.errors import UsageError, nearest
-from lmlong.io.folder_manifest import DamagedFolder
 from lmlong.recipe.bounds import LABELS
 
 
@@ -36,21 +32,6 @@ class DocumentLabels:
             remedy = "Give it text or a whole number, or set text.labels.field."
             raise UsageError(f"{document.name}: the label in field '{self.field}' is {what}. {remedy}")
         self.of_file[file].append(str(label))
-
-
-def check_labels(path: Path, files: Sequence[Path]) -> None:
-    """Raise DamagedFolder unless there is a label for each document of the token files."""
-    try:
-        labels = json.loads(path.read_bytes())
-        counts = {file.name: starts_path(file).stat().st_size // 8 for file in files}
-        is_whole = all(
-            len(labels[name]) == count and all(isinstance(label, str) for label in labels[name])
-            for name, count in counts.items()
-        )
-    except (ValueError, LookupError, TypeError):
-        is_whole = False
-    if not is_whole:
-        raise DamagedFolder(f"{path}: damaged.")
 
 
 def with_label_names(text: recipe.Text, files: Iterable[TokenFile]) -> recipe.Text:
@@ -80,14 +61,6 @@ def label_ids(labels: Sequence[str], names: Sequence[str]) -> np.ndarray:
     return np.array([index[label] for label in labels], dtype=np.int64)
 
 
-class LabelledBatch(NamedTuple):
-    """Rows of one document each."""
-
-    tokens: np.ndarray  # (rows, time) int64
-    targets: np.ndarray  # (rows, time) int64, the label at the last token of each document, IGNORED elsewhere
-    mask: np.ndarray  # (rows, time) bool, document starts, or the padding of an encoder's rows
-
-
 class LabelledDocuments(Documents):
     """Documents with labels, one in each row. Longer ones than a row are cut, and still end with eos."""
 
@@ -111,7 +84,7 @@ class LabelledDocuments(Documents):
         targets[last] = self.labels[document]
         return row._replace(targets=targets)
 
-    def batches(self, rows: int, is_encoder: bool, limit: int | None = None, ranks: int = 1) -> Iterator[LabelledBatch]:
+    def batches(self, rows: int, is_encoder: bool, limit: int | None = None, ranks: int = 1) -> Iterator[Arrays]:
         """Yield all documents once, or an even sample of about `limit` tokens, the longest first. Batches without
         documents are added until their number is a multiple of `ranks`."""
         sizes = self.ends - self.begins
@@ -131,12 +104,13 @@ class LabelledBatches(TrainingBatches):
         super().__init__(sources, weights, eos, batch_size)
         self.is_encoder = is_encoder
 
-    def collate(self, rows: Sequence[Row], first: int, time: int) -> LabelledBatch:
+    def collate(self, rows: Sequence[Row], first: int, time: int) -> Arrays:
         return labelled_batch(rows, time, self._eos, self.is_encoder)
 
 
-def labelled_batch(rows: Sequence[Row], time: int, eos: int, is_encoder: bool) -> LabelledBatch:
-    """Return rows as a batch, padded to `time`."""
+def labelled_batch(rows: Sequence[Row], time: int, eos: int, is_encoder: bool) -> Arrays:
+    """Return rows as a batch, padded to `time`. Its mask is the document starts, or an encoder's padding."""
     masks = [np.zeros_like(row.document_starts) if is_encoder else row.document_starts for row in rows]
     padded = [(row.tokens, row.targets, mask) for row, mask in zip(rows, masks, strict=True)]
-    return LabelledBatch(*pad(padded, time, (eos, IGNORED, is_encoder)))
+    tokens, targets, mask = pad(padded, time, (eos, IGNORED, is_encoder))
+    return tokens, targets, mask

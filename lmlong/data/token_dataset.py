@@ -13,15 +13,17 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pydantic import TypeAdapter
+
 from lmlong import recipe
 from lmlong.data.document import Skipped
 from lmlong.data.duplicates import divided, split_key
-from lmlong.data.labels import DocumentLabels, check_labels
+from lmlong.data.labels import DocumentLabels
 from lmlong.data.sources import Source, check_sources, open_sources, size_of
 from lmlong.data.split import Part
 from lmlong.data.text_info import Info, Read, SourceInfo, by_reason
 from lmlong.data.token_encoding import Batch, Cut, Destination, batches_of, cores, encode_all
-from lmlong.data.token_file import Count, TokenFile, check_tokens, read_tokens
+from lmlong.data.token_file import POSITIONS, Count, TokenFile, check_tokens, read_tokens, starts_path
 from lmlong.data.token_file_writer import VALIDATION, TokenFileWriter, token_file
 from lmlong.data.tokenizers import load_tokenizer
 from lmlong.data.tokenizers.base import Tokenizer, parts
@@ -37,7 +39,8 @@ FORMAT = Format("tokens", 4)
 
 INFO = "info.json"
 
-LABELS = "labels.json"
+LABELS, OF_FILES = "labels.json", TypeAdapter(dict[str, list[str]], config={"strict": True})
+"""The labels of all documents, by the names of the token files."""
 
 TEXT = (".tokens", ".starts", LABELS)
 """Suffixes of the files that hold the text and its labels."""
@@ -89,7 +92,7 @@ def prepare(text: recipe.Text, tokenizer: Tokenizer | None = None, processes: in
 
 def _open(folder: Path, weights: list[float], labelled: bool) -> TokenDataset:
     tokenizer, names = load_tokenizer(folder / "tokenizer.model"), _token_files(len(weights))
-    labels = json.loads((folder / LABELS).read_bytes()) if labelled else {}
+    labels = OF_FILES.validate_json((folder / LABELS).read_bytes()) if labelled else {}
     *train, validation = (read_tokens(folder / name, tokenizer)._replace(labels=labels.get(name, ())) for name in names)
     files = folder_manifest.read_manifest(folder, FORMAT).files
     identity = key_of(tokenizer.hash, [(name, files[name]["sha256"]) for name in files if name.endswith(TEXT)])
@@ -107,8 +110,8 @@ def _check_readable(folder: Path, trained: int, sources: int) -> None:
         tokenizer = load_tokenizer(folder / "tokenizer.model")
         for name in _token_files(trained):
             check_tokens(folder / name, tokenizer)
-        if (folder / LABELS).exists():
-            check_labels(folder / LABELS, [folder / name for name in _token_files(trained)])
+        if (folder / LABELS).exists() and not _agree(folder, _token_files(trained)):
+            raise ValueError
         if len(Info.model_validate_json((folder / INFO).read_bytes()).sources) != sources:
             raise ValueError
     except OSError as error:
@@ -134,6 +137,13 @@ def _check(tokens: TokenDataset, text: recipe.Text) -> None:
             f"the validation text is empty: of {documents:,} documents, text.validation.fraction="
             f"{text.validation.fraction} holds out none. Raise it, or name text.validation.sources."
         )
+
+
+def _agree(folder: Path, names: list[str]) -> bool:
+    """Return whether there is a label for each document of the token files."""
+    labels = OF_FILES.validate_json((folder / LABELS).read_bytes())
+    sizes = {name: starts_path(folder / name).stat().st_size for name in names}
+    return all(len(labels.get(name, ())) == size // POSITIONS.itemsize for name, size in sizes.items())
 
 
 def _write(folder: Path, sources: list[Source], tokenizer: Tokenizer, text: recipe.Text, processes: int) -> None:

@@ -50,12 +50,11 @@ class Service:
 
     workers: Sequence[Worker]
 
-    def __init__(self, trained: TrainedModel, name: str, settings: Settings, metrics: HttpMetrics):
-        self.name, self.settings, self.metrics = name, settings, metrics
+    def __init__(self, name: str, settings: Settings, metrics: HttpMetrics, about: dict[str, Any]):
+        self.name, self.settings, self.metrics, self.about = name, settings, metrics, about
         self.reader = BodyReader(settings)
         self.closing = False
         self.created = int(time.time())
-        self.about = about(trained)
 
     def end(self) -> None:
         """Stop all workers."""
@@ -100,8 +99,8 @@ class ModelServer(Service):
     def __init__(self, trained: TrainedLanguageModel, name: str, store: SessionStore, settings: Settings):
         self.trained = trained
         self.scheduler = Scheduler(trained, store.states, settings)
-        super().__init__(trained, name, settings, Metrics(self.scheduler, store))
-        self.about |= {"writes": "code" if _is_code(trained.recipe) else "text", "learns": trained.learn}
+        described = {**about(trained), "learns": trained.learn}
+        super().__init__(name, settings, Metrics(self.scheduler, store), described)
         self.sessions = Sessions(store, settings.waiting)
         self.scorer = Worker("lmlong-scorer", settings.jobs)
         self.session_api = SessionApi(self.sessions, self.scheduler, self.reader, self.scorer, settings, self.metrics)
@@ -192,11 +191,17 @@ class ModelServer(Service):
         return await respond(texts, answer, body.stream, request.state.deadline)
 
 
-def about(trained: TrainedModel) -> dict[str, Any]:
-    """Return a sentence about a model. Names of files stay on the server."""
+def about(trained: TrainedLanguageModel) -> dict[str, Any]:
+    """Return a sentence about a model for the page, and whether it `writes` code or other text. Names of files stay on
+    the server."""
+    return {"about": sentence(trained), "writes": "code" if _is_code(trained.recipe) else "text"}
+
+
+def sentence(trained: TrainedModel) -> str:
+    """Return how large a model is and what it was trained on."""
     read = f"{trained.trained_tokens:,} tokens" if trained.trained_tokens else "text"
     stdlib = " of Python's standard library" if _is_stdlib(trained.recipe) else ""
-    return {"about": f"{count_parameters(trained.model):,} parameters, trained on {read}{stdlib}."}
+    return f"{count_parameters(trained.model):,} parameters, trained on {read}{stdlib}."
 
 
 def _is_stdlib(recipe: Recipe) -> bool:

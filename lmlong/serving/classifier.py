@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse, Response
 from lmlong.inference.classify import Classification
 from lmlong.inference.loading import TrainedClassifier
 from lmlong.serving.api_errors import shutting_down
-from lmlong.serving.app import Service, application
+from lmlong.serving.app import Service, application, sentence
 from lmlong.serving.bodies import ClassifyBody, check_length
 from lmlong.serving.guard import BODY, Hosts
 from lmlong.serving.metrics import HttpMetrics
@@ -21,9 +21,10 @@ class ClassifierServer(Service):
     """A served model of labels, which classifies the texts of one request after another."""
 
     def __init__(self, trained: TrainedClassifier, name: str, settings: Settings):
-        super().__init__(trained, name, settings, HttpMetrics())
+        about = {"about": sentence(trained), "labels": trained.labels}
+        about["trained_length"] = trained.recipe.text.sequence_length
+        super().__init__(name, settings, HttpMetrics(), about)
         self.trained = trained
-        self.about |= {"labels": trained.labels, "trained_length": trained.recipe.text.sequence_length}
         self.classifier = Worker("lmlong-classifier", settings.jobs)
         self.workers = (self.classifier, self.reader.parser, self.reader.converter)
 

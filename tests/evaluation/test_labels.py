@@ -45,7 +45,9 @@ def test_eval_prints_and_writes_what_counting_gives(run: Path, tmp_path: Path) -
     lines = done.stdout.splitlines()
     assert lines[0] == "labels of documents, precision 32" and max(map(len, lines)) <= 80
     assert lines[2].split()[:2] == [f"{correct / 20:.3f}", f"{found['accuracy_error']:.3f}"]
-    assert "run: documents of each label (rows), by prediction" in lines
+    wrong = [[label, *predicted] for label, row in found["confusion"].items() for predicted in row.items()]
+    rows = [line.split() for line in lines[lines.index("run: wrong labels, the most frequent first") + 2 :]]
+    assert sorted(rows) == sorted([a, b, str(n), "10"] for a, b, n in wrong if a != b and n)
 
 
 def test_other_files_are_measured_by_the_recipes_fields(run: Path, tmp_path: Path) -> None:
@@ -80,4 +82,6 @@ def test_many_labels_are_shown_by_their_confusions(run: Path, tmp_path: Path) ->
     report = measure_labels("nine", load_classifier(tmp_path / "nine"))
     assert sum(sum(row.values()) for row in report.confusion.values()) == 45 == report.all.documents
     done = lmlong("eval", tmp_path / "nine")
-    assert "nine: the most frequent confusions" in done.stdout and "label-3" in done.stdout
+    title, _, first, second, *_ = done.stdout.split("wrong labels")[1].splitlines()
+    assert "the most frequent first" in title and int(first.split()[2]) >= int(second.split()[2])
+    assert first.split()[3] == "5"
