@@ -21,7 +21,7 @@ class ClassifierServer(Service):
     """A served model of labels, which classifies the texts of one request after another."""
 
     def __init__(self, trained: TrainedClassifier, name: str, settings: Settings):
-        about = {"about": sentence(trained), "labels": trained.labels}
+        about: dict[str, Any] = {"about": sentence(trained), "labels": trained.labels}
         about["trained_length"] = trained.recipe.text.sequence_length
         super().__init__(name, settings, HttpMetrics(), about)
         self.trained = trained
