@@ -62,6 +62,15 @@ def test_every_kind_learns_labels_and_its_figures_are_true(kind: str, tmp_path: 
     assert all("correct" not in line for line in metrics(tmp_path / "run"))
 
 
+def test_segments_have_the_gradients_of_whole_rows(tmp_path: Path) -> None:
+    write_table(tmp_path / "train.jsonl", 32, 1, words=14)
+    options = {"training.steps": 4, "text.sequence_length": 40, "training.batch_size": 4}
+    for name, more in (("whole", {}), ("cut", {"training.segment": 16})):
+        train(label_recipe(tmp_path, "causal", **options, **more), tmp_path / name)
+    assert losses(tmp_path / "cut") == pytest.approx(losses(tmp_path / "whole"), rel=1e-3)
+    assert losses(tmp_path / "cut")[-1] != pytest.approx(losses(tmp_path / "cut")[0], rel=1e-2)
+
+
 def test_an_epoch_is_each_document_once(tmp_path: Path) -> None:
     chosen = label_recipe(tmp_path, **{"training.steps": None, "training.epochs": 2})
     assert prepare_new_run(chosen).steps == 2 * 64 // 8
