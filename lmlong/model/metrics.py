@@ -47,6 +47,11 @@ class LossTotals:
         return self.correct / self.tokens if self.tokens else math.nan
 
     @property
+    def error_rate(self) -> float:
+        """The share of labels that are wrong."""
+        return 1 - self.accuracy
+
+    @property
     def accuracy_error(self) -> float:
         """Its binomial standard error."""
         return math.sqrt(self.accuracy * (1 - self.accuracy) / self.tokens) if self.tokens else math.nan
@@ -65,10 +70,10 @@ class Metric(NamedTuple):
 METRICS = {
     "causal": Metric("bits_per_byte", "bits/byte"),
     "masked": Metric("perplexity", "perplexity"),
-    "label": Metric("nats_per_token", "nats/label"),
+    "label": Metric("error_rate", "errors"),
 }
 """The metric of each objective. Masked tokens are only a part of a text, so their loss has no bits per byte. Of labels
-it is the loss: the accuracy on a few documents is too coarse to choose a checkpoint by."""
+it is not the loss, which grows while a model that is sure of itself still learns to choose better."""
 
 
 def batch_tensors(

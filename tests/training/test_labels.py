@@ -12,6 +12,7 @@ from labelled import KINDS, label_recipe, write_table
 from models import write_run
 from torch.nn.functional import cross_entropy
 
+from lmlong.checkpoint import read
 from lmlong.cli.after_training import after_training, next_commands
 from lmlong.errors import UsageError
 from lmlong.inference.loading import TrainedClassifier, load_classifier
@@ -51,6 +52,8 @@ def test_every_kind_learns_labels_and_its_figures_are_true(kind: str, tmp_path: 
     assert [each.probabilities[row["label"]] for each, row in zip(found, held_out, strict=True)] == pytest.approx(
         [math.exp(-lost) for lost in nats], rel=1e-4
     )
+    manifest = json.loads((model.checkpoint / "manifest.json").read_text())
+    assert manifest["validation"] == result.validation.error_rate, "the checkpoint is chosen by its errors"
     correct = sum(each.label == row["label"] for each, row in zip(found, held_out, strict=True))
     assert result.validation.correct == correct
     logged = [line["validation"] for line in metrics(tmp_path / "run") if "validation" in line][-1]
@@ -115,7 +118,7 @@ def test_labels_are_learned_from_a_run_of_tokens_and_from_one_of_labels(objectiv
     assert begun["lm_head.output.weight"].shape == (2, 32)
     train(chosen, tmp_path / "first")
     again = prepare_new_run(Recipe.load(given, {"training.init_from": str(tmp_path / "first"), "training.steps": 1}))
-    first = weights(tmp_path / "first")
+    first = read.reading(tmp_path / "first", read.read_weights)
     assert all(torch.equal(again.model.state_dict()[name], first[name]) for name in first)
     write_table(tmp_path / "train.jsonl", 30, labels=("no", "yes", "other"))
     three = prepare_new_run(Recipe.load(given, {"training.init_from": str(tmp_path / "first"), "training.steps": 1}))
