@@ -60,7 +60,7 @@ def after_training(result: TrainingResult, sample: str = "", commands: Sequence[
 def _got_worse(result: TrainingResult) -> list[str]:
     """Return lines for a run whose last validation is not its best."""
     best, last = (manifest.read(find(result.run, which)) for which in (BEST, LATEST))
-    if best.validation is None or last.validation is None or best.step == last.step:
+    if best.validation is None or last.validation is None or last.validation <= best.validation:
         return []
     return [
         f"got worse    from {best.validation:.3f} after step {best.step:,} to {last.validation:.3f} in validation",

@@ -25,7 +25,7 @@ class Classification(NamedTuple):
     tokens: int
     """The tokens of the text."""
     read: int
-    """Those that were read: fewer if the text is longer than an encoder's training sequence."""
+    """Those that were read; an encoder reads only the beginning of a long text."""
 
     @property
     def label(self) -> str:

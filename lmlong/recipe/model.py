@@ -189,8 +189,8 @@ class Model(Options):
     embedding_scale: float | None = Field(default=None, gt=0, le=1e6)
     """Factor of the token embeddings; left out, the square root of the width."""
     encoder: bool = False
-    """objective: label: whether the model is an encoder, which sees both sides of each token, as for objective: masked.
-    It classifies the mean of its last hidden states, a causal model the last one."""
+    """objective: label: train an encoder instead of a causal model. The mean of its last hidden states is classified;
+    of a causal model it is the last one."""
     tied_output: bool = True
     """Share the embedding's weights with the output layer."""
     mlp_width: int | None = Field(default=None, gt=0, le=bounds.WIDTH)
