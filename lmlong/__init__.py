@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from lmlong.attention.window.layer import WindowAttention
     from lmlong.evaluation.perplexity import evaluate
     from lmlong.evaluation.results import PerplexityReport
+    from lmlong.inference.classify import Classification
     from lmlong.inference.hidden_states import HiddenStates
-    from lmlong.inference.loading import TrainedLanguageModel, load
+    from lmlong.inference.loading import TrainedClassifier, TrainedLanguageModel, load, load_classifier
     from lmlong.model.encoder import Encoder
     from lmlong.model.language_model import LanguageModel
     from lmlong.model.segments import text_loss
@@ -41,6 +42,7 @@ if sys.platform == "darwin":  # read when torch is imported: what Metal lacks is
 __version__ = "0.1.0"
 __all__ = [
     "CausalAttention",
+    "Classification",
     "Encoder",
     "FeatureMap",
     "HiddenStates",
@@ -51,6 +53,7 @@ __all__ = [
     "Recipe",
     "SoftmaxAttention",
     "Surprise",
+    "TrainedClassifier",
     "TrainedLanguageModel",
     "TrainingResult",
     "WindowAttention",
@@ -58,6 +61,7 @@ __all__ = [
     "errors",
     "evaluate",
     "load",
+    "load_classifier",
     "load_plugin",
     "recipe",
     "score",
@@ -68,6 +72,7 @@ __all__ = [
 
 _HOMES = {
     "CausalAttention": "lmlong.attention.base",
+    "Classification": "lmlong.inference.classify",
     "Encoder": "lmlong.model.encoder",
     "FeatureMap": "lmlong.attention.feature_maps",
     "HiddenStates": "lmlong.inference.hidden_states",
@@ -77,12 +82,14 @@ _HOMES = {
     "Recipe": "lmlong.recipe",
     "SoftmaxAttention": "lmlong.attention.softmax.layer",
     "Surprise": "lmlong.surprisal.units",
+    "TrainedClassifier": "lmlong.inference.loading",
     "TrainedLanguageModel": "lmlong.inference.loading",
     "TrainingResult": "lmlong.training.run",
     "WindowAttention": "lmlong.attention.window.layer",
     "detach_state": "lmlong.model.state",
     "evaluate": "lmlong.evaluation.perplexity",
     "load": "lmlong.inference.loading",
+    "load_classifier": "lmlong.inference.loading",
     "load_plugin": "lmlong.attention.plugins",
     "score": "lmlong.surprisal.stream",
     "state_bytes": "lmlong.model.state",

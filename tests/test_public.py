@@ -7,6 +7,7 @@ import ast
 import doctest
 import inspect
 import io
+import json
 import random
 import re
 import subprocess
@@ -34,6 +35,7 @@ text:
 model: {width: 32, layers: 2, heads: 2, attention: {kind: linear}}
 training: {steps: 30, batch_size: 2, learning_rate: 1e-2, warmup_steps: 2, precision: "32"}
 """
+OF_WORDS = [("triumph", "pos"), ("failure", "neg")]
 WORDS = ["the", "a", "cat", "dog", "bird", "sat", "ran", "flew", "on", "under", "over", "mat", "tree", "and", "then"]
 
 
@@ -101,6 +103,11 @@ def test_examples_of_docstrings_run(here: Path) -> None:
     shown = {test.name.removeprefix("lmlong.") for test in found}
     assert {"train", "evaluate", "load", "Recipe.load", "TrainedLanguageModel.hidden_states"} <= shown
     lmlong.train(lmlong.Recipe.load("mine.yaml"), "runs/quickstart")
+    reviews = [{"text": f"A {word} of {number}.", "label": label} for number in range(30) for word, label in OF_WORDS]
+    Path("reviews.jsonl").write_text("".join(json.dumps(review) + "\n" for review in reviews))
+    source = {"paths": ["reviews.jsonl"]}
+    labels = {"objective": "label", "text.sources": [source], "text.validation.sources": [source]}
+    lmlong.train(lmlong.Recipe.load("mine.yaml", labels), "runs/reviews")
     model = lmlong.load("runs/quickstart")
     runner = doctest.DocTestRunner(Shown())
     told = io.StringIO()

@@ -5,7 +5,9 @@ its options exist. Commands that start processes or load a plug-in run in a sepa
 """
 
 import functools
+import json
 import os
+import random
 import re
 import shlex
 import shutil
@@ -100,6 +102,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
     folder = tmp_path_factory.mktemp("newcomer")
     (folder / "my-book.txt").write_text("It was a dark and stormy night. " * 200)
     (folder / "app.log").write_text("".join(log_lines()))
+    draw = random.Random(0)
+    reviews = [
+        {"text": " ".join(draw.choices("abcdefgh", k=20)), "label": draw.choice(["neg", "pos"])} for _ in range(80)
+    ]
+    (folder / "reviews.jsonl").write_text("".join(json.dumps(review) + "\n" for review in reviews))
     (folder / "genome.fa").write_text(">one\n" + "GATTACA" * 500 + "\n")
     (folder / "decayed.py").write_text(blocks("docs/guides/plugins.md", "python")[0])
     for name in PACKAGES:
@@ -293,6 +300,8 @@ def test_recipe_says_how_it_is_run_and_builds(name: str) -> None:
     assert re.match(rf"# lmlong (train|convert \S+ --to) {name}\b", first)
     overrides = [word for word in shlex.split(first)[4:] if "=" in word]
     recipe = recipe_file.load(name, overrides)
+    if recipe.label_names is not None:
+        recipe = recipe_file.load(name, [*overrides, f"text.labels.names=[{', '.join(f'n{n}' for n in range(300))}]"])
     small = recipe.model.model_copy(update={"width": 2 * recipe.model.heads, "positions": "none"})
     model = build(recipe.model_copy(update={"model": small}), 300)
     nats, _ = text_loss(model, torch.arange(40)[None], torch.arange(1, 41)[None])

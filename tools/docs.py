@@ -39,6 +39,7 @@ METHODS = {
     "FeatureMap": ["query", "key"],
     "LanguageModel": ["init_state", "forward", "step", "logits", "loss"],
     "Recipe": ["load"],
+    "TrainedClassifier": ["classify", "classify_all"],
     "TrainedLanguageModel": [
         "stream",
         "read",
@@ -54,7 +55,7 @@ METHODS = {
 """The methods of public classes that users call or define; all others are internal."""
 MADE = ["Encoder", "FeatureMap", "LanguageModel", "LinearAttention", "SoftmaxAttention", "WindowAttention"]
 """The public classes that users build by themselves."""
-WITH_FIELDS = ["HiddenStates", "PerplexityReport", "Surprise", "TrainingResult"]
+WITH_FIELDS = ["Classification", "HiddenStates", "PerplexityReport", "Surprise", "TrainingResult"]
 """The public classes that are results: their fields are listed."""
 MOST_WORDS = 20
 """The first sentence of an explanation is shown, and further ones up to this number of words."""

@@ -41,6 +41,9 @@ from lmlong.recipe.file import MissingPlugin
 ADDED_HEADS = re.compile(r"blocks\.\d+\.ngram\.")
 """The beginning of the names of the weights of added n-gram heads."""
 
+HEAD = "lm_head.output.weight"
+"""The weight of an output layer that is not the embedding."""
+
 NUMBERS = {NAMES[dtype] for dtype in REAL}
 """The dtypes that weights may have, by their names in safetensors."""
 
@@ -179,7 +182,8 @@ def load_weights(
 
     With `new_attention`, weights specific to one kind of attention may be missing, and keep the model's values, or be
     unexpected, and are ignored; queries, keys and values mean the same to every kind. A missing convolution starts as
-    the identity. Missing head gains, tables of n-grams and added n-gram heads keep the model's values.
+    the identity. Missing head gains, tables of n-grams and added n-gram heads keep the model's values. So does an
+    output layer of labels, unless the checkpoint has one for as many.
     """
     if verify:
         manifest.verify(checkpoint, [WEIGHTS])
@@ -189,6 +193,9 @@ def load_weights(
         if new_attention:
             saved = {name: shape for name, shape in saved.items() if name in own or not _of_attention(name)}
         kept = {name for name in own.keys() - saved.keys() if new_attention and _may_be_missing(name, identities)}
+        if new_attention and getattr(model, "labels", None) and saved.get(HEAD) != tuple(own[HEAD].shape):
+            saved.pop(HEAD, None)
+            kept.add(HEAD)
         _compare(checkpoint, saved, {name: shape for name, shape in _shapes(own).items() if name not in kept})
         if any(tensor.is_meta for tensor in own.values()):
             return set()

@@ -17,8 +17,8 @@ def next_commands(run: Path, recipe: Recipe) -> list[str]:
     """Return the commands to try on the run of a recipe."""
     words = [str(run), *(word for plugin in recipe.plugins for word in ("--plugin", near(plugin)))]
     paths = [path for source in recipe.text.sources if isinstance(source, Files) for path in source.paths]
-    if recipe.objective == "masked":
-        commands = [["eval", *words]]
+    if recipe.objective != "causal":
+        commands = [["eval", *words], *([["serve", *words]] if recipe.label_names else [])]
     elif logs := [near(path) for path in paths if Path(path).suffix == ".log"]:
         commands = [["score", *words, logs[0], "--above", "8"], ["eval", *words]]
     else:
@@ -40,7 +40,10 @@ def after_training(result: TrainingResult, sample: str = "", commands: Sequence[
         return f"{result.run} is at step {result.step} and has no more to do. {more}"
     if validation is None:
         return f"stopped after step {result.step}, saved in {result.run}. Resume by: {resume}"
-    if result.baselines is None:
+    if result.objective == "label":
+        share = f"accuracy {validation.accuracy:.3f} ± {validation.accuracy_error:.3f}"
+        lines = [f"validation   {share} on {validation.tokens:,} held-out documents"]
+    elif result.baselines is None:
         hidden = f"{validation.tokens:,} hidden tokens of held-out text"
         lines = [f"validation   perplexity {validation.perplexity:.3f} on {hidden}"]
     else:
@@ -57,7 +60,7 @@ def after_training(result: TrainingResult, sample: str = "", commands: Sequence[
 def _got_worse(result: TrainingResult) -> list[str]:
     """Return lines for a run whose last validation is not its best."""
     best, last = (manifest.read(find(result.run, which)) for which in (BEST, LATEST))
-    if best.validation is None or last.validation is None or best.step == last.step:
+    if best.validation is None or last.validation is None or last.validation <= best.validation:
         return []
     return [
         f"got worse    from {best.validation:.3f} after step {best.step:,} to {last.validation:.3f} in validation",

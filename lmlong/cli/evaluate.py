@@ -31,6 +31,7 @@ OPTIONS = {
     "--by spectrum": (*TEXT, "lengths", "texts", "plot"),
     "--tasks": ("lengths", "num_fewshot", "limit", "apply_chat_template", "weights"),
     "encoders": (*TEXT, "precision"),
+    "models of labels": (*TEXT, "precision"),
 }
 """The options of each measurement; options that are missing here apply to all."""
 
@@ -106,7 +107,8 @@ def eval_(
     the differences on the same tokens. For several runs, the differences from the first are printed, with their paired
     errors. With --learn, or if its recipe says so, a run is measured without learning and with it. Compare runs with
     different tokenizers by bits per byte. For an encoder, the perplexity of masked tokens is measured, beside what the
-    frequency of each token in the training text achieves (unigram).
+    frequency of each token in the training text achieves (unigram). For a model of labels, the share of documents with
+    the correct label is measured, by length and by label, beside that of always the most frequent label (majority).
 
     \b
     What --by recall asks for, with --probes:
@@ -136,6 +138,8 @@ def eval_(
         report = _tasks(runs, device, tasks, **chosen)
     elif measurements == ["encoders"]:
         report = _encoders(runs, device, **chosen)
+    elif measurements == ["models of labels"]:
+        report = _labels(runs, device, **chosen)
     elif measurements == ["--by recall"]:
         report = _recall(runs, device, **chosen)
     elif measurements == ["--by spectrum"]:
@@ -156,26 +160,30 @@ def _measurements(runs: Sequence[str], by: str | None, tasks: str | None) -> lis
     alone = [name for name in names if name in ALONE]
     if alone and len(names) > 1:
         raise UsageError(f"--by: {alone[0]} is measured alone. Measure the rest by another command.")
-    if not alone and _are_encoders(runs):
-        if by is not None:
-            raise UsageError(
-                f"--by: {runs[0]} is an encoder (objective: masked), which reads both sides of each token at once and "
-                "has no state. Leave it out, give --by spectrum, or name a language model."
-            )
-        return ["encoders"]
-    return [f"--by {name}" for name in names]
+    objective = "causal" if alone else _objective(runs)
+    if objective != "causal" and by is not None:
+        raise UsageError(
+            f"--by: {runs[0]} {WHAT[objective]}. Leave it out, give --by spectrum, or name a language model."
+        )
+    return [MEASURED[objective]] if objective != "causal" else [f"--by {name}" for name in names]
 
 
-def _are_encoders(runs: Sequence[str]) -> bool:
+MEASURED = {"masked": "encoders", "label": "models of labels"}
+WHAT = {
+    "masked": "is an encoder (objective: masked), which reads both sides of each token at once and has no state",
+    "label": "predicts the labels of documents (objective: label), which are measured by length and label",
+}
+
+
+def _objective(runs: Sequence[str]) -> str:
+    """Return the objective that all runs have in common."""
     from lmlong.checkpoint.read import read_recipe, reading
 
-    encoders = [run for run in runs if reading(run, read_recipe).objective == "masked"]
-    if encoders and len(encoders) < len(runs):
-        raise UsageError(
-            f"{encoders[0]}: an encoder (objective: masked) is measured on hidden tokens only. Name runs of one "
-            "objective."
-        )
-    return bool(encoders)
+    objectives = {run: reading(run, read_recipe).objective for run in runs}
+    if len(set(objectives.values())) > 1:
+        odd = next(run for run, objective in objectives.items() if objective != "causal")
+        raise UsageError(f"{odd}: {WHAT[objectives[odd]]}. Name runs of one objective.")
+    return objectives[runs[0]]
 
 
 def _options_of(measurements: Sequence[str], context: click.Context, given: dict[str, Any]) -> dict[str, Any]:
@@ -261,6 +269,13 @@ def _encoders(runs: Sequence[str], device: str, data: Sequence[str], **chosen: A
     from lmlong.inference.loading import open_run
 
     return masked_report([measure_masked(run_name(run), open_run(run, device), data, **chosen) for run in runs])
+
+
+def _labels(runs: Sequence[str], device: str, data: Sequence[str], **chosen: Any) -> "Report":
+    from lmlong.evaluation.labels import label_report, measure_labels
+    from lmlong.inference.loading import load_classifier
+
+    return label_report([measure_labels(run_name(run), load_classifier(run, device), data, **chosen) for run in runs])
 
 
 def _tasks(runs: Sequence[str], device: str, tasks: str, weights: Any, **chosen: Any) -> "Report":

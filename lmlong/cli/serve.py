@@ -5,15 +5,27 @@ import sys
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from lmlong.cli import options
 from lmlong.errors import UsageError, install_command
+from lmlong.recipe.find import sections_of
+from lmlong.recipe.yaml import at
 from lmlong.serving.settings import Settings
 
+if TYPE_CHECKING:
+    from lmlong.serving.guard import Hosts
+
 KEY = "LMLONG_API_KEY"
+
+WRITING = ("sessions", "rows", "memory", "disk", "max_tokens", "weights", "learn")
+"""Options of models that write text."""
+
+SHOWN = 8
+"""Labels that are named at the start."""
 
 TYPES: dict[str, Callable[[Any], click.ParamType]] = {
     "": click.IntRange,
@@ -70,7 +82,8 @@ def serve(
 ) -> None:
     """Serve the model of RUN over HTTP with an OpenAI-compatible API: /v1/completions, /v1/chat/completions and
     /v1/models. The page at / writes with the model in a browser. /v1/sessions reads a text once and keeps its state,
-    /v1/score returns the log-probability of a text, /metrics serves Prometheus.
+    /v1/score returns the log-probability of a text, /metrics serves Prometheus. A model of labels is served at
+    /v1/classify only.
 
     Requests are batched continuously, and may stream. If LMLONG_API_KEY is set, they must send this key; without it,
     anybody who can reach the server may use it. By default it listens on this machine only. After SIGTERM or Ctrl-C,
@@ -91,18 +104,29 @@ def serve(
     listening = bind(host, port)
     body = 4 * given["max_prompt"]
     chosen = Settings(**given, max_body=body, held=max(Settings.held, 2 * body))
-    find(run)  # before a folder is made for its sessions
+    checkpoint = find(run)  # before a folder is made for its sessions
     run_folder = folder_of(run)
     name, beside = run_folder.absolute().name, run_folder.resolve()
-    folder = sessions or beside.with_name(f"{beside.name}-sessions")
 
-    def print_address() -> None:
+    def serve_app(app: Any, hosts: "Hosts", about: str) -> int:
+        """Serve an application until a signal stops it, and return the signal."""
         host_name = f"[{host}]" if ":" in host else host
         address = f"http://{host_name}:{listening.getsockname()[1]}"
-        ready = f"{name}, {chosen.rows} rows, decodes by {trained.decoder}: {address}"
-        for line in (*warning(hosts, host, key), ready):
-            click.echo(line, err=True)
+        lines = (*warning(hosts, host, key), f"{name}, {about}: {address}")
+        prepare_process()
+        return Server(app, listening, chosen.grace, lambda: click.echo("\n".join(lines), err=True)).serve_until_signal()
 
+    if at(sections_of(str(checkpoint)), ("objective",)) == "label":
+        _refuse_unused(click.get_current_context())
+        from lmlong.inference.loading import load_classifier
+        from lmlong.serving.classifier import make_classifier_app
+        from lmlong.serving.guard import Hosts, warning
+
+        classifier, hosts = load_classifier(run, device), Hosts(host, allowed_host)
+        app = make_classifier_app(classifier, name, chosen, hosts, key)
+        ended_by = serve_app(app, hosts, f"labels {', '.join(classifier.labels[:SHOWN])}")
+        sys.exit(128 + ended_by if ended_by else 0)
+    folder = sessions or beside.with_name(f"{beside.name}-sessions")
     with locked(folder):  # before what takes long: imports of torch, and the model
         from lmlong.inference.loading import load
         from lmlong.serving.app import make_app
@@ -113,12 +137,18 @@ def serve(
         trained.use_fast_engine(None)
         store = SessionStore(trained, folder, chosen)
         app = make_app(trained, name, store, chosen, hosts, key)
-        prepare_process()
-        ended_by = Server(app, listening, chosen.grace, print_address).serve_until_signal()
+        ended_by = serve_app(app, hosts, f"{chosen.rows} rows, decodes by {trained.decoder}")
     if store.folder.count:
         click.echo(f"stopped; sessions are in {folder}", err=True)
     if ended_by:
         sys.exit(128 + ended_by)
+
+
+def _refuse_unused(context: click.Context) -> None:
+    """Refuse options that a model of labels does not use."""
+    for option in context.command.params:
+        if option.name in WRITING and context.get_parameter_source(option.name) == ParameterSource.COMMANDLINE:
+            raise UsageError(f"{option.opts[0]}: a model of labels writes no text. Leave it out.")
 
 
 def read_key() -> str | None:

@@ -1,8 +1,10 @@
 """Data modules: the training and validation batches of each objective."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
+
+import numpy as np
 
 from lmlong.data.batches import (
     Arrays,
@@ -13,6 +15,7 @@ from lmlong.data.batches import (
     validation_batches,
     validation_streams,
 )
+from lmlong.data.labels import LabelledBatches, LabelledDocuments, label_ids
 from lmlong.data.masking import MaskedBatch, MaskedBatches, Masker, ValidationPieces
 from lmlong.data.rows import CyclicTokens, Documents, Rows, Streams, Windows
 from lmlong.data.token_dataset import TokenDataset
@@ -38,6 +41,16 @@ class DataModule(ABC):
     def validation(self, limit: int | None = None, rank: int = 0, ranks: int = 1) -> Iterator[Arrays]:
         """Return one rank's batches of the validation text, or of a fixed even sample of `limit` tokens. All ranks have
         equally many. With `carry_state` each batch is read from the state after the previous batch."""
+
+    @property
+    def epoch_tokens(self) -> int:
+        """The tokens of an epoch, as `Recipe.tokens_per_step` counts them."""
+        return self.tokens.train_tokens
+
+    @property
+    def tokens_per_target(self) -> float:
+        """The mean number of tokens that are read for each target."""
+        return self.length / self.recipe.targets_per_sequence
 
     def rows(self) -> list[Rows]:
         """Return the rows of each source of the training text."""
@@ -111,4 +124,43 @@ class MaskedDataModule(DataModule):
         return Windows(text, self.length, key)
 
 
-DATA_MODULES: dict[str, type[DataModule]] = {"causal": CausalDataModule, "masked": MaskedDataModule}
+class LabelDataModule(DataModule):
+    """Documents, one in each row, with their labels as targets."""
+
+    def __init__(self, recipe: Recipe, tokens: TokenDataset):
+        super().__init__(recipe, tokens)
+        self.factor = 1 if recipe.is_encoder else recipe.model.factor
+
+    @property
+    def epoch_tokens(self) -> int:
+        return self.length * sum(len(file.starts) for file in self.tokens.train)
+
+    @property
+    def tokens_per_target(self) -> float:
+        sizes = np.concatenate([np.diff(file.starts, append=len(file.tokens)) for file in self.tokens.train])
+        return float(sizes.clip(max=self.length).mean())
+
+    def training(self) -> TrainingBatches:
+        rows, eos = self.recipe.training.batch_size, self.tokens.tokenizer.eos
+        return LabelledBatches(self.rows(), self.tokens.weights, eos, rows, self.recipe.is_encoder)
+
+    def validation(self, limit: int | None = None, rank: int = 0, ranks: int = 1) -> Iterator[Arrays]:
+        file, tokenizer = self.tokens.validation, self.tokens.tokenizer
+        text = CyclicTokens(file.tokens, file.starts, tokenizer.bos, tokenizer.eos, self.factor)
+        rows, is_encoder = self.recipe.training.batch_size, self.recipe.is_encoder
+        batches = self._documents(text, (), file.labels).batches(rows, is_encoder, limit, ranks)
+        return islice(batches, rank, None, ranks)
+
+    def _rows(self, text: CyclicTokens, key: tuple[int, ...]) -> Rows:
+        return self._documents(text, key, self.tokens.train[key[-1]].labels)
+
+    def _documents(self, text: CyclicTokens, key: tuple[int, ...], labels: Sequence[str]) -> LabelledDocuments:
+        ids = label_ids(labels, self.recipe.label_names or [])
+        return LabelledDocuments(text, self.length, key, self.recipe.sequences_per_step, ids)
+
+
+DATA_MODULES: dict[str, type[DataModule]] = {
+    "causal": CausalDataModule,
+    "masked": MaskedDataModule,
+    "label": LabelDataModule,
+}

@@ -117,13 +117,17 @@ class Documents(Rows):
 
     def __init__(self, text: CyclicTokens, length: int, key: tuple[int, ...], group: int, packed: bool = True):
         super().__init__(text, length, key)
-        self.begins, self.ends = cut(text.begins, len(text.tokens), length)
+        self.begins, self.ends = self._pieces()
         sizes = round_up(self.ends - self.begins, text.factor)
         # a piece of one token, the last of a cut document, has no target if it is alone in a row
         rows = pack(sizes, length) if packed else list(np.flatnonzero(sizes > 1)[:, None])
         self.packed = sorted(rows, key=lambda pieces: -sizes[pieces].sum())
         self.sizes = [int(sizes[pieces].sum()) for pieces in self.packed]
         self.group = group
+
+    def _pieces(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the begins and ends of the pieces of documents."""
+        return cut(self.text.begins, len(self.text.tokens), self.length)
 
     def row(self, number: int, turn: int) -> Row:
         pieces = [self.text.piece(self.begins[piece], self.ends[piece]) for piece in self.packed[self._index(number)]]

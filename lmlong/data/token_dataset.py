@@ -1,7 +1,8 @@
 """Token files in the cache, written once for each content of the sources and each tokenizer.
 
 A folder of the cache holds tokenizer.model, info.json, validation.tokens, train-0.tokens and so on for each training
-source, and for each token file a file of document positions.
+source, and for each token file a file of document positions. With labels, labels.json holds those of the documents of
+each token file.
 """
 
 import errno
@@ -12,14 +13,17 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pydantic import TypeAdapter
+
 from lmlong import recipe
 from lmlong.data.document import Skipped
-from lmlong.data.duplicates import Duplicates, divided, split_key
+from lmlong.data.duplicates import divided, split_key
+from lmlong.data.labels import DocumentLabels
 from lmlong.data.sources import Source, check_sources, open_sources, size_of
 from lmlong.data.split import Part
 from lmlong.data.text_info import Info, Read, SourceInfo, by_reason
 from lmlong.data.token_encoding import Batch, Cut, Destination, batches_of, cores, encode_all
-from lmlong.data.token_file import Count, TokenFile, check_tokens, read_tokens
+from lmlong.data.token_file import POSITIONS, Count, TokenFile, check_tokens, read_tokens, starts_path
 from lmlong.data.token_file_writer import VALIDATION, TokenFileWriter, token_file
 from lmlong.data.tokenizers import load_tokenizer
 from lmlong.data.tokenizers.base import Tokenizer, parts
@@ -35,8 +39,11 @@ FORMAT = Format("tokens", 4)
 
 INFO = "info.json"
 
-TEXT = (".tokens", ".starts")
-"""Suffixes of the files that hold the text."""
+LABELS, OF_FILES = "labels.json", TypeAdapter(dict[str, list[str]], config={"strict": True})
+"""The labels of all documents, by the names of the token files."""
+
+TEXT = (".tokens", ".starts", LABELS)
+"""Suffixes of the files that hold the text and its labels."""
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """Errors of a full disk."""
@@ -67,24 +74,26 @@ def prepare(text: recipe.Text, tokenizer: Tokenizer | None = None, processes: in
     """
     sources = open_sources(text)
     chosen = tokenizer or tokenizer_of(sources, text.tokenizer, text.duplicates)
-    key = key_of(FORMAT, chosen.hash, *split_key(sources, text.duplicates))
+    labels = [] if text.labels is None else [LABELS, text.labels.field]
+    key = key_of(FORMAT, chosen.hash, *split_key(sources, text.duplicates), *labels)
     folder = fetch(
         cache_folder() / "tokens" / key,
         FORMAT,
-        lambda unfinished: _write(unfinished, sources, chosen, text.duplicates, processes or cores()),
+        lambda unfinished: _write(unfinished, sources, chosen, text, processes or cores()),
         resumable=True,
         check=lambda folder: _check_readable(folder, len(text.sources), len(sources)),
     )
-    tokens = _open(folder, [options.weight for options in text.sources])
+    tokens = _open(folder, [options.weight for options in text.sources], text.labels is not None)
     for source, info in zip(sources, tokens.info["sources"], strict=True):  # known without reading, so never cached
         info["left_out"] = by_reason(source.left_out)
     _check(tokens, text)
     return tokens
 
 
-def _open(folder: Path, weights: list[float]) -> TokenDataset:
-    tokenizer = load_tokenizer(folder / "tokenizer.model")
-    *train, validation = (read_tokens(folder / name, tokenizer) for name in _token_files(len(weights)))
+def _open(folder: Path, weights: list[float], labelled: bool) -> TokenDataset:
+    tokenizer, names = load_tokenizer(folder / "tokenizer.model"), _token_files(len(weights))
+    labels = OF_FILES.validate_json((folder / LABELS).read_bytes()) if labelled else {}
+    *train, validation = (read_tokens(folder / name, tokenizer)._replace(labels=labels.get(name, ())) for name in names)
     files = folder_manifest.read_manifest(folder, FORMAT).files
     identity = key_of(tokenizer.hash, [(name, files[name]["sha256"]) for name in files if name.endswith(TEXT)])
     info = Info.model_validate_json((folder / INFO).read_bytes()).model_dump(exclude_none=True)
@@ -101,6 +110,8 @@ def _check_readable(folder: Path, trained: int, sources: int) -> None:
         tokenizer = load_tokenizer(folder / "tokenizer.model")
         for name in _token_files(trained):
             check_tokens(folder / name, tokenizer)
+        if (folder / LABELS).exists() and not _agree(folder, _token_files(trained)):
+            raise ValueError
         if len(Info.model_validate_json((folder / INFO).read_bytes()).sources) != sources:
             raise ValueError
     except OSError as error:
@@ -128,7 +139,14 @@ def _check(tokens: TokenDataset, text: recipe.Text) -> None:
         )
 
 
-def _write(folder: Path, sources: list[Source], tokenizer: Tokenizer, duplicates: Duplicates, processes: int) -> None:
+def _agree(folder: Path, names: list[str]) -> bool:
+    """Return whether there is a label for each document of the token files."""
+    labels = OF_FILES.validate_json((folder / LABELS).read_bytes())
+    sizes = {name: starts_path(folder / name).stat().st_size for name in names}
+    return all(len(labels.get(name, ())) == size // POSITIONS.itemsize for name, size in sizes.items())
+
+
+def _write(folder: Path, sources: list[Source], tokenizer: Tokenizer, text: recipe.Text, processes: int) -> None:
     """Write the token files to a folder, or resume interrupted work in it."""
     check_sources(sources)
     model = folder / "tokenizer.model"
@@ -140,18 +158,21 @@ def _write(folder: Path, sources: list[Source], tokenizer: Tokenizer, duplicates
         for split in (("train", "validation") if source.held_out < 1 else ("validation",))
     ]
     names = set(map(token_file, destinations))
+    labels = None if text.labels is None else DocumentLabels(text.labels.field, names)
     with (
         closing(TokenFileWriter(folder, names)) as files,
         Progress("tokens", size_of(sources)) as progress,
         _full_disk(files, progress),
     ):
-        batches = batches_of(_cuts(divided(sources, duplicates), infos, tokenizer))
+        batches = batches_of(_cuts(divided(sources, text.duplicates), infos, tokenizer, labels))
         _pass_over(batches, files, progress)
         with closing(encode_all(batches, tokenizer, model, processes)) as encoded:
             for batch in encoded:
                 files.write(batch)
                 progress.update(sum(tokens.bytes for tokens in batch.values()))
         files.save()
+        if labels is not None:
+            (folder / LABELS).write_text(json.dumps(labels.of_file))
         for destination in destinations:
             setattr(infos[destination.source], destination.split, files.counts.get(destination, Count()))
         train = [read_tokens(folder / name, tokenizer) for name in sorted(names - {VALIDATION})]
@@ -166,7 +187,10 @@ def _write(folder: Path, sources: list[Source], tokenizer: Tokenizer, duplicates
 
 
 def _cuts(
-    sources: list[Iterator[Part | Skipped]], infos: list[SourceInfo], tokenizer: Tokenizer
+    sources: list[Iterator[Part | Skipped]],
+    infos: list[SourceInfo],
+    tokenizer: Tokenizer,
+    labels: DocumentLabels | None,
 ) -> Iterator[tuple[Destination, Cut]]:
     """Cut documents for the tokenizer. Yield each cut with its destination; empty documents have none."""
     for number, (documents, info) in enumerate(zip(sources, infos, strict=True)):
@@ -182,6 +206,8 @@ def _cuts(
                 last = text
             if last:
                 yield destination, Cut(last, begins, True)
+                if labels is not None:
+                    labels.add(token_file(destination), part.document)
 
 
 def _readable(part: Part, tokenizer: Tokenizer, read: Read) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """Tokens on disk: a flat file of token ids, mapped into memory, and a file of document positions."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -23,11 +23,13 @@ class TokenFile(NamedTuple):
 
     tokens: np.ndarray  # (tokens,) uint16 or uint32
     starts: np.ndarray  # (documents,) int64, position of each document's bos
+    labels: Sequence[str] = ()  # of the documents, if they were asked for
 
     def first(self, tokens: int | None) -> "TokenFile":
         """Return the first `tokens` tokens, or all if None. The last document may be cut."""
         first = self.tokens[:tokens]
-        return TokenFile(first, self.starts[self.starts < len(first)])
+        starts = self.starts[self.starts < len(first)]
+        return TokenFile(first, starts, self.labels[: len(starts)])
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from lmlong.io.cache import key_of
 from lmlong.model.base import count_parameters
 from lmlong.model.device import Precision, autocast, peak_memory
 from lmlong.model.state_size import state_size
-from lmlong.recipe import Files, Text, Validation
+from lmlong.recipe import Files, PythonStdlib, Text, Validation
 from lmlong.recipe.lengths import name_length
 from lmlong.report.progress import Progress
 from lmlong.report.table import plural
@@ -182,15 +182,16 @@ def _too_short(documents: Documents, need: int, least: int) -> str:
 
 def validation_text(loaded: TrainedModel, files: Sequence[str | Path] = (), limit: int | None = None) -> TokenFile:
     """Return the tokens to measure on: the text held out of training, or all of some files; the first `limit`."""
-    return prepare(_text_options(loaded, files), loaded.tokenizer).validation.first(limit)
+    return prepare(text_options(loaded, files), loaded.tokenizer).validation.first(limit)
 
 
-def _text_options(loaded: TrainedModel, files: Sequence[str | Path]) -> Text:
+def text_options(loaded: TrainedModel, files: Sequence[str | Path]) -> Text:
     """Return the recipe's text, or one with some files as its validation text."""
     text = loaded.recipe.text
     if not files:
         return text
-    source = Files(kind="files", paths=list(map(str, files)))
+    columns = [each.column for each in text.sources if not isinstance(each, PythonStdlib)]
+    source = Files(kind="files", paths=list(map(str, files)), column=columns[0] if text.labels and columns else "text")
     # the files are the training text too: the shortest sequence accepts files of any size, and duplicates are kept
     validation = Validation(sources=[source])
     changed = {"sources": [source], "validation": validation, "sequence_length": 8, "duplicates": "keep"}

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from lmlong.decode.choice import describe_engine
-from lmlong.inference.loading import CACHE_DTYPE, TrainedModel
+from lmlong.inference.loading import CACHE_DTYPE, TrainedLanguageModel, TrainedModel
 from lmlong.model.base import count_in_tables, count_parameters
 from lmlong.model.device import pick_device
 from lmlong.model.kernel_check import usable_kernel
@@ -17,14 +17,15 @@ from lmlong.training.metrics_log import METRICS_FILE, last_validation, read_entr
 def run_facts(loaded: TrainedModel) -> dict[str, Any]:
     """Return what `lmlong info` prints of a run: names and plain values. Sets the dtype of the caches of the model."""
     step, model, layers = loaded.step, loaded.recipe.model, range(loaded.recipe.model.layers)
-    state = learning = None  # an encoder has none
-    if isinstance(loaded.model, LanguageModel):
+    state = learning = None  # only a language model has them
+    if isinstance(loaded, TrainedLanguageModel):
         loaded.model.set_cache_dtype(CACHE_DTYPE)
         state, learning = (state_size(loaded.model, learn) for learn in (False, True))
     window, precision = model.window_beside if state else None, loaded.recipe.training.precision
     return {
         "name": loaded.recipe.name,
         "objective": loaded.recipe.objective,
+        **({"labels": labels} if (labels := loaded.recipe.label_names) else {}),
         "checkpoint": str(loaded.checkpoint),
         "step": step,
         "trained tokens": loaded.trained_tokens,
@@ -42,7 +43,7 @@ def run_facts(loaded: TrainedModel) -> dict[str, Any]:
         **({"n-gram heads added to layers": model.add_ngram} if model.add_ngram else {}),
         **({"plug-ins": loaded.recipe.plugins} if loaded.recipe.plugins else {}),
         "tokens read as one by layer": [model.factor if at in model.downsampled_layers else 1 for at in layers],
-        **({"decoded by": describe_engine(loaded.model)} if isinstance(loaded.model, LanguageModel) else {}),
+        **({"decoded by": describe_engine(loaded.model)} if isinstance(loaded, TrainedLanguageModel) else {}),
         **_kernels(loaded),
         **({"learns by default": loaded.recipe.learn} if state else {}),
         **({"state bytes": state.empty.bytes, "state bytes per token": state.per_token.bytes} if state else {}),

@@ -118,6 +118,14 @@ def _masked(run: ReportedRun) -> str | None:
     return f"{masked.sums.totals.perplexity:,.3f} ± {format_number(masked.error, '.3f')}{beside}"
 
 
+def _labels(run: ReportedRun) -> str | None:
+    labels = run.measured and run.measured.labels
+    if not labels:
+        return None
+    accuracy, error = labels.all.accuracy
+    return f"{accuracy:.3f} ± {format_number(error, '.3f')} of {plural(labels.all.documents, 'document')}"
+
+
 def _trained_per_second(run: ReportedRun) -> float | None:
     speeds = [entry["tokens_per_second"] for entry in run.metrics if entry.get("tokens_per_second")]
     return statistics.median(speeds) if speeds else None
@@ -173,6 +181,7 @@ def _measures(runs: Sequence[ReportedRun]) -> list[Column]:
     return [
         Column(f"measured on {text}", value=_at_longest),
         Column(f"perplexity of masked tokens of {text}", value=_masked),
+        Column(f"accuracy of labels of {text}", value=_labels),
     ]
 
 

@@ -11,13 +11,14 @@ from lmlong.checkpoint.environment import Environment, read_environment, text_so
 from lmlong.checkpoint.location import run_path
 from lmlong.checkpoint.read import read_recipe, reading
 from lmlong.errors import LmlongError
+from lmlong.evaluation.labels import LabelReport, measure_labels
 from lmlong.evaluation.masked import MaskedReport, measure_masked
 from lmlong.evaluation.perplexity import MIN_DOCUMENTS, evaluate, validation_text
 from lmlong.evaluation.perplexity_report import left_out_lengths
 from lmlong.evaluation.probe_accuracy import ProbeResult, measure_probes
 from lmlong.evaluation.results import PerplexityReport
 from lmlong.evaluation.run_facts import run_facts
-from lmlong.inference.loading import TrainedLanguageModel, TrainedModel, load, open_run
+from lmlong.inference.loading import TrainedClassifier, TrainedLanguageModel, TrainedModel, load, open_run
 from lmlong.inference.session import greedy
 from lmlong.model.device import describe_machine, synchronize
 from lmlong.recipe import Recipe
@@ -41,6 +42,7 @@ class Measured(NamedTuple):
     perplexity: PerplexityReport | None = None
     recall: ProbeResult | None = None
     masked: MaskedReport | None = None
+    labels: LabelReport | None = None
     written_per_second: float | None = None
 
 
@@ -124,6 +126,8 @@ def _measure(
     name: str, run: str | Path, loaded: TrainedModel, files: Sequence[str | Path], tokens: int, lengths: Sequence[int]
 ) -> Measured:
     given = (describe_machine(loaded.device), files, tokens)
+    if isinstance(loaded, TrainedClassifier):
+        return Measured(*given, labels=_attempt(name, lambda: measure_labels(name, loaded, files, tokens)))
     if not isinstance(loaded, TrainedLanguageModel):
         masked = _attempt(name, lambda: measure_masked(name, loaded, files, tokens))
         return Measured(*given, masked=masked)

@@ -1,6 +1,7 @@
 """Trained models, loaded from their runs."""
 
 import sys
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -21,6 +22,7 @@ from lmlong.decode.engine import EagerEngine
 from lmlong.errors import UsageError
 from lmlong.inference import hidden_states, state_file
 from lmlong.inference.chat import Conversation
+from lmlong.inference.classify import Classification, classify
 from lmlong.inference.drafts import Drafts
 from lmlong.inference.generation import Generation, check_end
 from lmlong.inference.hidden_states import HiddenStates
@@ -34,6 +36,7 @@ from lmlong.model.quantization import Weights
 from lmlong.model.sampling_options import DEFAULTS, MAX_TOKENS, Sampling
 from lmlong.model.state import at_least_float32
 from lmlong.recipe import Recipe
+from lmlong.report.table import plural
 
 
 @dataclass(frozen=True, repr=False)
@@ -59,6 +62,61 @@ class TrainedModel:
     @property
     def device(self) -> torch.device:
         return self.model.embedding.weight.device
+
+    def set_up_evaluation(self, precision: Precision | None) -> Precision:
+        """Return the number format to evaluate in, by default that of training, and check the kernels in it."""
+        chosen = evaluation_precision(precision, self.recipe.training.precision, self.device)
+        self.check_kernels(chosen)
+        return chosen
+
+    def check_kernels(self, precision: Precision) -> None:
+        """Use the kernels of the device for reading in a number format. On a GPU they are first compared with torch;
+        one that differs is not used, which is reported on stderr. After `model.use_kernel` nothing changes. An encoder
+        has none."""
+        if not isinstance(self.model, LanguageModel):
+            return
+        names, refused = checked_kernels(self.model, precision, False, self.device)
+        self.model.use_kernels(names)
+        for line in refused:
+            print(line, file=sys.stderr)
+
+
+@dataclass(frozen=True, repr=False)
+class TrainedClassifier(TrainedModel):
+    """A trained model that predicts the label of a text."""
+
+    @property
+    def labels(self) -> list[str]:
+        """The labels that it chooses from."""
+        return self.recipe.label_names or []
+
+    def classify(self, text: str) -> Classification:
+        """Return the probability of each label of a text.
+
+        >>> model = lmlong.load_classifier("runs/reviews")
+        >>> model.classify("A triumph from beginning to end.").label
+        'pos'
+
+        A causal model reads a text of any length. An encoder reads as many tokens as a sequence had in training, and
+        warns if the text is longer.
+        """
+        return self.classify_all([text])[0]
+
+    def classify_all(self, texts: Sequence[str]) -> list[Classification]:
+        """Return it for each of several texts, faster."""
+        found = self.classify_tokens([self.tokens_of(text) for text in texts])
+        if cut := sum(each.read < each.tokens for each in found):
+            what = f"{cut} of {plural(len(texts), 'text')}"
+            warnings.warn(f"{what} cut to {self.recipe.text.sequence_length:,} tokens, as in training", stacklevel=3)
+        return found
+
+    def tokens_of(self, text: str) -> list[int]:
+        """Return the tokens of a document, from bos to eos."""
+        return [self.tokenizer.bos, *self.tokenizer.encode(text), self.tokenizer.eos]
+
+    def classify_tokens(self, documents: Sequence[Sequence[int]]) -> list[Classification]:
+        """Return the same for documents of tokens, from bos to eos, without a warning."""
+        return classify(self.model, self.tokenizer.eos, self.labels, documents)
 
 
 @dataclass(frozen=True, repr=False)
@@ -215,20 +273,6 @@ class TrainedLanguageModel(TrainedModel):
         before = [state.last] if state else start
         return hidden_states.stream(self.model, chain([before], tokens), state.state if state else None, blocks)
 
-    def set_up_evaluation(self, precision: Precision | None) -> Precision:
-        """Return the number format to evaluate in, by default that of training, and check the kernels in it."""
-        chosen = evaluation_precision(precision, self.recipe.training.precision, self.device)
-        self.check_kernels(chosen)
-        return chosen
-
-    def check_kernels(self, precision: Precision) -> None:
-        """Use the kernels of the device for reading in a number format. On a GPU they are first compared with torch;
-        one that differs is not used, which is reported on stderr. After `model.use_kernel` nothing changes."""
-        names, refused = checked_kernels(self.model, precision, False, self.device)
-        self.model.use_kernels(names)
-        for line in refused:
-            print(line, file=sys.stderr)
-
     def use_fast_engine(self, wanted: bool | None = True) -> None:
         """Decode several times faster: on a CPU by native code, which may be compiled first; on a GPU by a CUDA graph,
         recorded at the first step of each batch size. It is first compared with torch. False decodes by torch.
@@ -275,7 +319,8 @@ recurrent sums in float64, keys and values in float32."""
 
 
 def open_run(run: str | Path, device: str = "auto", weights: Weights = "32") -> TrainedModel:
-    """Load the model of a run, with its matrices in the format `weights`: a `TrainedLanguageModel`, or an encoder."""
+    """Load the model of a run, with its matrices in the format `weights`: a `TrainedLanguageModel`, a
+    `TrainedClassifier`, or an encoder."""
     chosen = pick_device(device)  # first, so that a missing device is reported before anything is read
     on_cpu = chosen.type == "cpu"
     trained = reading(run, partial(_read, weights if on_cpu else "32"))
@@ -289,6 +334,8 @@ def _read(weights: Weights, checkpoint: Path) -> TrainedModel:
     recipe, tokenizer, model = read_model(checkpoint, weights)
     saved = manifest.read(checkpoint)
     about = checkpoint, saved.step, trained_tokens(checkpoint), saved.files[WEIGHTS]["sha256"]
+    if recipe.label_names is not None:
+        return TrainedClassifier(model, tokenizer, recipe, *about)
     if isinstance(model, LanguageModel):
         return TrainedLanguageModel(model, tokenizer, recipe, *about, learn=recipe.learn)
     return TrainedModel(model, tokenizer, recipe, *about)
@@ -316,6 +363,11 @@ def load(
     if learn not in (None, True, False):
         raise UsageError(f"learn: {learn!r} is not a switch. Use True or False.")
     trained = open_run(run, device, weights)
+    if isinstance(trained, TrainedClassifier):
+        raise UsageError(
+            f"{run}: a model of labels (objective: label) cannot continue text. Measure it by lmlong eval, serve it by "
+            "lmlong serve, or load it in Python by lmlong.load_classifier."
+        )
     if not isinstance(trained, TrainedLanguageModel):
         raise UsageError(
             f"{run}: an encoder (objective: masked) cannot continue text and has no state. Measure it by lmlong eval, "
@@ -333,3 +385,15 @@ def load(
     loaded = trained if learn is None else replace(trained, learn=learn)
     loaded.check_kernels("32")
     return loaded
+
+
+def load_classifier(run: str | Path, device: str = "auto") -> TrainedClassifier:
+    """Load the model of a run with objective: label, from its best checkpoint by validation."""
+    trained = open_run(run, device)
+    if not isinstance(trained, TrainedClassifier):
+        raise UsageError(
+            f"{run}: predicts tokens (objective: {trained.recipe.objective}), not labels. Train a model with "
+            f"objective: label and training.init_from: {run}."
+        )
+    trained.check_kernels("32")
+    return trained

@@ -52,7 +52,8 @@ def open_export(run: str, folder: Path) -> RunSource:
 def _read(checkpoint: Path) -> RunSource:
     recipe = read.read_recipe(checkpoint)
     if recipe.objective != "causal":
-        raise UsageError("an encoder cannot be exported: it does not predict the next token. Use a causal model.")
+        what = "an encoder" if recipe.is_encoder else "a model of labels"
+        raise UsageError(f"{what} cannot be exported: it does not predict the next token. Use a causal model.")
     tokenizer, weights = read.read_tokenizer(checkpoint), read.read_weights(checkpoint)
     read.check_size(checkpoint, recipe, tokenizer)
     validation, tokens = manifest.read(checkpoint).validation, read.trained_tokens(checkpoint)

@@ -105,6 +105,8 @@ class TextModel(FollowsPolicy, ABC):
     lm_head: LMHead
     weight_format: Weights = "32"
     """The format of the weight matrices."""
+    labels: int | None = None
+    """The number of labels that its output layer chooses from; None if it predicts tokens."""
     partitioned = False
     """Whether weights are partitioned and gathered only while their module computes, as in DeepSpeed's stage 3."""
     is_compiled = False

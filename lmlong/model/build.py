@@ -24,9 +24,10 @@ LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_by
 def build(recipe: Recipe, vocabulary: int) -> TextModel:
     """Return a new model for a vocabulary of this size."""
     again = recipe.training.activation_checkpointing is True
-    if recipe.objective == "masked":
-        return Encoder(recipe.model, vocabulary, recipe.text.sequence_length, again)
-    return LanguageModel(recipe.model, vocabulary, again)
+    labels = None if recipe.label_names is None else len(recipe.label_names)
+    if recipe.is_encoder:
+        return Encoder(recipe.model, vocabulary, recipe.text.sequence_length, again, labels)
+    return LanguageModel(recipe.model, vocabulary, again, labels)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The encoder: embedding, bidirectional blocks, logits of the masked tokens.
+"""The encoder: embedding, bidirectional blocks, logits of the masked tokens or of labels.
 
 B batch, T time, H heads, D head dim, V vocabulary.
 """
@@ -61,30 +61,41 @@ class EncoderBlock(ResidualBlock):
 
 
 class Encoder(TextModel):
-    """A model that predicts masked tokens from both sides. The mask of a batch is its padding, true for padded tokens.
+    """A model that predicts masked tokens, or the label of a row, from both sides. The mask of a batch is its padding,
+    true for padded tokens.
 
     The id of the mask token is the size of the vocabulary.
     """
 
     blocks: Sequence[EncoderBlock]
 
-    def __init__(self, options: recipe.Model, vocabulary: int, longest: int, activation_checkpointing: bool = False):
+    def __init__(
+        self,
+        options: recipe.Model,
+        vocabulary: int,
+        longest: int,
+        activation_checkpointing: bool = False,
+        labels: int | None = None,
+    ):
         super().__init__(options, vocabulary + 1, activation_checkpointing)
-        self.mask_token = vocabulary
+        self.mask_token, self.longest, self.labels = vocabulary, longest, labels
         blocks = (EncoderBlock(options, attention) for attention in _attentions(options, longest))
         self.blocks = nn.ModuleList(blocks)  # type: ignore[assignment]
         self.hourglass = EncoderHourglass(options) if options.downsample else None
         self.sinusoidal = options.positions == "absolute"
         self.norm = block_norm(options)
-        self.lm_head = LMHead(self.embedding, has_mask_token=True)
+        if labels is None:
+            self.lm_head = LMHead(self.embedding, has_mask_token=True)
+        else:
+            self.lm_head = LMHead(nn.Embedding(labels, options.width))
         self.init_weights()
 
     def init_state(self, batch: int) -> None:
         """Return None: an encoder reads the whole text at once."""
 
     def forward(self, tokens: Tensor, state: None = None, padding: Tensor | None = None) -> tuple[Tensor, None]:
-        """Return the last hidden states (B, T, width). Padding does not change those of a row's tokens. An encoder has
-        no state."""
+        """Return the last hidden states (B, T, width), for labels their mean over the row. Padding does not change
+        those of a row's tokens. An encoder has no state."""
         x = self.embedding(tokens)
         if self.sinusoidal:
             # scaled like an initial embedding: at full scale they would drown the tokens and delay learning
@@ -96,7 +107,8 @@ class Encoder(TextModel):
         if self.hourglass is not None:
             y = self._run_blocks(blocks[first:end], *self.hourglass.downsample(x, padding))
             x = self.hourglass.upsample(x, y)
-        return self.norm(self._run_blocks(blocks[end:], x, padding)), None
+        hidden = self.norm(self._run_blocks(blocks[end:], x, padding))
+        return hidden if self.labels is None else mean_of_rows(hidden, padding).expand_as(hidden), None
 
     def piece(self, rows: int) -> int:
         """Return a number that no text has: an encoder reads whole rows."""
@@ -107,6 +119,14 @@ class Encoder(TextModel):
         for block in blocks:
             x = call(block, x, padding)
         return x
+
+
+def mean_of_rows(hidden: Tensor, padding: Tensor | None) -> Tensor:
+    """Return the mean (B, 1, width) over the tokens of each row that are not padding."""
+    if padding is None:
+        return hidden.mean(1, keepdim=True)
+    count = (~padding).sum(1, keepdim=True).clamp(min=1)
+    return hidden.masked_fill(padding[..., None], 0).sum(1, keepdim=True) / count[..., None]
 
 
 def _attentions(options: recipe.Model, longest: int) -> list[EncoderAttention]:

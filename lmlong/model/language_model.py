@@ -54,8 +54,15 @@ class LanguageModel(TextModel):
     kernel_is_set = False
     """Whether `use_kernel` has set the kernel, which `kernel: auto` then leaves alone."""
 
-    def __init__(self, options: recipe.Model, vocabulary: int, activation_checkpointing: bool = False):
+    def __init__(
+        self,
+        options: recipe.Model,
+        vocabulary: int,
+        activation_checkpointing: bool = False,
+        labels: int | None = None,
+    ):
         super().__init__(options, vocabulary, activation_checkpointing)
+        self.labels = labels
         self.kinds = options.mixer_kinds  # of the attention of each mixer, in the recipe
         layers = (Block(options, kind, layer in options.add_ngram) for layer, kind in enumerate(options.kinds, 1))
         self.blocks = nn.ModuleList(layers)  # type: ignore[assignment]
@@ -64,7 +71,8 @@ class LanguageModel(TextModel):
         self.ngram_embedding = None if tables is None else NgramEmbedding(tables, options.width)
         self.past_tokens = self._count_past_tokens()
         self.norm = block_norm(options)
-        self.lm_head = LMHead(self.embedding if options.tied_output else nn.Embedding(vocabulary, options.width))
+        is_tied, outputs = options.tied_output and labels is None, vocabulary if labels is None else labels
+        self.lm_head = LMHead(self.embedding if is_tied else nn.Embedding(outputs, options.width))
         self.engine: Any = None
         """What continues texts with the model (decode/engine.py); None for torch."""
         self.init_weights()

@@ -8,7 +8,7 @@ from lmlong.recipe.file import Recipe
 from lmlong.recipe.kinds import ATTENTION_KINDS
 from lmlong.recipe.model import Downsample, Mixer, Model, NgramEmbedding, Rope, RopeScaling
 from lmlong.recipe.section import Options, mistake
-from lmlong.recipe.text import Files, Hub, Masking, PythonStdlib, Source, Text, Tokenizer, Validation
+from lmlong.recipe.text import Files, Hub, Labels, Masking, PythonStdlib, Source, Text, Tokenizer, Validation
 from lmlong.recipe.training import Conversion, DeepSpeed, Stage, Training
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "Favor",
     "Files",
     "Hub",
+    "Labels",
     "Linformer",
     "Masking",
     "Mixer",

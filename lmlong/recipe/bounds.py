@@ -14,6 +14,7 @@ ROWS = 1 << 20
 COUNT = 1 << 53
 """For steps, tokens and bytes."""
 VOCABULARY = 1 << 24
+LABELS = 1000
 PROCESSES = 1 << 17
 FACTOR = 1e30
 """For learning rates, norms and weights; the largest float32 is 3e38."""

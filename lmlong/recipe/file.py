@@ -21,7 +21,14 @@ from lmlong.recipe.find import find_recipe, read_tree, sections_of
 from lmlong.recipe.kinds import ATTENTION_KINDS, FEATURE_MAP_KINDS, attention_words, plugin_sections, plugins_needed
 from lmlong.recipe.mistakes import REMOVED, messages, sentences
 from lmlong.recipe.model import Model
-from lmlong.recipe.objective import ENCODER_DEFAULTS, Sections, disagreements
+from lmlong.recipe.objective import (
+    ENCODER_DEFAULTS,
+    LABEL_DEFAULTS,
+    Objective,
+    Sections,
+    disagreements,
+    trains_encoder,
+)
 from lmlong.recipe.paths import absolute, is_file, with_absolute, without_folders
 from lmlong.recipe.section import Options, completed, mistake
 from lmlong.recipe.text import Text
@@ -52,9 +59,9 @@ class Recipe(Options):
     nodes: int = Field(default=1, gt=0, le=bounds.PROCESSES)
     """Machines to train on together, each with `devices` devices; start `lmlong train` on all of them by torchrun or
     SLURM."""
-    objective: Literal["causal", "masked"] = "causal"
+    objective: Objective = "causal"
     """causal: a language model that predicts the next token from the previous tokens; masked: an encoder that predicts
-    masked tokens from both sides."""
+    masked tokens from both sides; label: a model of either kind that predicts the label of each document."""
     learn: bool = False
     """Whether commands that read text by the trained model let its output layer learn from it, unless --no-learn is
     given."""
@@ -100,22 +107,37 @@ class Recipe(Options):
 
     @property
     def targets_per_sequence(self) -> float:
-        """Mean number of targets in a full sequence: all of its tokens, or the masked ones."""
+        """Mean number of targets in a full sequence: all of its tokens, the masked ones, or its label."""
+        if self.objective == "label":
+            return 1.0
         return self.text.sequence_length * (self.text.masking.share if self.objective == "masked" else 1.0)
+
+    @property
+    def is_encoder(self) -> bool:
+        """Whether the model is an encoder."""
+        return trains_encoder(self.objective, self.model)
+
+    @property
+    def label_names(self) -> list[str] | None:
+        """The labels that the model chooses from; None if its objective is another."""
+        return self.text.labels.names if self.objective == "label" and self.text.labels else None
 
     @model_validator(mode="before")
     @classmethod
     def complete(cls, values: Any) -> Any:
-        """Fill in the defaults of an encoder, so that its recipe need not switch off causal options."""
-        masked = isinstance(values, dict) and values.get("objective") == "masked"
-        return completed(values, ENCODER_DEFAULTS) if masked else values
+        """Fill in the defaults of an objective, so that the recipe of an encoder need not switch off causal options."""
+        objective = at(values, ("objective",))
+        if objective == "label":
+            values = completed(values, LABEL_DEFAULTS)
+        if objective == "masked" or (objective == "label" and at(values, ("model", "encoder")) is True):
+            values = completed(values, ENCODER_DEFAULTS)
+        return values
 
     def disagreements(self) -> Iterator[PydanticCustomError]:
         yield from disagreements(self.objective, Sections(self.text, self.model, self.training))
-        if self.learn and self.objective == "masked":
-            yield mistake(
-                "learn", "an encoder reads its text at once, and learns nothing while it reads. Leave it out."
-            )
+        if self.learn and self.objective != "causal":
+            what = "an encoder reads its text at once" if self.is_encoder else "a model of labels predicts no tokens"
+            yield mistake("learn", f"{what}, and learns nothing while it reads. Leave it out.")
         parts, within = self.training.sequence_parallel, min(self.training.sequence_parallel, self.devices)
         if self.devices % within or parts % within or self.processes % parts:
             why = f"{parts} devices cannot read a row together with devices: {self.devices} on nodes: {self.nodes}."
@@ -216,7 +238,10 @@ def _complete_from_start(values: dict[str, Any]) -> None:
     """
     start, teacher = (sections_of(at(values, ("training", key))) for key in ("init_from", "teacher"))
     tokenizer = at(start or teacher, ("text", "tokenizer"))
-    defaults = {"model": at(start, ("model",)), "text": None if tokenizer is None else {"tokenizer": tokenizer}}
+    model = at(start, ("model",))
+    if values.get("objective") == "label" and at(start, ("objective",)) == "masked" and isinstance(model, dict):
+        model = {**model, "encoder": True}
+    defaults = {"model": model, "text": None if tokenizer is None else {"tokenizer": tokenizer}}
     for name, section in defaults.items():
         own = values.get(name, {})
         if isinstance(section, dict) and isinstance(own, dict):

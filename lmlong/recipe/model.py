@@ -188,6 +188,9 @@ class Model(Options):
     """Store the gains of norms, but not of those of a head's output, as their difference from 1."""
     embedding_scale: float | None = Field(default=None, gt=0, le=1e6)
     """Factor of the token embeddings; left out, the square root of the width."""
+    encoder: bool = False
+    """objective: label: train an encoder instead of a causal model. The mean of its last hidden states is classified;
+    of a causal model it is the last one."""
     tied_output: bool = True
     """Share the embedding's weights with the output layer."""
     mlp_width: int | None = Field(default=None, gt=0, le=bounds.WIDTH)

@@ -1,4 +1,4 @@
-"""Constraints between the sections of a recipe: for a causal language model, and for an encoder."""
+"""Constraints between the sections of a recipe: for causal language models, encoders, and models that learn labels."""
 
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
@@ -14,6 +14,9 @@ from lmlong.recipe.training import Training
 
 ENCODER_DEFAULTS: dict[str, Any] = {"model": {"convolution": 0, "attention": {"kind": "linear", "decay": "none"}}}
 """Defaults of an encoder that differ from those of a causal model."""
+
+LABEL_DEFAULTS: dict[str, Any] = {"text": {"rows": "documents", "labels": {}}}
+"""Defaults of objective: label that differ from those of the others."""
 
 NO_CHOICE = "not supported by an encoder"
 NO_STATE = "an encoder reads its text at once and passes on no state"
@@ -47,6 +50,16 @@ CAUSAL_ONLY = {
 }
 """Options that must keep their defaults for an encoder, and why."""
 
+NO_TEXT = "a model that learns labels writes no text"
+NOT_WITH_LABELS = {
+    "training.sequence_parallel": "objective: label reads each row on one device",
+    "training.quantize": NO_TEXT,
+    "training.sample_tokens": NO_TEXT,
+    "training.teacher": "labels are learned from the text alone",
+    "training.only_ngram": "the output layer of the labels has to be trained too",
+}
+"""Options that must keep their defaults with objective: label, and why."""
+
 STATE_PASSING = ("carry_state", "state_passing")
 """Options of training that pass the state after a batch to the next batch."""
 
@@ -60,11 +73,25 @@ class Sections(NamedTuple):
 
 
 ENCODER = Sections(Text(), Model(**ENCODER_DEFAULTS["model"]), Training())
+DEFAULTS = Sections(Text(), Model(), Training())
+Objective = Literal["causal", "masked", "label"]
 
 
-def disagreements(objective: Literal["causal", "masked"], sections: Sections) -> Iterator[PydanticCustomError]:
+def trains_encoder(objective: str, model: Model) -> bool:
+    """Return whether the model of a recipe is an encoder."""
+    return objective == "masked" or (objective == "label" and model.encoder)
+
+
+def disagreements(objective: Objective, sections: Sections) -> Iterator[PydanticCustomError]:
     """Iterate over the mistakes in combinations of sections."""
-    model, is_encoder = sections.model, objective == "masked"
+    model, is_encoder = sections.model, trains_encoder(objective, sections.model)
+    if objective == "label":
+        yield from _labels(sections)
+    elif sections.text.labels:
+        yield mistake("text.labels", f"objective: {objective} learns no labels. Leave it out, or set objective: label.")
+    if objective == "causal" and model.encoder:
+        why = "an encoder predicts no next token. Leave it out, or set objective: masked or label."
+        yield mistake("model.encoder", why)
     for key, kind in _kinds_by_key(model):
         about = ATTENTION_KINDS[kind]
         if not (about.encoder if is_encoder else about.causal):
@@ -72,7 +99,7 @@ def disagreements(objective: Literal["causal", "masked"], sections: Sections) ->
     rotating = model.kinds if is_encoder else [kind for kind in model.kinds if model.rotates(kind)]
     if not is_encoder or model.positions in ("auto", "rotary"):
         yield from _odd_heads(model, rotating)
-    yield from _masked(sections) if is_encoder else _causal(*sections)
+    yield from _encoder(sections) if is_encoder else _causal(*sections)
 
 
 def _odd_heads(model: Model, rotating: Sequence[str]) -> Iterator[PydanticCustomError]:
@@ -133,12 +160,25 @@ def _in_parts(parts: int, text: Text, model: Model) -> Iterator[PydanticCustomEr
         yield mistake(key, f"rows of {shortest} tokens cannot be divided into {parts} parts. Use fewer devices.")
 
 
-def _masked(sections: Sections) -> Iterator[PydanticCustomError]:
-    text, model, training = sections
-    for key, why in CAUSAL_ONLY.items():
+def _labels(sections: Sections) -> Iterator[PydanticCustomError]:
+    if sections.text.labels is None:
+        yield mistake("text.labels", "objective: label needs them. Leave it out, for those in the field `label`.")
+    if sections.text.rows != "documents":
+        yield mistake("text.rows", "a label belongs to a whole document. Leave it out.")
+    yield from _unlike(DEFAULTS, sections, NOT_WITH_LABELS)
+
+
+def _unlike(defaults: Sections, sections: Sections, reasons: dict[str, str]) -> Iterator[PydanticCustomError]:
+    """Iterate over the options that must keep their defaults and do not."""
+    for key, why in reasons.items():
         option = attrgetter(key)
-        if option(sections) != option(ENCODER):
+        if option(sections) != option(defaults):
             yield mistake(key, f"{why}. Leave it out.")
+
+
+def _encoder(sections: Sections) -> Iterator[PydanticCustomError]:
+    text, model, training = sections
+    yield from _unlike(ENCODER, sections, CAUSAL_ONLY)
     if training.kernel in ("triton", "fla"):
         why = "the kernels only read the past, but an encoder looks at both sides. Leave it out."
         yield mistake("training.kernel", why)

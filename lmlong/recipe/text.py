@@ -133,6 +133,22 @@ class Masking(Options):
     become the mask token)."""
 
 
+class Labels(Options):
+    """Options of objective: label: where the label of each document is."""
+
+    field: str = "label"
+    """Field of a record that holds its label: text, a whole number, true or false. For documents that are files,
+    `folder` is the name of their folder."""
+    names: list[str] = Field(default=[], max_length=bounds.LABELS)
+    """All labels; left out, those that occur in the text, sorted."""
+
+    def disagreements(self) -> Iterator[PydanticCustomError]:
+        if repeated := [name for name, count in Counter(self.names).items() if count > 1]:
+            yield mistake("names", f"{repeated[0]!r} is named twice. Name each label once.")
+        if len(self.names) == 1:
+            yield mistake("names", "with one label there is nothing to choose. Name two or more, or leave names out.")
+
+
 ROW_LENGTHS = 16
 """Maximum number of different lengths of training batches, so that memory and compiled code are reused."""
 
@@ -151,6 +167,7 @@ class Text(Options):
     if longer than a sequence, and packed one after another; an encoder, which would attend across them, gets one
     document in each sequence."""
     masking: Masking = Masking()
+    labels: Labels | None = None
     encoding: str = "auto"
     """Encoding of plain text. auto: by the byte order mark, else UTF-8; with errors: strict, windows-1252 if a file is
     not UTF-8 but plausible in it. Files that are not UTF-8 are reported."""

@@ -1,7 +1,7 @@
 """The HTTP API of a model: its routes and their handlers."""
 
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import PurePath
@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 
 from lmlong.errors import UsageError
 from lmlong.inference import chat
-from lmlong.inference.loading import TrainedLanguageModel
+from lmlong.inference.loading import TrainedLanguageModel, TrainedModel
 from lmlong.model.base import count_parameters
 from lmlong.model.sampling_options import MAX_TOKENS
 from lmlong.recipe import Recipe
@@ -29,7 +29,7 @@ from lmlong.serving.bodies import ChatBody, CompletionBody, ScoreBody, WritingBo
 from lmlong.serving.body_reader import BodyReader
 from lmlong.serving.guard import BODY, Guard, Hosts
 from lmlong.serving.inbox import Texts
-from lmlong.serving.metrics import Metrics
+from lmlong.serving.metrics import HttpMetrics, Metrics
 from lmlong.serving.request import Request
 from lmlong.serving.scheduler import Scheduler
 from lmlong.serving.session_api import SessionApi
@@ -45,31 +45,23 @@ CODE = frozenset(
 """Suffixes of files that hold code."""
 
 
-class ModelServer:
-    """A served model, with the scheduler and workers that handle its requests."""
+class Service:
+    """A served model of any kind: its description, its health, its metrics, and the workers that handle requests."""
 
-    def __init__(self, trained: TrainedLanguageModel, name: str, store: SessionStore, settings: Settings):
-        self.trained, self.name, self.settings = trained, name, settings
-        self.scheduler = Scheduler(trained, store.states, settings)
-        self.metrics = Metrics(self.scheduler, store)
-        self.sessions = Sessions(store, settings.waiting)
+    workers: Sequence[Worker]
+
+    def __init__(self, name: str, settings: Settings, metrics: HttpMetrics, about: dict[str, Any]):
+        self.name, self.settings, self.metrics, self.about = name, settings, metrics, about
         self.reader = BodyReader(settings)
-        self.scorer = Worker("lmlong-scorer", settings.jobs)
-        self.session_api = SessionApi(self.sessions, self.scheduler, self.reader, self.scorer, settings, self.metrics)
-        self.renderer = Worker("lmlong-renderer", settings.jobs)
-        self.workers = (self.scorer, self.renderer, self.reader.parser, self.reader.converter, self.sessions.worker)
         self.closing = False
         self.created = int(time.time())
-        self.about = about(trained)
 
     def end(self) -> None:
-        """Stop the scheduler and all workers."""
+        """Stop all workers."""
         self.closing = True
         for worker in self.workers:
             worker.close()
-        chat.RENDERER.close()  # a template may loop
         self.reader.process.close()
-        self.scheduler.close()
 
     async def models(self, request: HttpRequest) -> Response:
         return JSONResponse({"object": "list", "data": [self._model()]})
@@ -84,15 +76,47 @@ class ModelServer:
     async def ready(self, request: HttpRequest) -> Response:
         if self.closing:
             raise shutting_down()
-        ended = [worker.name for worker in self.workers if not worker.alive]
-        if not self.scheduler.alive:
-            raise scheduler_failed()
-        if ended:
+        if ended := [worker.name for worker in self.workers if not worker.alive]:
             raise not_ready(f"The thread {ended[0]} has ended. Restart the server.")
         return JSONResponse({"status": "ready"})
 
     async def metrics_text(self, request: HttpRequest) -> Response:
         return Response(self.metrics.text(), media_type="text/plain; version=0.0.4")
+
+    def _model(self) -> dict[str, Any]:
+        return {"id": self.name, "object": "model", "created": self.created, "owned_by": "lmlong", **self.about}
+
+    def _check_model(self, name: str | None) -> None:
+        if name is not None and name != self.name:
+            raise ApiError(404, f"model: not found. This server serves {self.name!r}.", "model", "model_not_found")
+
+
+class ModelServer(Service):
+    """A served language model, with the scheduler of its requests."""
+
+    metrics: Metrics
+
+    def __init__(self, trained: TrainedLanguageModel, name: str, store: SessionStore, settings: Settings):
+        self.trained = trained
+        self.scheduler = Scheduler(trained, store.states, settings)
+        described = {**about(trained), "learns": trained.learn}
+        super().__init__(name, settings, Metrics(self.scheduler, store), described)
+        self.sessions = Sessions(store, settings.waiting)
+        self.scorer = Worker("lmlong-scorer", settings.jobs)
+        self.session_api = SessionApi(self.sessions, self.scheduler, self.reader, self.scorer, settings, self.metrics)
+        self.renderer = Worker("lmlong-renderer", settings.jobs)
+        self.workers = (self.scorer, self.renderer, self.reader.parser, self.reader.converter, self.sessions.worker)
+
+    def end(self) -> None:
+        """Stop the scheduler and all workers."""
+        super().end()
+        chat.RENDERER.close()  # a template may loop
+        self.scheduler.close()
+
+    async def ready(self, request: HttpRequest) -> Response:
+        if not self.closing and not self.scheduler.alive:
+            raise scheduler_failed()
+        return await super().ready(request)
 
     async def completions(self, request: HttpRequest) -> ASGIApp:
         body = await self.reader.parse(CompletionBody, request.scope[BODY])
@@ -166,22 +190,18 @@ class ModelServer:
         answer = kind(self.trained.tokenizer, body, len(requests), self.name, self.trained.weights_hash)
         return await respond(texts, answer, body.stream, request.state.deadline)
 
-    def _model(self) -> dict[str, Any]:
-        described = {"id": self.name, "object": "model", "created": self.created, "owned_by": "lmlong"}
-        return {**described, **self.about, "learns": self.trained.learn}
-
-    def _check_model(self, name: str | None) -> None:
-        if name is not None and name != self.name:
-            raise ApiError(404, f"model: not found. This server serves {self.name!r}.", "model", "model_not_found")
-
 
 def about(trained: TrainedLanguageModel) -> dict[str, Any]:
     """Return a sentence about a model for the page, and whether it `writes` code or other text. Names of files stay on
     the server."""
+    return {"about": sentence(trained), "writes": "code" if _is_code(trained.recipe) else "text"}
+
+
+def sentence(trained: TrainedModel) -> str:
+    """Return how large a model is and what it was trained on."""
     read = f"{trained.trained_tokens:,} tokens" if trained.trained_tokens else "text"
     stdlib = " of Python's standard library" if _is_stdlib(trained.recipe) else ""
-    sentence = f"{count_parameters(trained.model):,} parameters, trained on {read}{stdlib}."
-    return {"about": sentence, "writes": "code" if _is_code(trained.recipe) else "text"}
+    return f"{count_parameters(trained.model):,} parameters, trained on {read}{stdlib}."
 
 
 def _is_stdlib(recipe: Recipe) -> bool:
@@ -207,6 +227,31 @@ def make_app(
     `ModelServer`, which ends with it. Requests must use a host name of `hosts`, and the key if there is one."""
     service = ModelServer(trained, name, store, settings)
     sessions = service.session_api
+    routes: Sequence[Endpoint] = [
+        ("/v1/completions", "POST", service.completions),
+        ("/v1/chat/completions", "POST", service.chat),
+        ("/v1/score", "POST", service.score),
+        ("/v1/sessions", "GET", sessions.list),
+        ("/v1/sessions", "POST", sessions.create),
+        ("/v1/sessions/{name}", "GET", sessions.info),
+        ("/v1/sessions/{name}", "DELETE", sessions.delete),
+        ("/v1/sessions/{name}/append", "POST", sessions.append),
+        ("/v1/sessions/{name}/fork", "POST", sessions.fork),
+        ("/v1/sessions/{name}/text", "GET", sessions.text),
+        ("/v1/sessions/{name}/state", "GET", sessions.download),
+    ]
+    return application(service, routes, hosts, key, page.routes())
+
+
+Endpoint = tuple[str, str, Callable[[HttpRequest], Coroutine[Any, Any, ASGIApp]]]
+"""A path, its method and its handler."""
+
+
+def application(
+    service: Service, endpoints: Sequence[Endpoint], hosts: Hosts, key: str | None, files: Sequence[Route] = ()
+) -> Starlette:
+    """Return the application of a service, with its endpoints, those of every service, and `files`."""
+    settings = service.settings
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -239,21 +284,11 @@ def make_app(
     routes = [
         route("/v1/models", "GET", service.models),
         route("/v1/models/{name:path}", "GET", service.model),
-        route("/v1/completions", "POST", service.completions),
-        route("/v1/chat/completions", "POST", service.chat),
-        route("/v1/score", "POST", service.score),
-        route("/v1/sessions", "GET", sessions.list),
-        route("/v1/sessions", "POST", sessions.create),
-        route("/v1/sessions/{name}", "GET", sessions.info),
-        route("/v1/sessions/{name}", "DELETE", sessions.delete),
-        route("/v1/sessions/{name}/append", "POST", sessions.append),
-        route("/v1/sessions/{name}/fork", "POST", sessions.fork),
-        route("/v1/sessions/{name}/text", "GET", sessions.text),
-        route("/v1/sessions/{name}/state", "GET", sessions.download),
+        *(route(*each) for each in endpoints),
         route("/health", "GET", service.health),
         route("/ready", "GET", service.ready),
         route("/metrics", "GET", service.metrics_text),
-        *page.routes(),
+        *files,
     ]
     app = Starlette(
         routes=routes,

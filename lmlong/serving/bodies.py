@@ -266,6 +266,16 @@ class ScoreBody(Body):
     learn: Learn = None
 
 
+class ClassifyBody(Body):
+    text: Annotated[
+        list[Annotated[Text, Field(min_length=1)]],
+        FailFast(),
+        BeforeValidator(_listed),
+        Field(min_length=1, max_length=LONGEST_LIST),
+    ]
+    model: Text | None = None
+
+
 def check_length(text: str, most: int, name: str) -> None:
     """Refuse a text of more bytes than a prompt may have."""
     size = len(text.encode())

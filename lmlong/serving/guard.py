@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from lmlong.data.formats.table import SUFFIXES
 from lmlong.serving import page
 from lmlong.serving.api_errors import ApiError, busy, shutting_down
-from lmlong.serving.metrics import Metrics
+from lmlong.serving.metrics import HttpMetrics
 from lmlong.serving.settings import Settings
 
 OPEN = frozenset({"/health", "/ready", *page.FILES})
@@ -82,7 +82,7 @@ class Guard:
         hosts: Hosts,
         key: str | None,
         settings: Settings,
-        metrics: Metrics,
+        metrics: HttpMetrics,
         paths: Collection[str],
     ):
         self._app, self._hosts, self._settings, self._metrics, self._paths = app, hosts, settings, metrics, paths

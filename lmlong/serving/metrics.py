@@ -12,16 +12,26 @@ from lmlong.serving.session_store import SessionStore
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500)
 
 
-class Metrics:
-    """The metrics of one server and its scheduler."""
+class HttpMetrics:
+    """The metrics of the answers of a server."""
 
-    def __init__(self, scheduler: Scheduler, store: SessionStore):
-        self._scheduler, self._store = scheduler, store
-        self._state = state_size(scheduler.trained.model)
+    def __init__(self) -> None:
         self._registry = CollectorRegistry()
         self.responses = Counter(
             "lmlong_http_responses", "Answers by path and status.", ["path", "status"], registry=self._registry
         )
+
+    def text(self) -> bytes:
+        return generate_latest(self._registry)
+
+
+class Metrics(HttpMetrics):
+    """The metrics of one server and its scheduler."""
+
+    def __init__(self, scheduler: Scheduler, store: SessionStore):
+        super().__init__()
+        self._scheduler, self._store = scheduler, store
+        self._state = state_size(scheduler.trained.model)
         self.first_token = Histogram(
             "lmlong_first_token_seconds",
             "From the arrival of a request to its first token.",
@@ -63,6 +73,3 @@ class Metrics:
             yield GaugeMetricFamily(name, help, value)
         for name, (help, value) in counters.items():
             yield CounterMetricFamily(name, help, value)
-
-    def text(self) -> bytes:
-        return generate_latest(self._registry)

@@ -98,6 +98,9 @@ def check(recipe: Recipe, teacher: str) -> None:
     if recipe.training.teacher:
         raise UsageError("training.teacher: a conversion always learns from the converted run. Leave it out.")
     old = read.reading(teacher, read.read_recipe)
+    if old.objective != "causal":
+        why = f"has objective: {old.objective}, and predicts no next token to learn from"
+        raise UsageError(f"{teacher}: {why}. Name a causal model.")
     for key in SHARED_OPTIONS:
         before, now = (getattr(model, key) for model in (old.model, recipe.model))
         if before != now:

@@ -111,10 +111,9 @@ def load_teacher(options: recipe.Training) -> Teacher | None:
 
 def _load(checkpoint: Path, name: str | None, soft: Softening | None) -> Teacher:
     _, tokenizer, model = read.read_model(checkpoint)
-    if not isinstance(model, LanguageModel):
-        raise UsageError(
-            f"training.teacher: {name} is an encoder, which does not predict next tokens. Name another run."
-        )
+    if not isinstance(model, LanguageModel) or model.labels is not None:
+        what = "predicts labels, not" if model.labels else "is an encoder, which does not predict"
+        raise UsageError(f"training.teacher: {name} {what} next tokens. Name another run.")
     weights_hash = manifest.read(checkpoint).files[manifest.WEIGHTS]["sha256"]
     return Teacher(model.eval().requires_grad_(False), soft, tokenizer, weights_hash)
 

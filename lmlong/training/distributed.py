@@ -5,6 +5,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import astuple
 from datetime import timedelta
 from typing import Any
 
@@ -131,9 +132,9 @@ def all_reduce_sum(trainer: Trainer, totals: Sequence[LossTotals]) -> list[LossT
     """Return each of the totals, summed over all ranks; all ranks call this."""
     if trainer.world_size == 1:
         return list(totals)
-    numbers = torch.tensor([[part.nats, part.tokens, part.bytes] for part in totals], dtype=torch.float64)
+    numbers = torch.tensor([astuple(part) for part in totals], dtype=torch.float64)
     sums = trainer.strategy.reduce(numbers.to(trainer.strategy.root_device), reduce_op="sum").tolist()
-    return [LossTotals(nats, round(tokens), round(size)) for nats, tokens, size in sums]
+    return [LossTotals(nats, *map(round, counts)) for nats, *counts in sums]
 
 
 def all_reduce_max(trainer: Trainer, number: int) -> int:

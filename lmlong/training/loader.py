@@ -54,7 +54,7 @@ class Loader:
             arrays = self.batches.batch(number, self.group, self.recipe.batches_at_once)
             targets = arrays[1][:, part_of(arrays[1].shape[1], self.part, self.parts)]
             targets = targets[targets != IGNORED]
-            size = int(self.token_bytes[targets].sum())
+            size = 0 if self.recipe.objective == "label" else int(self.token_bytes[targets].sum())
             passed = self._passed(number, len(arrays[0]))
             batch = TrainingBatch(*batch_tensors(arrays), passed, len(targets), size)
             yield batch.pinned() if self.is_pinned else batch

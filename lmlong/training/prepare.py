@@ -13,6 +13,7 @@ from lmlong.attention.plugins import in_words
 from lmlong.checkpoint import manifest, read
 from lmlong.data.data_module import DATA_MODULES, DataModule
 from lmlong.data.hub import with_commits
+from lmlong.data.labels import with_label_names
 from lmlong.data.token_dataset import TokenDataset, prepare
 from lmlong.errors import UsageError
 from lmlong.model.allocations import bytes_of_step
@@ -46,7 +47,7 @@ class PreparedRun(NamedTuple):
 
     @property
     def steps(self) -> int:
-        return count_steps(self.recipe.training, self.recipe.tokens_per_step, self.tokens.train_tokens)
+        return count_steps(self.recipe.training, self.recipe.tokens_per_step, self.data.epoch_tokens)
 
     @property
     def first_step(self) -> int:
@@ -69,6 +70,9 @@ def prepare_new_run(recipe: Recipe) -> PreparedRun:
     source = recipe.training.init_from
     if source is None:
         return prepare_run(recipe)
+    if recipe.objective != "label" and read.reading(source, read.read_recipe).objective == "label":
+        remedy = "Set objective: label, or name the run that it began from."
+        raise UsageError(f"training.init_from: {source} predicts labels, so it has no output layer of tokens. {remedy}")
     prepared, tokens_before = read.reading(
         source, lambda start: (prepare_run(recipe, start, new_attention=True), read.trained_tokens(start))
     )
@@ -89,6 +93,9 @@ def prepare_run(
     teacher = load_teacher(training)
     tokenizer = read.read_tokenizer(start, verify) if start else teacher.tokenizer if teacher else None
     tokens = prepare(recipe.text, tokenizer)
+    if recipe.text.labels:
+        text = with_label_names(recipe.text, [*tokens.train, tokens.validation])
+        recipe = recipe.model_copy(update={"text": text})
     if teacher and teacher.tokenizer.hash != tokens.tokenizer.hash:
         raise UsageError(
             f"training.teacher: {training.teacher} has another tokenizer than training.init_from. Choose two runs with "
@@ -203,7 +210,7 @@ def check_kernel(kernel: KernelName, model: LanguageModel, device: torch.device)
 def _check_kernel_of(recipe: Recipe, device: torch.device) -> None:
     """Refuse the kernel of a recipe before any work if it cannot be used, or if no attention of the model has it."""
     kernel = recipe.training.kernel
-    if kernel in ("auto", "torch") or recipe.objective == "masked":
+    if kernel in ("auto", "torch") or recipe.is_encoder:
         return
     model = _outline(recipe)
     check_kernel(kernel, model, device)

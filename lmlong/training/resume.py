@@ -111,7 +111,10 @@ def resumed_recipe(old: Recipe, new: Recipe) -> Recipe:
     training = _share_out(old, new)
     if training.optimizer == "auto":
         training = training.model_copy(update={"optimizer": old.training.optimizer})
-    new = new.model_copy(update={"training": training, "text": with_commits(new.text, old.text)})
+    text = with_commits(new.text, old.text)
+    if text.labels and old.text.labels and not text.labels.names:
+        text = text.model_copy(update={"labels": text.labels.model_copy(update={"names": old.text.labels.names})})
+    new = new.model_copy(update={"training": training, "text": text})
     passes_other_states = old.training.passes_states and _rows_at_once(old) != _rows_at_once(new)
     for key, before, now in changes(old.model_dump(), new.model_dump()):
         if key in RESOLVED and now == "auto":

@@ -62,6 +62,8 @@ class TrainingResult(NamedTuple):
     """Whether `validation` is of an even sample, by training.final_validation_tokens, instead of the whole text."""
     is_main_process: bool = True
     """Whether this process is the one that prints, if there are several."""
+    objective: str = "causal"
+    """The objective of the recipe."""
 
     @property
     def losses(self) -> dict[int, float]:
@@ -161,7 +163,8 @@ def _result(module: TrainingModule, callback: TrainingCallback, signals: StopOnS
             compared = baselines.measure(tokens.train, tokens.weights, tokens.validation, tokens.tokenizer)
     if is_main and step > prepared.first_step:
         log_end(module.trainer.loggers, step, callback, compared)
-    return TrainingResult(callback.folder, step, validation, compared, signals.agreed, callback.sampled, is_main)
+    about = signals.agreed, callback.sampled, is_main, prepared.recipe.objective
+    return TrainingResult(callback.folder, step, validation, compared, *about)
 
 
 def make_trainer(module: TrainingModule, callbacks: list[Callback]) -> Trainer:

@@ -124,6 +124,7 @@ def draw_careless_model(draw: Draw) -> dict[str, Any]:
         "attention": draw_attention(other, kinds()) | {"decay": other.word("decay", words(recipe.Attention, "decay"))},
         "positions": other.word("positions", words(recipe.Model, "positions")),
         "downsample": draw_downsample(other, layers=6),
+        "encoder": True,  # which no causal model is
     }
     names = other("names").sample(list(others), other("count").randint(1, 2))
     return draw_model(draw) | {name: others[name] for name in names}

@@ -52,7 +52,8 @@ def test_every_option_and_every_word_of_it_is_used_by_a_model() -> None:
     accepted = [draw_recipe(number) for number in USUAL if not findings(number).refused]
     of_linformer = {missing for missing in undrawn(accepted) if missing.startswith("attention.linformer.")}
     of_encoders = {f"attention.kind: {kind}" for kind, about in ATTENTION_KINDS.items() if not about.causal} | {
-        "positions: absolute"
+        "positions: absolute",
+        "encoder",
     }
     assert undrawn(accepted) - of_linformer == of_encoders
 

@@ -90,6 +90,59 @@ def test_all_that_a_causal_model_cannot_have_is_reported(complaints: Complaints)
     assert all("or train an encoder by objective: masked" in message for message in found[1:])
 
 
+LABELS = "objective: label\ntraining: {steps: 1}\n"
+
+
+def test_labels_need_only_their_objective(loaded: Loaded) -> None:
+    causal = loaded(LABELS)
+    assert (causal.is_encoder, causal.text.rows, causal.targets_per_sequence) == (False, "documents", 1)
+    assert causal.text.labels is not None and (causal.text.labels.field, causal.label_names) == ("label", [])
+    encoder = loaded(LABELS, "model.encoder=true", "model.attention.kind=full", "text.labels.names=[a, b]")
+    assert encoder.is_encoder and (encoder.model.convolution, encoder.model.attention.decay) == (0, "none")
+    assert encoder.label_names == ["a", "b"] and loaded(START).label_names is None
+    assert loaded(START).is_encoder and loaded(START, "model.encoder=true").is_encoder
+    assert all(loaded(dump(recipe)) == recipe for recipe in (causal, encoder))
+
+
+LABELS_AND_MORE = """\
+objective: label
+text:
+  rows: windows
+  labels: {names: [a, b]}
+model: {attention: {kind: [linear, full]}}
+training:
+  steps: 1
+  quantize: int8
+  sample_tokens: 9
+  teacher: runs/a
+learn: true
+"""
+
+
+def test_all_that_does_not_go_with_labels_is_reported(complaints: Complaints) -> None:
+    starts = [
+        "file:3: text.rows: a label belongs to a whole document. Leave it out.",
+        "file:5: model.attention.kind.1: full",
+        "file:8: training.quantize: a model that learns labels writes no text. Leave it out.",
+        "file:9: training.sample_tokens: a model that learns labels writes no text",
+        "file:10: training.teacher: labels are learned from the text alone",
+        "file:11: learn: a model of labels predicts no tokens",
+    ]
+    found = complaints(LABELS_AND_MORE)
+    assert len(found) == len(starts), found
+    assert all(message.startswith(start) for message, start in zip(found, starts, strict=True)), found
+    for text, overrides, start in (
+        (LABELS, ("text.labels={names: [a]}",), "text.labels={names: [a]}: text.labels.names: with one label"),
+        (LABELS, ("training.sequence_parallel=2", "devices=2"), "training.sequence_parallel=2: objective: label reads"),
+        (LABELS, ("text.labels=null",), "text.labels=null: objective: label needs them"),
+        (LABELS + "model: {encoder: true, value_dim: 8}\n", (), "file:3: model.value_dim: an encoder keeps no state"),
+        ("training: {steps: 1}\ntext: {labels: {}}\n", (), "file:2: text.labels: objective: causal learns no labels"),
+        ("training: {steps: 1}\nmodel: {encoder: true}\n", (), "file:2: model.encoder: an encoder predicts no next"),
+    ):
+        (only,) = complaints(text, *overrides)
+        assert only.startswith(start), only
+
+
 FLAT = "model: {layers: 3}\ntext: {sequence_length: 256}\n"
 HOURGLASS = "model: {layers: 3, downsample: {factor: 4}}\ntext: {sequence_length: 257}\n"
 UNEQUAL = "projected: [8, 8, [8, 8, 8, 4]]"

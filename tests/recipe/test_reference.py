@@ -5,11 +5,13 @@ from lmlong.recipe import (
     Attention,
     Conversion,
     Downsample,
+    Labels,
     Model,
     NgramEmbedding,
     Recipe,
     Rope,
     RopeScaling,
+    Text,
     Training,
 )
 from lmlong.recipe.file import dump, recipe_class
@@ -31,7 +33,10 @@ def leaves(values: dict, prefix: str = "") -> set[str]:
 def test_every_key_is_listed_with_a_meaning() -> None:
     options = reference(recipe_class())
     model = Model(downsample=Downsample(), ngram_embedding=NgramEmbedding(), rope=EVERY_ROPE)
-    every_section = Recipe(training=Training(steps=1), model=model, conversion=Conversion())
+    text = Text(rows="documents", labels=Labels())
+    every_section = Recipe(
+        objective="label", text=text, training=Training(steps=1), model=model, conversion=Conversion()
+    )
     resolved = leaves(parse_yaml(dump(every_section)).values)
     assert {option.key for option in options if ".N." not in option.key} == resolved
     assert [option.key for option in options[:4]] == ["format", "name", "seed", "device"]

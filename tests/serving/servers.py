@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
+from starlette.applications import Starlette
 
 from lmlong.inference.loading import TrainedLanguageModel
 from lmlong.serving.app import ModelServer, make_app
@@ -80,22 +81,28 @@ def served(
 ) -> Iterator[Served]:
     """Serve a model until the block ends; `changed` are settings."""
     settings = Settings(**{"grace": 0.1, "memory": 0, **changed})
-    listening, begun = bind("127.0.0.1", 0), threading.Event()
     with TemporaryDirectory() as folder:
         store = store or SessionStore(trained, Path(folder), settings)
         app = make_app(trained, NAME, store, settings, hosts or Hosts("127.0.0.1"), key)
-        server = Server(app, listening, settings.grace, begun.set)
-        thread = threading.Thread(target=server.serve_until_signal, daemon=True)
-        thread.start()
-        assert begun.wait(60)
-        port = listening.getsockname()[1]
-        try:
-            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
-                yield Served(port, app.state.service, client, server)
-        finally:
-            server.should_exit = True
-            thread.join(60)
-            assert not thread.is_alive()
+        with running(app, settings) as (client, server):
+            yield Served(client.base_url.port or 80, app.state.service, client, server)
+
+
+@contextmanager
+def running(app: Starlette, settings: Settings) -> Iterator[tuple[httpx.Client, Server]]:
+    """Run an application until the block ends; a client of it, and its server."""
+    listening, begun = bind("127.0.0.1", 0), threading.Event()
+    server = Server(app, listening, settings.grace, begun.set)
+    thread = threading.Thread(target=server.serve_until_signal, daemon=True)
+    thread.start()
+    assert begun.wait(60)
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{listening.getsockname()[1]}", timeout=60) as client:
+            yield client, server
+    finally:
+        server.should_exit = True
+        thread.join(60)
+        assert not thread.is_alive()
 
 
 def answered(answer: httpx.Response, status: int = 200) -> Any:

@@ -1,5 +1,6 @@
 """The scripts of tools/experiments by small budgets: their tables, and that nothing is trained twice."""
 
+import json
 import random
 import runpy
 import sys
@@ -74,3 +75,24 @@ def test_compare_trains_nothing_twice(run: Run, tmp_path: Path) -> None:
     logs = sorted(tmp_path.glob("runs/compare/*/*/metrics.jsonl"))
     before = [log.read_bytes() for log in logs]
     assert run(command) == lines and len(logs) == 4 and [log.read_bytes() for log in logs] == before
+
+
+@pytest.mark.slow
+def test_encoders_learn_labels_by_folds_and_train_nothing_twice(run: Run, tmp_path: Path) -> None:
+    draw = random.Random(0)
+    (tmp_path / "books").mkdir()
+    for number in range(30):
+        (tmp_path / "books" / f"{number}.txt").write_text(" ".join(draw.choices(["the cat", "sat on", "a mat"], k=300)))
+    records = ({"text": f"{draw.random()} {word} cat", "label": word} for word in ["good", "bad"] * 20)
+    (tmp_path / "labelled.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    size = "--length 32 --batch 64 --width 32 --layers 1 --vocabulary 300 --pretrain 0.01 --tune 0.005"
+    command = (
+        f"encoders.py books --labelled labelled.jsonl --folds 2 --kinds full causal linformer-8-mean-scratch {size}"
+    )
+    lines = run(command)[-5:]
+    assert [line[0] for line in lines] == ["kind", "naive", "full", "causal", "linformer-8-mean-scratch"]
+    assert float(lines[1][3]) == 1 and float(lines[2][1]) > 0 and lines[4][1] == "-"  # "naive Bayes" is two words
+    assert all(0 <= float(line[2]) <= 1 and line[-1] == "2" for line in lines[2:])
+    logs = sorted(tmp_path.glob("runs/encoders/*/metrics.jsonl"))
+    before = [log.read_bytes() for log in logs]
+    assert run(command)[-5:] == lines and len(logs) == 2 + 3 * 2 and [log.read_bytes() for log in logs] == before
