@@ -133,6 +133,7 @@ PRIVATE = {
     "torch._dynamo.maybe_mark_dynamic": "the public mark_dynamic fails where a size is constant",
     "torch._foreach_lerp": "the only fused interpolation of many tensors",
     "torch._inductor.config": "the documented place of its options",
+    "torch._subclasses.fake_tensor.FakeTensorMode": "tensors without values; the meta device has no autocast",
     "torch.utils._python_dispatch.TorchDispatchMode": "the documented class to see every operation",
 }
 """Every private name of torch, Lightning and DeepSpeed that is used, and why."""

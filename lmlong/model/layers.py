@@ -124,7 +124,7 @@ class BFloat16Linear(FollowsPolicy):
     weight: Tensor
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.policy_for(x).rounds_inputs:
+        if self.policy_for(x).rounds_inputs and x.dtype != torch.float64:
             return linear(x.to(torch.bfloat16), self.weight).to(x.dtype)
         return linear(x, self.weight.to(x.dtype))
 

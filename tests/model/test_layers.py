@@ -7,6 +7,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from lmlong import recipe
+from lmlong.attention.device_policy import GPU_POLICY, use_policy
 from lmlong.decode.choice import why_no_fast_engine
 from lmlong.model.base import count_parameters, quantize, round_weights
 from lmlong.model.language_model import LanguageModel
@@ -29,6 +30,18 @@ def test_bfloat16_keeps_8_bits_of_each_weight() -> None:
     assert_close(quantized(x), x @ quantized.dequantized(torch.float64).mT, rtol=1e-13, atol=1e-13)
     off = (quantized.dequantized(torch.float64) - whole.weight).abs()
     assert (off <= 2**-8 * whole.weight.abs()).all() and (off > 0).any()
+
+
+def test_a_gpu_rounds_what_bfloat16_weights_multiply() -> None:
+    torch.manual_seed(0)
+    layer, x = BFloat16Linear(torch.randn(40, 24)), torch.randn(3, 24)
+    use_policy(layer, GPU_POLICY)
+    with torch.no_grad():
+        found, exact = layer(x), x.bfloat16().double() @ layer.dequantized(torch.float64).mT
+    assert found.dtype == torch.float32
+    assert_close(found.double(), exact, rtol=2**-8, atol=1e-6)
+    wide = torch.randn(3, 24, dtype=torch.float64)
+    assert_close(layer(wide), wide @ layer.dequantized(torch.float64).mT, rtol=1e-13, atol=1e-13)
 
 
 @pytest.mark.parametrize("weights", ["int8", "int4"])

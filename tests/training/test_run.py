@@ -17,6 +17,7 @@ from lmlong.data.batches import scored_tokens, validation_batches
 from lmlong.errors import CheckpointError, UsageError
 from lmlong.inference.loading import load, open_run
 from lmlong.model.metrics import batch_tensors, loss_totals
+from lmlong.training import callbacks
 from lmlong.training.prepare import prepare_run
 from lmlong.training.resume import resume_point
 from lmlong.training.run import train
@@ -40,6 +41,23 @@ def test_run_learns_and_reports_its_weights(recipe_of: Recipes, tmp_path: Path) 
     assert again.nats == pytest.approx(result.validation.nats, rel=1e-6)
     assert again.bytes == result.validation.bytes == len(tokens.tokenizer.decode_bytes(tokens.validation.tokens))
     assert metrics(run)[-1]["validation"]["bits_per_byte"] == result.validation.bits_per_byte
+
+
+def test_utilisation_is_logged_where_the_peak_is_known(
+    recipe_of: Recipes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """6 operations a token for each weight of a matrix: q, k, v, gate and output, three of the MLP, the logits."""
+    monkeypatch.setattr(callbacks, "peak_operations", lambda device: 1e12)
+    recipe = recipe_of("training.steps=2")
+    train(recipe, tmp_path / "run")
+    model = recipe.model
+    width, inner, layers = model.width, model.inner_width, model.layers
+    attention = 5 * width**2 + width * model.heads  # and the forget gate
+    operations = 6 * (layers * (attention + 3 * width * inner) + 258 * width)
+    logged = [line for line in metrics(tmp_path / "run") if "mfu" in line]
+    assert len(logged) == 2
+    for line in logged:
+        assert line["mfu"] == pytest.approx(line["tokens_per_second"] * operations / 1e12, rel=0.01)
 
 
 def test_best_is_chosen_by_a_sample_and_all_text_is_scored(
