@@ -65,9 +65,9 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
 
 def dtype_of_product(x: Tensor) -> torch.dtype:
     """Return the dtype in which a product of x is computed: that of x, or what autocast rounds it to."""
-    if x.dtype != torch.float64 and torch.is_autocast_enabled(x.device.type):
-        return torch.get_autocast_dtype(x.device.type)
-    return x.dtype
+    device = x.device.type
+    rounds = x.dtype != torch.float64 and torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return torch.get_autocast_dtype(device) if rounds else x.dtype
 
 
 def _padded(rows: int) -> int:
