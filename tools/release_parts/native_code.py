@@ -22,7 +22,8 @@ PACKAGES = {
 """The packages of Debian that have compilers, if these have other names."""
 
 WASM_FLAGS = (
-    *("--target=wasm32-wasi", "--sysroot=/usr", "-msimd128", "-mbulk-memory", "-std=c++17", "-O3", "-DNDEBUG"),
+    *("--target=wasm32-wasi", "--sysroot=/usr", "-nostdinc++", "-isystem", "/usr/include/wasm32-wasi/c++/v1"),
+    *("-msimd128", "-mbulk-memory", "-std=c++17", "-O3", "-DNDEBUG"),
     *("-fno-exceptions", "-fno-rtti", "-nostartfiles", "-mexec-model=reactor", "-Wl,--no-entry", "-Wl,--strip-all"),
     *("-Wl,--export=allocate", "-Wl,--export=read_token", "-Wl,--export=advance"),
 )
