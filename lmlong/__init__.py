@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from lmlong.attention.window.layer import WindowAttention
     from lmlong.evaluation.perplexity import evaluate
     from lmlong.evaluation.results import PerplexityReport
-    from lmlong.inference.classify import Classification
+    from lmlong.inference.classify import Classification, TrainedClassifier
     from lmlong.inference.hidden_states import HiddenStates
-    from lmlong.inference.loading import TrainedClassifier, TrainedLanguageModel, load, load_classifier
+    from lmlong.inference.loading import TrainedLanguageModel, load, load_classifier
     from lmlong.model.encoder import Encoder
     from lmlong.model.language_model import LanguageModel
     from lmlong.model.segments import text_loss
@@ -82,7 +82,7 @@ _HOMES = {
     "Recipe": "lmlong.recipe",
     "SoftmaxAttention": "lmlong.attention.softmax.layer",
     "Surprise": "lmlong.surprisal.units",
-    "TrainedClassifier": "lmlong.inference.loading",
+    "TrainedClassifier": "lmlong.inference.classify",
     "TrainedLanguageModel": "lmlong.inference.loading",
     "TrainingResult": "lmlong.training.run",
     "WindowAttention": "lmlong.attention.window.layer",

@@ -15,7 +15,7 @@ from lmlong.errors import UsageError
 
 if TYPE_CHECKING:
     from lmlong.data.token_file import TokenFile
-    from lmlong.inference.loading import TrainedModel
+    from lmlong.inference.trained_model import TrainedModel
     from lmlong.report.report import Report
 
 Model = TypeVar("Model", bound="TrainedModel")

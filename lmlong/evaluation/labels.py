@@ -13,7 +13,7 @@ from lmlong.data.token_dataset import prepare
 from lmlong.data.token_file import TokenFile
 from lmlong.evaluation.document_sums import Estimate
 from lmlong.evaluation.perplexity import text_options
-from lmlong.inference.loading import TrainedClassifier
+from lmlong.inference.classify import TrainedClassifier
 from lmlong.model.base import count_parameters
 from lmlong.model.device import Precision, autocast
 from lmlong.model.metrics import LossTotals

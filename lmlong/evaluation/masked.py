@@ -14,7 +14,7 @@ from lmlong.data.masking import Masker, ValidationPieces
 from lmlong.data.token_dataset import TokenDataset, prepare
 from lmlong.evaluation.document_sums import Sums
 from lmlong.evaluation.perplexity import validation_text
-from lmlong.inference.loading import TrainedModel
+from lmlong.inference.trained_model import TrainedModel
 from lmlong.model.base import count_parameters
 from lmlong.model.device import Precision, autocast, evaluation_precision
 from lmlong.model.finite import is_finite, not_finite

@@ -18,7 +18,8 @@ from lmlong.evaluation.results import AtLength, AtPosition, PerplexityReport
 from lmlong.evaluation.scorer import Scorer, tokens_read
 from lmlong.evaluation.spans import Documents
 from lmlong.evaluation.state_health import health
-from lmlong.inference.loading import TrainedLanguageModel, TrainedModel, load
+from lmlong.inference.loading import TrainedLanguageModel, load
+from lmlong.inference.trained_model import TrainedModel
 from lmlong.io.cache import key_of
 from lmlong.model.base import count_parameters
 from lmlong.model.device import Precision, autocast, peak_memory

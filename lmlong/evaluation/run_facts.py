@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from lmlong.decode.choice import describe_engine
-from lmlong.inference.loading import CACHE_DTYPE, TrainedLanguageModel, TrainedModel
+from lmlong.inference.loading import CACHE_DTYPE, TrainedLanguageModel
+from lmlong.inference.trained_model import TrainedModel
 from lmlong.model.base import count_in_tables, count_parameters
 from lmlong.model.device import pick_device
 from lmlong.model.kernel_check import usable_kernel

@@ -18,8 +18,10 @@ from lmlong.evaluation.perplexity_report import left_out_lengths
 from lmlong.evaluation.probe_accuracy import ProbeResult, measure_probes
 from lmlong.evaluation.results import PerplexityReport
 from lmlong.evaluation.run_facts import run_facts
-from lmlong.inference.loading import TrainedClassifier, TrainedLanguageModel, TrainedModel, load, open_run
+from lmlong.inference.classify import TrainedClassifier
+from lmlong.inference.loading import TrainedLanguageModel, load, open_run
 from lmlong.inference.session import greedy
+from lmlong.inference.trained_model import TrainedModel
 from lmlong.model.device import describe_machine, synchronize
 from lmlong.recipe import Recipe
 from lmlong.training.metrics_log import METRICS_FILE, read_entries

@@ -19,7 +19,7 @@ from lmlong.data.token_file import TokenFile
 from lmlong.errors import UsageError
 from lmlong.evaluation import spans as cut
 from lmlong.evaluation.state_health import watched
-from lmlong.inference.loading import TrainedModel
+from lmlong.inference.trained_model import TrainedModel
 from lmlong.model.base import TextModel
 from lmlong.model.language_model import LanguageModel
 from lmlong.recipe import Recipe

@@ -3,16 +3,20 @@
 A causal model reads a long text piece by piece, along its state. An encoder reads the first `longest` tokens.
 """
 
+import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from lmlong.inference.trained_model import TrainedModel
 from lmlong.model.base import TextModel
 from lmlong.model.encoder import Encoder
 from lmlong.model.finite import not_finite
 from lmlong.model.metrics import label_logits
+from lmlong.report.table import plural
 
 MAX_ROWS, MAX_TOKENS = 64, 16_384
 """Most texts of a batch, and most tokens of all of them together, padding included."""
@@ -31,6 +35,44 @@ class Classification(NamedTuple):
     def label(self) -> str:
         """The most probable label."""
         return max(self.probabilities, key=self.probabilities.__getitem__)
+
+
+@dataclass(frozen=True, repr=False)
+class TrainedClassifier(TrainedModel):
+    """A trained model that predicts the label of a text."""
+
+    @property
+    def labels(self) -> list[str]:
+        """The labels that it chooses from."""
+        return self.recipe.label_names or []
+
+    def classify(self, text: str) -> Classification:
+        """Return the probability of each label of a text.
+
+        >>> model = lmlong.load_classifier("runs/reviews")
+        >>> model.classify("A triumph from beginning to end.").label
+        'pos'
+
+        A causal model reads a text of any length. An encoder reads as many tokens as a sequence had in training, and
+        warns if the text is longer.
+        """
+        return self.classify_all([text])[0]
+
+    def classify_all(self, texts: Sequence[str]) -> list[Classification]:
+        """Return it for each of several texts, faster."""
+        found = self.classify_tokens([self.tokens_of(text) for text in texts])
+        if cut := sum(each.read < each.tokens for each in found):
+            what = f"{cut} of {plural(len(texts), 'text')}"
+            warnings.warn(f"{what} cut to {self.recipe.text.sequence_length:,} tokens, as in training", stacklevel=3)
+        return found
+
+    def tokens_of(self, text: str) -> list[int]:
+        """Return the tokens of a document, from bos to eos."""
+        return [self.tokenizer.bos, *self.tokenizer.encode(text), self.tokenizer.eos]
+
+    def classify_tokens(self, documents: Sequence[Sequence[int]]) -> list[Classification]:
+        """Return the same for documents of tokens, from bos to eos, without a warning."""
+        return classify(self.model, self.tokenizer.eos, self.labels, documents)
 
 
 def classify(model: TextModel, eos: int, names: Sequence[str], rows: Sequence[Sequence[int]]) -> list[Classification]:

@@ -1,7 +1,5 @@
 """Trained models, loaded from their runs."""
 
-import sys
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -16,107 +14,24 @@ from lmlong.checkpoint import manifest
 from lmlong.checkpoint.manifest import WEIGHTS
 from lmlong.checkpoint.owners import owners
 from lmlong.checkpoint.read import read_model, reading, trained_tokens
-from lmlong.data.tokenizers.base import Tokenizer
 from lmlong.decode.choice import describe_engine, fast_engine, why_no_fast_engine
 from lmlong.decode.engine import EagerEngine
 from lmlong.errors import UsageError
 from lmlong.inference import hidden_states, state_file
 from lmlong.inference.chat import Conversation
-from lmlong.inference.classify import Classification, classify
+from lmlong.inference.classify import TrainedClassifier
 from lmlong.inference.drafts import Drafts
 from lmlong.inference.generation import Generation, check_end
 from lmlong.inference.hidden_states import HiddenStates
 from lmlong.inference.session import Session, begin_learning, prefill
+from lmlong.inference.trained_model import TrainedModel
 from lmlong.inference.unread import Encoding, UnreadText
-from lmlong.model.base import TextModel, count_parameters, quantize
-from lmlong.model.device import WITHOUT_FLOAT64, Precision, autocast, evaluation_precision, pick_device
-from lmlong.model.kernel_check import checked_kernels
+from lmlong.model.base import quantize
+from lmlong.model.device import WITHOUT_FLOAT64, Precision, autocast, pick_device
 from lmlong.model.language_model import CACHE_DTYPE, LanguageModel
 from lmlong.model.quantization import Weights
 from lmlong.model.sampling_options import DEFAULTS, MAX_TOKENS, Sampling
 from lmlong.model.state import at_least_float32
-from lmlong.recipe import Recipe
-from lmlong.report.table import plural
-
-
-@dataclass(frozen=True, repr=False)
-class TrainedModel:
-    """A trained model of any objective, with its recipe and tokenizer."""
-
-    model: TextModel
-    tokenizer: Tokenizer
-    recipe: Recipe
-    checkpoint: Path
-    step: int | None = None
-    """Optimizer steps taken."""
-    trained_tokens: int | None = None
-    """Tokens trained on, including those of earlier runs by training.init_from."""
-    weights_hash: str = ""
-    """The sha256 of the weights file."""
-
-    def __repr__(self) -> str:
-        kinds = " + ".join(dict.fromkeys(self.recipe.model.mixer_kinds))
-        size, tokens = f"{count_parameters(self.model):,} parameters", f"{self.trained_tokens or 0:,} tokens"
-        return f"<{type(self).__name__} {self.checkpoint}: {size}, {kinds} attention, trained on {tokens}>"
-
-    @property
-    def device(self) -> torch.device:
-        return self.model.embedding.weight.device
-
-    def set_up_evaluation(self, precision: Precision | None) -> Precision:
-        """Return the number format to evaluate in, by default that of training, and check the kernels in it."""
-        chosen = evaluation_precision(precision, self.recipe.training.precision, self.device)
-        self.check_kernels(chosen)
-        return chosen
-
-    def check_kernels(self, precision: Precision) -> None:
-        """Use the kernels of the device for reading in a number format. On a GPU they are first compared with torch;
-        one that differs is not used, which is reported on stderr. After `model.use_kernel` nothing changes. An encoder
-        has none."""
-        if not isinstance(self.model, LanguageModel):
-            return
-        names, refused = checked_kernels(self.model, precision, False, self.device)
-        self.model.use_kernels(names)
-        for line in refused:
-            print(line, file=sys.stderr)
-
-
-@dataclass(frozen=True, repr=False)
-class TrainedClassifier(TrainedModel):
-    """A trained model that predicts the label of a text."""
-
-    @property
-    def labels(self) -> list[str]:
-        """The labels that it chooses from."""
-        return self.recipe.label_names or []
-
-    def classify(self, text: str) -> Classification:
-        """Return the probability of each label of a text.
-
-        >>> model = lmlong.load_classifier("runs/reviews")
-        >>> model.classify("A triumph from beginning to end.").label
-        'pos'
-
-        A causal model reads a text of any length. An encoder reads as many tokens as a sequence had in training, and
-        warns if the text is longer.
-        """
-        return self.classify_all([text])[0]
-
-    def classify_all(self, texts: Sequence[str]) -> list[Classification]:
-        """Return it for each of several texts, faster."""
-        found = self.classify_tokens([self.tokens_of(text) for text in texts])
-        if cut := sum(each.read < each.tokens for each in found):
-            what = f"{cut} of {plural(len(texts), 'text')}"
-            warnings.warn(f"{what} cut to {self.recipe.text.sequence_length:,} tokens, as in training", stacklevel=3)
-        return found
-
-    def tokens_of(self, text: str) -> list[int]:
-        """Return the tokens of a document, from bos to eos."""
-        return [self.tokenizer.bos, *self.tokenizer.encode(text), self.tokenizer.eos]
-
-    def classify_tokens(self, documents: Sequence[Sequence[int]]) -> list[Classification]:
-        """Return the same for documents of tokens, from bos to eos, without a warning."""
-        return classify(self.model, self.tokenizer.eos, self.labels, documents)
 
 
 @dataclass(frozen=True, repr=False)

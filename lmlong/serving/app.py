@@ -17,7 +17,8 @@ from starlette.types import ASGIApp
 
 from lmlong.errors import UsageError
 from lmlong.inference import chat
-from lmlong.inference.loading import TrainedLanguageModel, TrainedModel
+from lmlong.inference.loading import TrainedLanguageModel
+from lmlong.inference.trained_model import TrainedModel
 from lmlong.model.base import count_parameters
 from lmlong.model.sampling_options import MAX_TOKENS
 from lmlong.recipe import Recipe

@@ -6,8 +6,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
-from lmlong.inference.classify import Classification
-from lmlong.inference.loading import TrainedClassifier
+from lmlong.inference.classify import Classification, TrainedClassifier
 from lmlong.serving.api_errors import shutting_down
 from lmlong.serving.app import Service, application, sentence
 from lmlong.serving.bodies import ClassifyBody, check_length

@@ -28,7 +28,7 @@ from lmlong.evaluation.spectrum import (
     measure_spectra,
     spectrum_report,
 )
-from lmlong.inference.loading import TrainedModel
+from lmlong.inference.trained_model import TrainedModel
 from lmlong.model.build import build
 from lmlong.recipe import Attention, Linformer, Recipe
 from lmlong.report.plot import draw

@@ -11,7 +11,8 @@ from models import save_run, stirred
 from lmlong.data.tokenizers.base import ByteTokenizer
 from lmlong.errors import LmlongError
 from lmlong.inference import classify
-from lmlong.inference.loading import TrainedClassifier, load_classifier
+from lmlong.inference.classify import TrainedClassifier
+from lmlong.inference.loading import load_classifier
 from lmlong.model.build import build
 from lmlong.model.language_model import PIECE
 

@@ -11,7 +11,8 @@ from labelled import label_recipe
 from models import save_run, stirred
 
 from lmlong.data.tokenizers.base import ByteTokenizer
-from lmlong.inference.loading import TrainedClassifier, load_classifier
+from lmlong.inference.classify import TrainedClassifier
+from lmlong.inference.loading import load_classifier
 from lmlong.model.build import build
 from lmlong.serving.classifier import make_classifier_app
 from lmlong.serving.guard import Hosts

@@ -15,7 +15,8 @@ from torch.nn.functional import cross_entropy
 from lmlong.checkpoint import read
 from lmlong.cli.after_training import after_training, next_commands
 from lmlong.errors import UsageError
-from lmlong.inference.loading import TrainedClassifier, load_classifier
+from lmlong.inference.classify import TrainedClassifier
+from lmlong.inference.loading import load_classifier
 from lmlong.recipe import Recipe
 from lmlong.training.prepare import prepare_new_run
 from lmlong.training.run import train

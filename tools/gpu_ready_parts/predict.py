@@ -348,7 +348,7 @@ def check(tokens: int = TOKENS, only: Sequence[str] = tuple(STEPS)) -> tuple[dic
         [part, MEASURED.get(part, ""), *(of.get(part, "") for of in steps.values())] for part in parts
     ]
     rows.append(["all", sum(MEASURED.values()), *(sum(of.values()) for of in steps.values())])
-    rows.append(["kernels", "", *(len(costs.kernels) for costs, _ in made.values())])
+    rows.append(["kernels", "", *(f"{len(costs.kernels):,}" for costs, _ in made.values())])
     rows.append(["GB moved", "", *(sum(kernel.bytes for kernel in costs.kernels) / 1e9 for costs, _ in made.values())])
     lines = format_table(columns, rows)
     blocks = {f"{name}, {of}": figures for name, (_, graphs) in made.items() for of, figures in first_block(graphs)}
