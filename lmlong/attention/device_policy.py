@@ -43,6 +43,9 @@ class DevicePolicy(NamedTuple):
     rounds_inputs: bool
     """Whether products with weights in bfloat16 round their inputs to it: what tensor cores multiply."""
 
+    native_rows: bool
+    """Whether native code computes norms, gates and the loss, where it can (lmlong/native/rows)."""
+
     compiles: bool = False
     """Whether torch.compile runs the model."""
 
@@ -56,6 +59,7 @@ CPU_POLICY = DevicePolicy(
     reads_values=True,
     block_sparse=False,
     rounds_inputs=False,
+    native_rows=True,
 )
 """Temporary tensors stay in cache. For blocks of memory above 32 MiB malloc maps fresh pages each time, which takes
 longer than the arithmetic: 2^22 logits in float32 are half of that."""
@@ -69,6 +73,7 @@ GPU_POLICY = DevicePolicy(
     reads_values=False,
     block_sparse=True,
     rounds_inputs=True,
+    native_rows=False,
 )
 """The number of operations does not depend on the length, up to a limit of memory, and nothing waits for a value."""
 

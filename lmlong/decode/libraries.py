@@ -8,6 +8,7 @@ from lmlong.attention.ngram.native import kernel as ngram
 from lmlong.decode import native
 from lmlong.model.learning.native import kernel as learning
 from lmlong.native.grouped import kernel as grouped
+from lmlong.native.rows import kernel as rows
 
 LIBRARIES: dict[str, ModuleType] = {
     "linear attention": linear,
@@ -16,6 +17,7 @@ LIBRARIES: dict[str, ModuleType] = {
     "decode step": native,
     "quantized products": grouped,
     "learning while reading": learning,
+    "norms, gates and losses": rows,
 }
 """The modules of all libraries, by what these compute. `code` returns the sources of one, `library` loads it."""
 

@@ -100,7 +100,7 @@ class Mixer(nn.Module):
         return BlockState(self.attention.init_state(batch, device, dtype), tail)
 
     def forward(self, x: Tensor, state: BlockState, stretch: Stretch) -> tuple[Tensor, BlockState]:
-        x = x if self.norm_after else self.norm(x)
+        x = x if self.norm_after else self.norm(x, for_product=True)
         widths = sum(self.qkv_widths), self.input_gate_width, self.gate_width
         qkv, input_gate, gate = self.in_proj(x).split(widths, dim=-1)
         tail = state.tail
@@ -120,14 +120,15 @@ class Mixer(nn.Module):
         if stretch.part is not None:
             attention, v = stretch.part.attention_state(self.attention, attention, k, v, starts, inputs)
         y, attention = self.attention(q, k, v, attention, starts, inputs)
-        y = y.transpose(1, 2)
-        if self.head_norm is not None:
-            y = self.head_norm(y)
-        y = y.flatten(2)
-        if self.gate_width:
-            y = y * GATES[self.gate_activation](gate)
-        y = self.out_proj(y)
+        y = self.out_proj(self.gated(y.transpose(1, 2), gate))
         return self.norm(y) if self.norm_after else y, BlockState(attention, tail)
+
+    def gated(self, y: Tensor, gate: Tensor) -> Tensor:
+        """Return the outputs of the heads (B, T, H, V), normed and multiplied by their gate, as (B, T, H V)."""
+        if self.head_norm is not None and self.gate_width and self.gate_activation == "silu":
+            return self.head_norm(y, gate.view_as(y), for_product=True).flatten(2)
+        y = (y if self.head_norm is None else self.head_norm(y)).flatten(2)
+        return y * GATES[self.gate_activation](gate) if self.gate_width else y
 
     def split_heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return q, k and v (B, H, T, D) from their concatenated channels (B, T, C)."""

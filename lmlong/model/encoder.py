@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import silu
 
 from lmlong import recipe
 from lmlong.attention.encoder.base import EncoderAttention
@@ -38,13 +37,13 @@ class EncoderMixer(nn.Module):
         self.out_proj = Linear(width, width)
 
     def forward(self, x: Tensor, padding: Tensor | None) -> Tensor:
-        *qkv, gate = self.in_proj(self.norm(x)).chunk(4, dim=-1)
+        *qkv, gate = self.in_proj(self.norm(x, for_product=True)).chunk(4, dim=-1)
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in qkv)
         if self.uses_rope:
             index = torch.arange(x.shape[1], device=x.device)[None]
             q, k = (apply_rope(part, index, self.rope) for part in (q, k))
-        y = self.head_norm(self.attention(q, k, v, padding).transpose(1, 2)).flatten(2)
-        return self.out_proj(y * silu(gate))
+        y = self.attention(q, k, v, padding).transpose(1, 2)
+        return self.out_proj(self.head_norm(y, gate.view_as(y), for_product=True).flatten(2))
 
 
 class EncoderBlock(ResidualBlock):

@@ -17,12 +17,13 @@ from lmlong.attention.device_policy import FollowsPolicy
 from lmlong.model.quantization import GroupFormat, WeightFormat, quantized
 from lmlong.model.weight_panels import pack, rounded_activations, unpack
 from lmlong.native.grouped import kernel
+from lmlong.native.rows import kernel as rows
 
 ROWS = 128
 """Above this, the number of rows of a padded product is a multiple of it; below, a power of two."""
 
 
-class RMSNorm(nn.Module):
+class RMSNorm(FollowsPolicy):
     """Root-mean-square norm with a gain, computed in at least float32. A centered gain is stored as its difference from
     1."""
 
@@ -35,8 +36,15 @@ class RMSNorm(nn.Module):
     def gain(self) -> Tensor:
         return 1 + self.weight if self.centered else self.weight
 
-    def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, x.shape[-1:], eps=self.epsilon) * self.gain
+    def forward(self, x: Tensor, gate: Tensor | None = None, for_product: bool = False) -> Tensor:
+        """Return the norm of x, with a gate times its SiLU; `for_product`: in the dtype of a product of x."""
+        gain, dtype = self.gain, dtype_of_product(x) if for_product else torch.promote_types(x.dtype, torch.float32)
+        gates = [] if gate is None else [gate]
+        if self.policy_for(x).native_rows and gain.dtype == torch.float32 and rows.can_compute(x, *gates):
+            return rows.norm(x, gain.expand(x.shape[-gain.ndim :]), self.epsilon, dtype, gate)
+        y = rms_norm(x, x.shape[-1:], eps=self.epsilon) * gain
+        y = y if gate is None else y * silu(gate)
+        return y.to(dtype) if for_product else y
 
 
 def block_norm(options: recipe.Model, *shape: int) -> RMSNorm:
@@ -97,7 +105,7 @@ class StackedLinear(Linear):
         self.heights = [height for height in heights if height]
 
 
-class SwiGLU(nn.Module):
+class SwiGLU(FollowsPolicy):
     """The gated MLP of a block, with its norm before it or after it."""
 
     def __init__(self, options: recipe.Model):
@@ -108,9 +116,16 @@ class SwiGLU(nn.Module):
         self.out_proj = Linear(inner, options.width)
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, value = self.in_proj(x if self.norm_after else self.norm(x)).chunk(2, dim=-1)
-        y = self.out_proj(silu(gate) * value)
+        both = self.in_proj(x if self.norm_after else self.norm(x, for_product=True))
+        y = self.out_proj(self.gated(both))
         return self.norm(y) if self.norm_after else y
+
+    def gated(self, both: Tensor) -> Tensor:
+        """Return silu(gate) * value, given both in one tensor."""
+        if self.policy_for(both).native_rows and rows.can_compute(both):
+            return rows.swiglu(both)
+        gate, value = both.chunk(2, dim=-1)
+        return silu(gate) * value
 
 
 class BFloat16Linear(FollowsPolicy):

@@ -13,8 +13,9 @@ from torch.autograd.function import once_differentiable
 from lmlong.attention.compiling import compiled
 from lmlong.attention.device_policy import CPU_POLICY, DevicePolicy
 from lmlong.model.layers import dtype_of_product, linear
+from lmlong.native.rows import kernel as rows
 
-IGNORED = -100
+IGNORED = rows.IGNORED
 """A target that is not scored: padding, and the target of the last token of a document."""
 
 
@@ -33,7 +34,7 @@ def chunked_cross_entropy(
     """
     # read here, since gradients are always disabled inside an autograd function
     graded, chunk = torch.is_grad_enabled(), _chunk_tokens(len(weight), policy)
-    of_chunk = of_chunk or (_compiled_loss if compiles else _plain_loss)
+    of_chunk = of_chunk or (_compiled_loss if compiles else _native_loss if policy.native_rows else _plain_loss)
     return _ChunkedCrossEntropy.apply(hidden.flatten(0, -2), weight, targets.flatten(), of_chunk, graded, chunk)
 
 
@@ -138,6 +139,12 @@ def _plain_loss(logits: Tensor, targets: Tensor, span: slice, graded: bool) -> t
     x = in_float32(logits)
     nll, log_total = nll_and_log_total(x, targets)
     return nll.sum(), nll_gradient(x, log_total, targets) if graded else None
+
+
+def _native_loss(logits: Tensor, targets: Tensor, span: slice, graded: bool) -> tuple[Tensor, Tensor | None]:
+    if not rows.can_compute(logits):
+        return _plain_loss(logits, targets, span, graded)
+    return rows.loss(logits, targets, graded).sum(), logits if graded else None
 
 
 def _compiled_loss(logits: Tensor, targets: Tensor, span: slice, graded: bool) -> tuple[Tensor, Tensor | None]:

@@ -17,6 +17,7 @@ from lmlong.data import baselines
 from lmlong.data.baselines import Baselines
 from lmlong.errors import UsageError
 from lmlong.io.signal_handlers import NOTHING_SAVED, interrupt_says
+from lmlong.model.device import keep_freed_memory
 from lmlong.model.metrics import LossTotals
 from lmlong.recipe import Recipe
 from lmlong.recipe import file as recipe_file
@@ -140,6 +141,8 @@ def run(
 
 def _fit(module: TrainingModule, callback: TrainingCallback, signals: StopOnSignal, start: Start) -> TrainingResult:
     """Take the remaining steps of a run."""
+    if module.prepared.device.type == "cpu":
+        keep_freed_memory()
     trainer = make_trainer(module, [signals, start, callback])
     try:
         with signals, closing(callback), ending_together(trainer):

@@ -1,0 +1,1 @@
+"""What a training step does between products: norms, gates and the loss."""
