@@ -21,9 +21,6 @@ class DevicePolicy(NamedTuple):
     span_bytes: int | None
     """Memory for the temporary tensors of a span of a scan; None for spans of SPAN tokens (scan.py)."""
 
-    conv_tokens: int | None
-    """Tokens of the short convolution computed at once; None for all."""
-
     logit_tokens: int | None
     """Maximum tokens whose logits are in memory at once; None if only `logits` limits them."""
 
@@ -44,7 +41,7 @@ class DevicePolicy(NamedTuple):
     """Whether products with weights in bfloat16 round their inputs to it: what tensor cores multiply."""
 
     native_rows: bool
-    """Whether native code computes norms, gates and the loss, where it can (lmlong/native/rows)."""
+    """Whether native code computes norms, gates, convolutions and the loss, where it can (lmlong/native/rows)."""
 
     compiles: bool = False
     """Whether torch.compile runs the model."""
@@ -52,7 +49,6 @@ class DevicePolicy(NamedTuple):
 
 CPU_POLICY = DevicePolicy(
     span_bytes=None,
-    conv_tokens=128,
     logit_tokens=512,
     logits=2**22,
     piece_tokens=0,
@@ -66,7 +62,6 @@ longer than the arithmetic: 2^22 logits in float32 are half of that."""
 
 GPU_POLICY = DevicePolicy(
     span_bytes=2 * 10**9,
-    conv_tokens=None,
     logit_tokens=None,
     logits=2**27,
     piece_tokens=2**16,

@@ -3,15 +3,11 @@
 B batch, T time, C channels, W width.
 """
 
-from collections.abc import Iterator
-from typing import Any
-
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
-from torch.nn.functional import pad
 
 from lmlong.attention.device_policy import FollowsPolicy
+from lmlong.native.rows import kernel as rows
 
 CODED = 3
 """Tokens in the longest code."""
@@ -55,16 +51,19 @@ class ShortConvolution(FollowsPolicy):
     ) -> tuple[Tensor, Tensor]:
         """Return the outputs for x (B, T, C), which follows `tail` (B, W - 1, C), and the new tail. `positions` (B, T)
         counts the earlier tokens of each document."""
-        x = torch.cat([tail.to(x.dtype), x], dim=1)
-        weight = self.weight.to(x.dtype)
-        if x.shape[1] == self.width and document_starts is None and not torch.is_grad_enabled():
-            return (x * weight.mT).sum(1, keepdim=True), x[:, 1:].clone()
-        block, in_document = self.policy_for(x).conv_tokens, None if document_starts is None else positions
-        args = x, weight, in_document
-        y = self._masked_taps(*args) if block is None else self._taps_in_blocks(*args, block)
-        tail = x[:, x.shape[1] - self.width + 1 :].clone()  # a view would keep all of x alive
+        tail, before = tail.to(x.dtype), self.width - 1
+        in_document = None if document_starts is None else positions
+        if x.shape[1] == 1 and document_starts is None and not torch.is_grad_enabled():
+            window = torch.cat([tail, x], dim=1)
+            return (window * self.weight.to(x.dtype).mT).sum(1, keepdim=True), window[:, 1:].clone()
+        if self.policy_for(x).native_rows and before and rows.can_compute(x, weight=self.weight):
+            y = rows.convolution(x, tail, self.weight, in_document)
+        else:
+            y = self._masked_taps(torch.cat([tail, x], dim=1), self.weight.to(x.dtype), in_document)
+        last = torch.cat([tail, x[:, max(x.shape[1] - before, 0) :]], dim=1)
+        tail = last[:, last.shape[1] - before :]
         if document_starts is not None:
-            distance = torch.arange(self.width - 2, -1, -1, device=x.device)  # of the tail's tokens to the last one
+            distance = torch.arange(before - 1, -1, -1, device=x.device)  # of the tail's tokens to the last one
             tail = tail * (positions[:, -1:] >= distance)[..., None]
         return y, tail
 
@@ -79,61 +78,3 @@ class ShortConvolution(FollowsPolicy):
             y = product if y is None else y + product
         assert y is not None
         return y
-
-    def _taps_in_blocks(self, x: Tensor, weight: Tensor, positions: Tensor | None, block: int) -> Tensor:
-        """Return the same block by block. The few outputs whose taps reach into the previous document are computed a
-        second time."""
-        y = _Taps.apply(x, weight, block)
-        if positions is None:
-            return y
-        rows, times = (positions < self.width - 1).nonzero(as_tuple=True)
-        offsets = torch.arange(self.width, device=x.device)  # the last one is the token itself
-        seen = x[rows[:, None], times[:, None] + offsets]  # (tokens, W, C)
-        of_document = positions[rows, times][:, None] >= self.width - 1 - offsets
-        exact = (seen * of_document[..., None] * weight.mT).sum(1)
-        return y.index_put((rows, times), exact)
-
-
-class _Taps(torch.autograd.Function):
-    """y_t = sum_j w_j x_(t+j) by channel, for x (B, T + W - 1, C) and w (C, W). Torch's own convolution is tuned for
-    images: on a CPU its backward pass takes seconds instead of milliseconds."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, block: int) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.block = block
-        return _tap_sum(x, weight.mT.contiguous(), block)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
-        x, weight = ctx.saved_tensors
-        (dy,) = grads
-        width = weight.shape[1]
-        padded = pad(dy, (0, 0, width - 1, width - 1))
-        dx = _tap_sum(padded, weight.mT.flip(0).contiguous(), ctx.block)
-        dweight = torch.zeros(width, len(weight), device=x.device, dtype=torch.promote_types(x.dtype, torch.float32))
-        for row, begin, end in _blocks(dy, ctx.block):
-            for tap in range(width):
-                product = x[row, begin + tap : end + tap] * dy[row, begin:end]
-                dweight[tap] += product.sum(0, dtype=dweight.dtype)
-        return dx, dweight.mT.to(weight.dtype), None
-
-
-def _tap_sum(x: Tensor, taps: Tensor, block: int) -> Tensor:
-    """Return sum_j taps_j x_(t+j), (B, T, C), for x (B, T + W - 1, C) and taps (W, C)."""
-    y = x.new_empty(len(x), x.shape[1] - len(taps) + 1, x.shape[2])
-    for row, begin, end in _blocks(y, block):
-        out = y[row, begin:end]
-        torch.mul(x[row, begin:end], taps[0], out=out)
-        for tap in range(1, len(taps)):
-            out.addcmul_(x[row, begin + tap : end + tap], taps[tap])
-    return y
-
-
-def _blocks(y: Tensor, size: int) -> Iterator[tuple[int, int, int]]:
-    """Iterate over the blocks of a row and times to compute at once."""
-    rows, time = y.shape[:2]
-    for row in range(rows):
-        for begin in range(0, time, size):
-            yield row, begin, min(begin + size, time)

@@ -6,6 +6,7 @@ from machine import needs_native
 from torch import Tensor
 from torch.nn.functional import cross_entropy, rms_norm, silu
 
+from lmlong.model.short_conv import ShortConvolution
 from lmlong.native.rows import kernel
 
 pytestmark = needs_native
@@ -52,6 +53,28 @@ def test_a_gated_mlp_and_its_gradient(dtype: torch.dtype) -> None:
     y.backward(dy)
     true.backward(dy.double())
     assert off(y, true) < ROUNDING[dtype] and off(native.grad, exact.grad) < ROUNDING[dtype]
+
+
+@every_dtype
+@pytest.mark.parametrize("documents", [False, True])
+def test_a_convolution_and_its_gradients(documents: bool, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    wide, dy, tail, weight = torch.randn(2, 90, 50), torch.randn(2, 90, 35), torch.randn(2, 3, 35), torch.randn(35, 4)
+    positions = torch.arange(90).expand(2, 90) + 5
+    if documents:
+        positions = torch.stack([torch.arange(90) % 40, torch.cat([torch.arange(2) + 9, torch.arange(88) % 2])])
+    x = wide.to(dtype)[..., 10:45]
+    native, exact = (
+        [leaf(each) for each in tensors]
+        for tensors in ((x, tail.to(dtype), weight), (x.double(), tail.to(dtype).double(), weight.double()))
+    )
+    y = kernel.convolution(*native, positions if documents else None)
+    true = ShortConvolution(35, 4)._masked_taps(torch.cat([exact[1], exact[0]], 1), exact[2], positions)
+    y.backward(dy.to(dtype))
+    true.backward(dy.to(dtype).double())
+    assert off(y, true) < ROUNDING[dtype]
+    for one, other in zip(native, exact, strict=True):
+        assert off(one.grad, other.grad) < ROUNDING[dtype]
 
 
 @every_dtype

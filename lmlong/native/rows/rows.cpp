@@ -1,6 +1,6 @@
 // What a training step does between matrix products, each reading and writing memory once: RMS norms with gains and SiLU
-// gates, gated MLPs, and the loss of logits, with their gradients. Tensors are float32 or bfloat16, and everything is
-// computed in float32.
+// gates, gated MLPs, short convolutions, and the loss of logits, with their gradients. Tensors are float32 or bfloat16,
+// and everything is computed in float32.
 
 #include <cmath>
 #include <cstring>
@@ -19,8 +19,12 @@ struct Rows {  // contiguous rows of numbers, `stride` apart; `data` is null if 
 struct RowsJob {
     Int rows, groups, width;  // of x: a row has groups * width numbers
     Rows x, gate, y, dx, dgate;  // in a backward pass, y is the gradient of the outputs
-    const float* gain;           // (groups, width)
-    float* dgain;                // (blocks of rows, groups, width)
+    const float* gain;           // (groups, width); of a convolution, the weights (taps, width), the oldest first
+    float* dgain;                // (blocks of rows, ...)
+    // of a convolution: rows are `time` tokens of a text, one text after another; the tail is `taps` - 1 tokens before
+    Int time, taps;
+    Rows tail, dtail;
+    const Int* positions;        // (rows,) earlier tokens of the document; null if none begins in the texts
     const Int* targets;          // (rows,)
     float* nll;                  // (rows,)
     Int graded;                  // whether the loss writes dx
@@ -184,6 +188,76 @@ void swiglu_backward(RowsJob* job) {
     });
 }
 
+// y_t = sum_i w_i x_(t - i), over earlier tokens of the same document
+struct Convolution {
+    const RowsJob& job;
+    const Int width = job.width, last = job.taps - 1;
+
+    bool sees(Int row, Int back) const { return !job.positions || job.positions[row] >= back; }
+
+    const float* weight(Int back) const { return job.gain + (last - back) * width; }
+
+    // The input `back` tokens before a row
+    void load_input(Int row, Int back, float* into) const {
+        const Int text = row / job.time, token = row % job.time - back;
+        if (token >= 0)
+            load(job.x, row - back, 0, width, into);
+        else
+            load(job.tail, text * last + last + token, 0, width, into);
+    }
+
+    // The gradient of the input of a token of a text; those of the tail are below 0
+    void input_gradient(Int text, Int token, float* dy, float* sum) const {
+        std::fill_n(sum, width, 0.0f);
+        for (Int ahead = std::max(Int(0), -token); ahead <= last && token + ahead < job.time; ahead++) {
+            const Int row = text * job.time + token + ahead;
+            if (!sees(row, ahead)) continue;
+            load(job.y, row, 0, width, dy);
+            add(sum, weight(ahead), dy);
+        }
+    }
+
+    void add(float* sum, const float* x, const float* y) const {
+        for (Int i = 0; i < width; i++) sum[i] += x[i] * y[i];
+    }
+};
+
+void convolution(RowsJob* job) {
+    const Convolution c{*job};
+    Buffers buffers(c.width, 2);
+    float *x = buffers[0], *sum = buffers[1];
+    each_block(job, [&](Int, Int begin, Int end) {
+        for (Int row = begin; row < end; row++) {
+            std::fill_n(sum, c.width, 0.0f);
+            for (Int back = 0; back <= c.last && c.sees(row, back); back++)
+                c.load_input(row, back, x), c.add(sum, c.weight(back), x);
+            store(job->y, row, 0, c.width, sum);
+        }
+    });
+}
+
+void convolution_backward(RowsJob* job) {
+    const Convolution c{*job};
+    Buffers buffers(c.width, 3);
+    float *x = buffers[0], *dy = buffers[1], *sum = buffers[2];
+    each_block(job, [&](Int block, Int begin, Int end) {
+        float* dweight = job->dgain + block * job->taps * c.width;
+        std::fill_n(dweight, job->taps * c.width, 0.0f);
+        for (Int row = begin; row < end; row++) {
+            const Int text = row / job->time, token = row % job->time;
+            load(job->y, row, 0, c.width, dy);
+            for (Int back = 0; back <= c.last && c.sees(row, back); back++)
+                c.load_input(row, back, x), c.add(dweight + (c.last - back) * c.width, dy, x);
+            c.input_gradient(text, token, dy, sum);
+            store(job->dx, row, 0, c.width, sum);
+            for (Int i = 0; token == 0 && i < c.last; i++) {
+                c.input_gradient(text, i - c.last, dy, sum);
+                store(job->dtail, text * c.last + i, 0, c.width, sum);
+            }
+        }
+    });
+}
+
 // nll = log(sum exp x) - x[target], and dx = softmax(x) - [target]; both are 0 if the target is ignored
 void loss(RowsJob* job) {
     const Int width = job->width;
@@ -229,6 +303,10 @@ void rows_norm_backward(RowsJob* job) { norm_backward(job); }
 void rows_swiglu(RowsJob* job) { swiglu(job); }
 
 void rows_swiglu_backward(RowsJob* job) { swiglu_backward(job); }
+
+void rows_convolution(RowsJob* job) { convolution(job); }
+
+void rows_convolution_backward(RowsJob* job) { convolution_backward(job); }
 
 void rows_loss(RowsJob* job) { loss(job); }
 }

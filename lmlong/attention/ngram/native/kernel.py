@@ -33,7 +33,7 @@ class NgramJob(ctypes.Structure):
         *pointers("hashes", "document_starts", "v", "sums", "numbers", "cleared"),
         *pointers("S_before", "number_before", "ngram_before", "S_after", "number_after", "ngram_after"),
         *pointers("dsums", "dv", "dS"),
-        *ints("batch_heads_begun", "invalid"),
+        *ints("dS_is_scratch", "workers_begun", "batch_heads_begun", "invalid"),
     )
 
 
@@ -96,20 +96,28 @@ class _Lookup(torch.autograd.Function):
         batch, heads, time = numbers.shape
         dv = of_token.new_empty(batch, time, heads, len(of_token))
         dsums = torch.zeros_like(dv) if dsums is None else _by_token(dsums)
-        shape = (batch, heads, ctx.rows, len(of_token))
+        is_scratch = dS is None and not ctx.needs_input_grad[4]
+        tables = (_workers(batch * heads),) if is_scratch else (batch, heads)
+        shape = (*tables, ctx.rows, len(of_token))
         dS = untouched_zeros(shape, dv.device, dv.dtype) if dS is None else dS.contiguous().clone()
         saved = {"hashes": hashes, "document_starts": document_starts, "numbers": numbers, "cleared": cleared}
-        _run(ctx.functions.ngram_backward, dv, ctx.rows, {**saved, "dsums": dsums, "dv": dv, "dS": dS})
+        _run(ctx.functions.ngram_backward, dv, ctx.rows, {**saved, "dsums": dsums, "dv": dv, "dS": dS}, is_scratch)
         return None, dv.transpose(1, 2), None, None, dS if ctx.needs_input_grad[4] else None, None, None
 
 
-def _run(function: Any, v: Tensor, rows: int, tensors: dict[str, Tensor | None]) -> None:
+def _workers(batch_heads: int) -> int:
+    return max(1, min(torch.get_num_threads(), batch_heads))
+
+
+def _run(
+    function: Any, v: Tensor, rows: int, tensors: dict[str, Tensor | None], dS_is_scratch: bool = False
+) -> None:
     """Run a pass over tensors (B, T, H, V) and (B, H, T), named by their job fields."""
     batch, time, heads, value_dim = v.shape
-    job = NgramJob(batch * heads, heads, time, value_dim, rows)
+    job = NgramJob(batch * heads, heads, time, value_dim, rows, dS_is_scratch=dS_is_scratch)
     for name, x in tensors.items():
         setattr(job, name, None if x is None else x.data_ptr())
-    run_on_threads(function, job, max(1, min(torch.get_num_threads(), batch * heads)))
+    run_on_threads(function, job, _workers(batch * heads))
     if job.invalid:
         raise IndexError("n-gram attention: a hash is out of range, so it has no row of the table")
 

@@ -24,8 +24,10 @@ struct NgramJob {
     int32_t* number_after;
     Int* ngram_after;
     const float* dsums;
-    float *dv, *dS;  // dS (B, H, R, V): of the state after at the beginning, of the state before at the end
-    Int batch_heads_begun;
+    // dS (B, H, R, V): of the state after at the beginning, of the state before at the end; if neither is wanted, it is
+    // scratch memory (workers, R, V) of zeros
+    float *dv, *dS;
+    Int dS_is_scratch, workers_begun, batch_heads_begun;
     Int invalid;  // set if a hash is neither NO_NGRAM nor in range, so that it has no row
 };
 
@@ -53,7 +55,7 @@ struct NgramHead {
     void forward() const {
         copy_state();
         for (Int t = 0; t < job.time; t++) {
-            prefetch(job.S_after, t);
+            prefetch(job.S_after + index * job.rows * V, t);
             if (starts_document(t)) clear_state();
             const float* v = job.v + token(t);
             bool& cleared = job.cleared[index * job.time + t] = false;
@@ -80,26 +82,40 @@ struct NgramHead {
         }
     }
 
-    void backward() const {
+    void backward(float* table) const {  // the gradients of the rows of this head
         bool begun = false;
         for (Int t = job.time - 1; t >= 0; t--) {
-            if (t) prefetch(job.dS, t - 1);
+            if (t) prefetch(table, t - 1);
             if (job.numbers[index * job.time + t] > 0) {
                 const float* dsums = job.dsums + token(t);
-                float* dS = job.dS + state_row(read(t)) * V;
+                float* dS = table + row_of(read(t), job.rows) * V;
                 for (Int i = 0; i < V; i++) dS[i] += dsums[i];
             }
             float* dv = job.dv + token(t);
             if (const Int ngram = written(t); ngram == NO_NGRAM) {
                 std::fill_n(dv, V, 0.0f);
             } else {
-                float* dS = job.dS + state_row(ngram) * V;
+                float* dS = table + row_of(ngram, job.rows) * V;
                 std::copy_n(dS, V, dv);
                 if (job.cleared[index * job.time + t]) std::fill_n(dS, V, 0.0f);
             }
             // clear the remaining gradients: they are of empty rows, or of values before the document
-            if (starts_document(t) && !begun) begun = true, std::fill_n(job.dS + index * job.rows * V, job.rows * V, 0.0f);
+            if (starts_document(t) && !begun) {
+                begun = true;
+                if (job.dS_is_scratch)
+                    clear_touched(table, t, job.time);
+                else
+                    std::fill_n(table, job.rows * V, 0.0f);
+            }
         }
+        if (job.dS_is_scratch) clear_touched(table, 0, job.time);
+    }
+
+    // Clear the gradients of all rows that some tokens read or wrote
+    void clear_touched(float* table, Int begin, Int end) const {
+        for (Int t = begin; t < end; t++)
+            for (const Int ngram : {read(t), written(t)})
+                if (ngram != NO_NGRAM) std::fill_n(table + row_of(ngram, job.rows) * V, V, 0.0f);
     }
 
     // Copy only rows that are in use: pages of memory that are never touched cost nothing
@@ -119,19 +135,20 @@ struct NgramHead {
             }
     }
 
-    void prefetch(const float* rows, Int t) const {
+    void prefetch(const float* table, Int t) const {
         if (t + AHEAD < job.time && read(t + AHEAD) != NO_NGRAM)
-            __builtin_prefetch(rows + state_row(read(t + AHEAD)) * V, 1, 2);
+            __builtin_prefetch(table + row_of(read(t + AHEAD), job.rows) * V, 1, 2);
     }
 
     static constexpr Int AHEAD = 8;
 };
 
-void run_heads(NgramJob* job, void (NgramHead::*pass)() const) {
+template <typename Pass>
+void run_heads(NgramJob* job, Pass pass) {
     each_batch_head(job, [&](Int index) {
         const NgramHead head(*job, index);
         if (head.has_rows())
-            (head.*pass)();
+            pass(head);
         else
             __atomic_store_n(&job->invalid, 1, __ATOMIC_RELAXED);
     });
@@ -141,9 +158,16 @@ void run_heads(NgramJob* job, void (NgramHead::*pass)() const) {
 
 extern "C" {
 
-void ngram_forward(NgramJob* job) { run_heads(job, &NgramHead::forward); }
+void ngram_forward(NgramJob* job) {
+    run_heads(job, [](const NgramHead& head) { head.forward(); });
+}
 
-void ngram_backward(NgramJob* job) { run_heads(job, &NgramHead::backward); }
+void ngram_backward(NgramJob* job) {
+    const Int worker = __atomic_fetch_add(&job->workers_begun, 1, __ATOMIC_RELAXED);
+    run_heads(job, [&](const NgramHead& head) {
+        head.backward(job->dS + (job->dS_is_scratch ? worker : head.index) * job->rows * head.V);
+    });
+}
 }
 
 #include "layout.h"
