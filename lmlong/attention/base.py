@@ -103,6 +103,13 @@ class CausalAttention(FollowsPolicy, ABC, Generic[State]):
     ) -> tuple[Tensor, State]:
         """Return outputs (B, H, T, V) and the state after T tokens, from one token to a whole prompt."""
 
+    def outputs(
+        self, q: Tensor, k: Tensor, v: Tensor, document_starts: Tensor | None = None, inputs: Inputs = NOTHING
+    ) -> Tensor:
+        """Return the outputs of a text that begins here, whose state after is not wanted."""
+        state = self.init_state(len(v), v.device, at_least_float32(v.dtype))
+        return self(q, k, v, state, document_starts, inputs)[0]
+
     @abstractmethod
     def reference(
         self, q: Tensor, k: Tensor, v: Tensor, document_starts: Tensor | None = None, inputs: Inputs = NOTHING

@@ -23,7 +23,7 @@ from lmlong.model.stretch import Stretch
 
 
 class BlockState(NamedTuple):
-    attention: Any  # the state of the attention
+    attention: Any  # the state of the attention; None before a text whose state is not wanted
     tail: Tensor | None  # the last inputs of the convolution
 
 
@@ -95,9 +95,11 @@ class Mixer(nn.Module):
             self.in_proj.weight[keys] = self.in_proj.weight[queries][first]
             self.convolution.init_codes(queries, keys, first)
 
-    def init_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> BlockState:
+    def init_state(
+        self, batch: int, device: torch.device, dtype: torch.dtype, is_wanted: bool = True
+    ) -> BlockState:
         tail = self.convolution.init_state(batch, device, dtype) if self.convolution else None
-        return BlockState(self.attention.init_state(batch, device, dtype), tail)
+        return BlockState(self.attention.init_state(batch, device, dtype) if is_wanted else None, tail)
 
     def forward(self, x: Tensor, state: BlockState, stretch: Stretch) -> tuple[Tensor, BlockState]:
         x = x if self.norm_after else self.norm(x, for_product=True)
@@ -119,7 +121,10 @@ class Mixer(nn.Module):
         attention, starts = state.attention, stretch.document_starts
         if stretch.part is not None:
             attention, v = stretch.part.attention_state(self.attention, attention, k, v, starts, inputs)
-        y, attention = self.attention(q, k, v, attention, starts, inputs)
+        if attention is None:
+            y = self.attention.outputs(q, k, v, starts, inputs)
+        else:
+            y, attention = self.attention(q, k, v, attention, starts, inputs)
         y = self.out_proj(self.gated(y.transpose(1, 2), gate))
         return self.norm(y) if self.norm_after else y, BlockState(attention, tail)
 

@@ -83,9 +83,9 @@ class LanguageModel(TextModel):
         for mixer in self.mixers:
             mixer.init_recall()
 
-    def init_state(self, batch: int) -> ModelState:
+    def init_state(self, batch: int, is_wanted: bool = True) -> ModelState:
         like = self.embedding.weight.device, self.embedding.weight.dtype
-        blocks = tuple(mixer.init_state(batch, *like) for mixer in self.mixers)
+        blocks = tuple(mixer.init_state(batch, *like, is_wanted) for mixer in self.mixers)
         position = torch.zeros(batch, dtype=torch.long, device=self.embedding.weight.device)
         hourglass = self.hourglass.init_state(batch, *like) if self.hourglass else None
         past = None if self.past_tokens is None else position.new_zeros(batch, self.past_tokens)
@@ -98,10 +98,12 @@ class LanguageModel(TextModel):
         document_starts: Tensor | None = None,
         part: SequencePart | None = None,
         phase: BlockPhase | None = None,
+        wants_state: bool = True,
     ) -> tuple[Tensor, ModelState]:
         """Return the last hidden state (B, T, width) after each of `tokens` (B, T), and the state after the last. If
-        the tokens are a part of longer rows, the states of the layers are those before the rows."""
-        state = self.init_state(len(tokens)) if state is None else state
+        the tokens are a part of longer rows, the states of the layers are those before the rows. Without a state
+        before, and unless `wants_state`, the state after is not complete: large tables are then never made."""
+        state = self.init_state(len(tokens), wants_state) if state is None else state
         assert state.learned is None, "lmlong.model.learning.read reads with a state that learns"
         phase = phase or self.block_phase(state, document_starts, tokens.shape[1])
         x, stretch = self.embed(tokens, state, document_starts)

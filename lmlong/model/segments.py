@@ -39,16 +39,19 @@ def text_loss(
     mask: Tensor | None = None,
     state: Any = None,
     segment: int | None = None,
+    wants_state: bool = True,
 ) -> tuple[Tensor, Any]:
-    """Return the summed -log p of the targets (B, T), starting from `state`, and the state after.
+    """Return the summed -log p of the targets (B, T), starting from `state`, and the state after; None unless
+    `wants_state`, which saves work.
 
     With `segment`, the tokens (B, T) are read in segments of that many, and only the states between them are kept, so
     that the exact gradient of a text of any length takes the memory of a segment. The mask of a language model's batch
     is its document starts, that of an encoder's is its padding.
     """
     if segment is None or not torch.is_grad_enabled():
-        hidden, after = model(tokens, state, mask)
-        return model.loss(hidden, targets), after
+        more = {} if wants_state or not isinstance(model, LanguageModel) else {"wants_state": False}
+        hidden, after = model(tokens, state, mask, **more)
+        return model.loss(hidden, targets), after if wants_state else None
     return loss_in_segments(
         model, tokens, mask, state, lambda hidden, span: model.loss(hidden, targets[:, span]), segment
     )

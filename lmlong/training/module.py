@@ -237,7 +237,8 @@ class TrainingModule(LightningModule):
             return partial(taught_loss, teacher=self.teacher, segment=self.recipe.training.segment)
         if self.group is not None:
             return partial(loss_of_part, group=self.group)
-        return partial(text_loss, segment=self.recipe.training.segment)
+        training = self.recipe.training
+        return partial(text_loss, segment=training.segment, wants_state=training.passes_states)
 
     def in_last(self, share: float) -> bool:
         """Return whether this step is in the last share of the expected steps."""

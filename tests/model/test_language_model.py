@@ -21,6 +21,7 @@ from lmlong.model.metrics import LossTotals
 from lmlong.model.rope import apply_rope, document_positions, rope_frequencies
 from lmlong.model.segments import text_loss
 from lmlong.recipe import Rope, RopeScaling
+from lmlong.recipe.kinds import ATTENTION_KINDS
 
 TOKENS = torch.randint(40, (2, 70), generator=torch.Generator().manual_seed(0))
 
@@ -152,3 +153,20 @@ def test_positions_continue_from_the_state_and_restart_with_a_document() -> None
     starts = torch.tensor([[False, False, True, False, True], [True, False, False, False, False]])
     assert document_positions(starts, torch.tensor([7, 7]), 5).tolist() == [[7, 8, 0, 1, 0], [0, 1, 2, 3, 4]]
     assert document_positions(None, torch.tensor([3]), 3).tolist() == [[3, 4, 5]]
+
+
+@pytest.mark.parametrize("kind", [name for name, about in ATTENTION_KINDS.items() if about.causal])
+def test_a_state_that_is_not_wanted_changes_neither_loss_nor_gradient(kind: str) -> None:
+    window = {"window": 8} if kind == "window" else {}
+    model = build(attention=recipe.Attention(kind=kind, **window))  # type: ignore[arg-type]
+    stirred(model)
+    starts = torch.zeros(2, 70, dtype=torch.bool)
+    starts[0, 31] = True
+
+    def loss_and_gradients(wants_state: bool) -> tuple[torch.Tensor, ...]:
+        nats, after = text_loss(model, TOKENS, TOKENS.roll(-1, 1), starts, wants_state=wants_state)
+        assert (after is None) != wants_state
+        return nats, *torch.autograd.grad(nats, [weight for weight in model.parameters() if weight.requires_grad])
+
+    for wanted, unwanted in zip(loss_and_gradients(True), loss_and_gradients(False), strict=True):
+        assert torch.equal(wanted, unwanted)

@@ -113,6 +113,14 @@ class NgramAttention(CausalAttention[NgramState]):
             sums, numbers, state = self.apart(self.kernel.read)(v, hashes, document_starts, settled)
         return self._gated(sums, numbers, inputs["read_gate"]).to(v.dtype), state
 
+    def outputs(
+        self, q: Tensor, k: Tensor, v: Tensor, document_starts: Tensor | None = None, inputs: Inputs = NOTHING
+    ) -> Tensor:
+        if v.shape[2] == 0:
+            return v
+        sums, numbers = self.apart(self.kernel.read_alone)(v, inputs["ngram"], document_starts, self.buckets)
+        return self._gated(sums, numbers, inputs["read_gate"]).to(v.dtype)
+
     def effect(
         self, k: Tensor, v: Tensor, document_starts: Tensor | None = None, inputs: Inputs = NOTHING
     ) -> NgramEffect:

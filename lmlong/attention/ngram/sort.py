@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
+from lmlong.attention.base import at_least_float32
 from lmlong.attention.ngram.hashing import NO_NGRAM, row_of
-from lmlong.attention.ngram.state import NgramState, rows_at
+from lmlong.attention.ngram.state import NgramState, empty_state, rows_at
 
 
 class _Runs(NamedTuple):
@@ -63,6 +64,13 @@ class SortKernel:
         in_time = runs.order.argsort(dim=-1)[..., 1:]
         read = before.gather(2, rows_at(in_time, before)).masked_fill((hashes[..., 1] == NO_NGRAM)[..., None], 0)
         return read[..., :-1], read[..., -1], _state_after(state, runs, ngrams, after)
+
+    def read_alone(
+        self, v: Tensor, hashes: Tensor, document_starts: Tensor | None, buckets: int
+    ) -> tuple[Tensor, Tensor]:
+        """Return the same sums and numbers for a text that begins here, whose state after is not wanted."""
+        empty = empty_state((*v.shape[:2], buckets), v.shape[3], v.device, at_least_float32(v.dtype))
+        return self.read(v, hashes, document_starts, empty)[:2]
 
 
 def _sorted(hashes: Tensor, document_starts: Tensor | None, buckets: int) -> tuple[_Runs, Tensor]:

@@ -33,7 +33,7 @@ class NgramJob(ctypes.Structure):
         *pointers("hashes", "document_starts", "v", "sums", "numbers", "cleared"),
         *pointers("S_before", "number_before", "ngram_before", "S_after", "number_after", "ngram_after"),
         *pointers("dsums", "dv", "dS"),
-        *ints("dS_is_scratch", "workers_begun", "batch_heads_begun", "invalid"),
+        *ints("is_scratch", "workers_begun", "batch_heads_begun", "invalid"),
     )
 
 
@@ -61,48 +61,73 @@ class NativeNgram(SortKernel):
     ) -> tuple[Tensor, Tensor, NgramState]:
         if v.device.type != "cpu" or state.S.dtype != torch.float32 or (functions := library()) is None:
             return super().read(v, hashes, document_starts, state)
-        sums, numbers, S, number, ngram = _Lookup.apply(functions, v.float(), hashes, document_starts, *state[:3])
-        return sums, numbers, state._replace(S=S, number=number, ngram=ngram)
+        rows = state.S.shape[2]
+        sums, numbers, *table = _Lookup.apply(functions, v.float(), hashes, document_starts, rows, *state[:3])
+        return sums, numbers, NgramState(*table, *state[3:])
+
+    def read_alone(
+        self, v: Tensor, hashes: Tensor, document_starts: Tensor | None, buckets: int
+    ) -> tuple[Tensor, Tensor]:
+        if v.device.type != "cpu" or v.dtype == torch.float64 or (functions := library()) is None:
+            return super().read_alone(v, hashes, document_starts, buckets)
+        return _Lookup.apply(functions, v.float(), hashes, document_starts, buckets)  # type: ignore[no-any-return]
 
 
 class _Lookup(torch.autograd.Function):
+    """Returns the sums and numbers of `read`, and the table after if there is one before."""
+
     @staticmethod
     def forward(
-        ctx: Any, functions: ctypes.CDLL, v: Tensor, hashes: Tensor, document_starts: Tensor | None, *table: Tensor
+        ctx: Any,
+        functions: ctypes.CDLL,
+        v: Tensor,
+        hashes: Tensor,
+        document_starts: Tensor | None,
+        rows: int,
+        *table: Tensor,
     ) -> tuple[Tensor, ...]:
-        S, number, ngram = table
         v, hashes = _by_token(v), hashes.contiguous()
         document_starts = None if document_starts is None else document_starts.bool().contiguous()
-        batch, time, heads, _ = v.shape
+        batch, time, heads, value_dim = v.shape
         numbers = v.new_empty(batch, heads, time)
         cleared = v.new_empty(batch, heads, time, dtype=torch.bool)
-        sums, S_after = torch.empty_like(v), untouched_zeros(S.shape, S.device, S.dtype)
-        number_after, ngram_after = number.new_empty(number.shape), ngram.new_full(ngram.shape, NO_NGRAM)
+        sums = torch.empty_like(v)
+        shape = (batch, heads, rows) if table else (_workers(batch * heads), rows)
+        before = zip(("S_before", "number_before", "ngram_before"), (x.contiguous() for x in table), strict=False)
+        after = {
+            "S_after": untouched_zeros((*shape, value_dim), v.device, v.dtype),
+            "number_after": torch.zeros(shape, dtype=torch.int32),
+            "ngram_after": torch.full(shape, NO_NGRAM),
+        }
         saved = {"hashes": hashes, "document_starts": document_starts, "numbers": numbers, "cleared": cleared}
-        before = {"S_before": S, "number_before": number, "ngram_before": ngram}
-        after = {"S_after": S_after, "number_after": number_after, "ngram_after": ngram_after}
-        before = {name: x.contiguous() for name, x in before.items()}
-        _run(functions.ngram_forward, v, S.shape[2], {**saved, **before, **after, "v": v, "sums": sums})
-        ctx.functions, ctx.rows = functions, S.shape[2]
-        ctx.save_for_backward(v.new_empty(v.shape[-1]), *saved.values())
-        ctx.mark_non_differentiable(numbers, number_after, ngram_after)
+        job = {**saved, **dict(before), **after, "v": v, "sums": sums}
+        _run(functions.ngram_forward, v, rows, job, not table)
+        ctx.functions, ctx.rows = functions, rows
+        ctx.save_for_backward(v.new_empty(value_dim), *saved.values())
         ctx.set_materialize_grads(False)
-        return sums.transpose(1, 2), numbers, S_after, number_after, ngram_after
+        results = sums.transpose(1, 2), numbers
+        if not table:
+            ctx.mark_non_differentiable(numbers)
+            return results
+        ctx.mark_non_differentiable(numbers, after["number_after"], after["ngram_after"])
+        return *results, *after.values()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dsums: Tensor | None, _: Any, dS: Tensor | None, *__: Any) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dsums: Tensor | None, _: Any, dS: Tensor | None = None, *__: Any) -> tuple[Any, ...]:
         of_token, hashes, document_starts, numbers, cleared = ctx.saved_tensors
         batch, heads, time = numbers.shape
         dv = of_token.new_empty(batch, time, heads, len(of_token))
         dsums = torch.zeros_like(dv) if dsums is None else _by_token(dsums)
-        is_scratch = dS is None and not ctx.needs_input_grad[4]
+        of_table = ctx.needs_input_grad[5:]
+        is_scratch = dS is None and not any(of_table)
         tables = (_workers(batch * heads),) if is_scratch else (batch, heads)
         shape = (*tables, ctx.rows, len(of_token))
         dS = untouched_zeros(shape, dv.device, dv.dtype) if dS is None else dS.contiguous().clone()
         saved = {"hashes": hashes, "document_starts": document_starts, "numbers": numbers, "cleared": cleared}
         _run(ctx.functions.ngram_backward, dv, ctx.rows, {**saved, "dsums": dsums, "dv": dv, "dS": dS}, is_scratch)
-        return None, dv.transpose(1, 2), None, None, dS if ctx.needs_input_grad[4] else None, None, None
+        gradients = (dS if needed else None for needed in of_table)
+        return None, dv.transpose(1, 2), None, None, None, *gradients
 
 
 def _workers(batch_heads: int) -> int:
@@ -110,11 +135,11 @@ def _workers(batch_heads: int) -> int:
 
 
 def _run(
-    function: Any, v: Tensor, rows: int, tensors: dict[str, Tensor | None], dS_is_scratch: bool = False
+    function: Any, v: Tensor, rows: int, tensors: dict[str, Tensor | None], is_scratch: bool
 ) -> None:
     """Run a pass over tensors (B, T, H, V) and (B, H, T), named by their job fields."""
     batch, time, heads, value_dim = v.shape
-    job = NgramJob(batch * heads, heads, time, value_dim, rows, dS_is_scratch=dS_is_scratch)
+    job = NgramJob(batch * heads, heads, time, value_dim, rows, is_scratch=is_scratch)
     for name, x in tensors.items():
         setattr(job, name, None if x is None else x.data_ptr())
     run_on_threads(function, job, _workers(batch * heads))

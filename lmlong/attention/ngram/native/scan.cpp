@@ -17,32 +17,33 @@ struct NgramJob {
     const float* v;                           // (B, T, H, V)
     float *sums, *numbers;                    // (B, T, H, V) and (B, H, T) of the row that is read
     bool* cleared;                            // (B, H, T) whether the written row belonged to another n-gram
-    const float* S_before;                    // (B, H, R, V)
+    const float* S_before;                    // (B, H, R, V); null if the state before is empty
     const int32_t* number_before;             // (B, H, R)
     const Int* ngram_before;                  // (B, H, R)
     float* S_after;                           // the state after is empty at the beginning
     int32_t* number_after;
     Int* ngram_after;
     const float* dsums;
-    // dS (B, H, R, V): of the state after at the beginning, of the state before at the end; if neither is wanted, it is
-    // scratch memory (workers, R, V) of zeros
-    float *dv, *dS;
-    Int dS_is_scratch, workers_begun, batch_heads_begun;
+    float *dv, *dS;  // dS (B, H, R, V): of the state after at the beginning, of the state before at the end
+    Int is_scratch;  // whether the state after or dS is memory for each worker (workers, R, ...), empty before and after
+    Int workers_begun, batch_heads_begun;
     Int invalid;  // set if a hash is neither NO_NGRAM nor in range, so that it has no row
 };
 
 struct NgramHead {
     const NgramJob& job;
     const Int index, row, head, V;
+    const Int first;  // row of its tables that are written
 
-    NgramHead(const NgramJob& job, Int index)
-        : job(job), index(index), row(index / job.heads), head(index % job.heads), V(job.value_dim) {}
+    NgramHead(const NgramJob& job, Int index, Int worker)
+        : job(job), index(index), row(index / job.heads), head(index % job.heads), V(job.value_dim),
+          first((job.is_scratch ? worker : index) * job.rows) {}
 
     Int written(Int t) const { return job.hashes[2 * (index * job.time + t)]; }
     Int read(Int t) const { return job.hashes[2 * (index * job.time + t) + 1]; }
     bool starts_document(Int t) const { return job.document_starts && job.document_starts[row * job.time + t]; }
     Int token(Int t) const { return ((row * job.time + t) * job.heads + head) * V; }
-    Int state_row(Int hash) const { return index * job.rows + row_of(hash, job.rows); }
+    Int table_row(Int hash) const { return first + row_of(hash, job.rows); }
 
     // Whether each hash has a row; hashes may come from a file
     bool has_rows() const {
@@ -55,12 +56,12 @@ struct NgramHead {
     void forward() const {
         copy_state();
         for (Int t = 0; t < job.time; t++) {
-            prefetch(job.S_after + index * job.rows * V, t);
+            prefetch(job.S_after, t);
             if (starts_document(t)) clear_state();
             const float* v = job.v + token(t);
             bool& cleared = job.cleared[index * job.time + t] = false;
             if (const Int ngram = written(t); ngram != NO_NGRAM) {
-                const Int at = state_row(ngram);
+                const Int at = table_row(ngram);
                 float* S = job.S_after + at * V;
                 cleared = job.ngram_after[at] != ngram;
                 if (cleared) {
@@ -71,7 +72,7 @@ struct NgramHead {
                     job.number_after[at] += job.number_after[at] < INT32_MAX;
                 }
             }
-            const Int ngram = read(t), at = ngram == NO_NGRAM ? 0 : state_row(ngram);
+            const Int ngram = read(t), at = ngram == NO_NGRAM ? 0 : table_row(ngram);
             const bool matches = ngram != NO_NGRAM && job.ngram_after[at] == ngram;
             float* sums = job.sums + token(t);
             job.numbers[index * job.time + t] = matches ? job.number_after[at] : 0;
@@ -80,55 +81,59 @@ struct NgramHead {
             else
                 std::fill_n(sums, V, 0.0f);
         }
+        if (job.is_scratch) each_touched(0, [&](Int at) { job.ngram_after[at] = NO_NGRAM, job.number_after[at] = 0; });
     }
 
-    void backward(float* table) const {  // the gradients of the rows of this head
+    void backward() const {
         bool begun = false;
+        const auto clear = [&](Int at) { std::fill_n(job.dS + at * V, V, 0.0f); };
         for (Int t = job.time - 1; t >= 0; t--) {
-            if (t) prefetch(table, t - 1);
+            if (t) prefetch(job.dS, t - 1);
             if (job.numbers[index * job.time + t] > 0) {
                 const float* dsums = job.dsums + token(t);
-                float* dS = table + row_of(read(t), job.rows) * V;
+                float* dS = job.dS + table_row(read(t)) * V;
                 for (Int i = 0; i < V; i++) dS[i] += dsums[i];
             }
             float* dv = job.dv + token(t);
             if (const Int ngram = written(t); ngram == NO_NGRAM) {
                 std::fill_n(dv, V, 0.0f);
             } else {
-                float* dS = table + row_of(ngram, job.rows) * V;
+                float* dS = job.dS + table_row(ngram) * V;
                 std::copy_n(dS, V, dv);
                 if (job.cleared[index * job.time + t]) std::fill_n(dS, V, 0.0f);
             }
             // clear the remaining gradients: they are of empty rows, or of values before the document
             if (starts_document(t) && !begun) {
                 begun = true;
-                if (job.dS_is_scratch)
-                    clear_touched(table, t, job.time);
+                if (job.is_scratch)
+                    each_touched(t, clear);
                 else
-                    std::fill_n(table, job.rows * V, 0.0f);
+                    std::fill_n(job.dS + first * V, job.rows * V, 0.0f);
             }
         }
-        if (job.dS_is_scratch) clear_touched(table, 0, job.time);
+        if (job.is_scratch) each_touched(0, clear);
     }
 
-    // Clear the gradients of all rows that some tokens read or wrote
-    void clear_touched(float* table, Int begin, Int end) const {
-        for (Int t = begin; t < end; t++)
+    // Call a function with each row of a table that a token from `begin` on reads or writes
+    template <typename Function>
+    void each_touched(Int begin, Function function) const {
+        for (Int t = begin; t < job.time; t++)
             for (const Int ngram : {read(t), written(t)})
-                if (ngram != NO_NGRAM) std::fill_n(table + row_of(ngram, job.rows) * V, V, 0.0f);
+                if (ngram != NO_NGRAM) function(table_row(ngram));
     }
 
     // Copy only rows that are in use: pages of memory that are never touched cost nothing
     void copy_state() const {
-        for (Int at = index * job.rows; at < (index + 1) * job.rows; at++)
-            if ((job.number_after[at] = job.number_before[at])) {
-                std::copy_n(job.S_before + at * V, V, job.S_after + at * V);
-                job.ngram_after[at] = job.ngram_before[at];
+        if (!job.S_before) return;
+        for (Int at = first, from = index * job.rows; at < first + job.rows; at++, from++)
+            if ((job.number_after[at] = job.number_before[from])) {
+                std::copy_n(job.S_before + from * V, V, job.S_after + at * V);
+                job.ngram_after[at] = job.ngram_before[from];
             }
     }
 
     void clear_state() const {
-        for (Int at = index * job.rows; at < (index + 1) * job.rows; at++)
+        for (Int at = first; at < first + job.rows; at++)
             if (job.number_after[at]) {
                 std::fill_n(job.S_after + at * V, V, 0.0f);
                 job.ngram_after[at] = NO_NGRAM, job.number_after[at] = 0;
@@ -137,18 +142,18 @@ struct NgramHead {
 
     void prefetch(const float* table, Int t) const {
         if (t + AHEAD < job.time && read(t + AHEAD) != NO_NGRAM)
-            __builtin_prefetch(table + row_of(read(t + AHEAD), job.rows) * V, 1, 2);
+            __builtin_prefetch(table + table_row(read(t + AHEAD)) * V, 1, 2);
     }
 
     static constexpr Int AHEAD = 8;
 };
 
-template <typename Pass>
-void run_heads(NgramJob* job, Pass pass) {
+void run_heads(NgramJob* job, void (NgramHead::*pass)() const) {
+    const Int worker = __atomic_fetch_add(&job->workers_begun, 1, __ATOMIC_RELAXED);
     each_batch_head(job, [&](Int index) {
-        const NgramHead head(*job, index);
+        const NgramHead head(*job, index, worker);
         if (head.has_rows())
-            pass(head);
+            (head.*pass)();
         else
             __atomic_store_n(&job->invalid, 1, __ATOMIC_RELAXED);
     });
@@ -158,16 +163,9 @@ void run_heads(NgramJob* job, Pass pass) {
 
 extern "C" {
 
-void ngram_forward(NgramJob* job) {
-    run_heads(job, [](const NgramHead& head) { head.forward(); });
-}
+void ngram_forward(NgramJob* job) { run_heads(job, &NgramHead::forward); }
 
-void ngram_backward(NgramJob* job) {
-    const Int worker = __atomic_fetch_add(&job->workers_begun, 1, __ATOMIC_RELAXED);
-    run_heads(job, [&](const NgramHead& head) {
-        head.backward(job->dS + (job->dS_is_scratch ? worker : head.index) * job->rows * head.V);
-    });
-}
+void ngram_backward(NgramJob* job) { run_heads(job, &NgramHead::backward); }
 }
 
 #include "layout.h"
