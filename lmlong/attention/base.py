@@ -43,6 +43,9 @@ class CausalAttention(FollowsPolicy, ABC, Generic[State]):
     has_keys = True
     """Whether it has queries and keys. If False, their width is 0."""
 
+    reads_alone = False
+    """Whether it has `outputs`: a cheaper way to read a text that begins here, if the state after is not wanted."""
+
     normalizes_heads = True
     """Whether the model normalizes the output of each head, which suits a mean of values."""
 
@@ -107,8 +110,7 @@ class CausalAttention(FollowsPolicy, ABC, Generic[State]):
         self, q: Tensor, k: Tensor, v: Tensor, document_starts: Tensor | None = None, inputs: Inputs = NOTHING
     ) -> Tensor:
         """Return the outputs of a text that begins here, whose state after is not wanted."""
-        state = self.init_state(len(v), v.device, at_least_float32(v.dtype))
-        return self(q, k, v, state, document_starts, inputs)[0]
+        raise AssertionError(f"{type(self).__name__} reads a text by `forward`")
 
     @abstractmethod
     def reference(

@@ -99,7 +99,8 @@ class Mixer(nn.Module):
         self, batch: int, device: torch.device, dtype: torch.dtype, is_wanted: bool = True
     ) -> BlockState:
         tail = self.convolution.init_state(batch, device, dtype) if self.convolution else None
-        return BlockState(self.attention.init_state(batch, device, dtype) if is_wanted else None, tail)
+        has_state = is_wanted or not self.attention.reads_alone
+        return BlockState(self.attention.init_state(batch, device, dtype) if has_state else None, tail)
 
     def forward(self, x: Tensor, state: BlockState, stretch: Stretch) -> tuple[Tensor, BlockState]:
         x = x if self.norm_after else self.norm(x, for_product=True)

@@ -100,7 +100,7 @@ class Training(Budget):
     """Weight decay of the matrices of linear layers and the embedding. Norms, gains, biases, convolutions, gates and
     learned projections inside an attention never decay."""
     beta1: float = Field(default=0.9, ge=0, lt=1)
-    """Decay rate of AdamW's first moment, the running mean of the gradient."""
+    """Decay rate of the running mean of the gradient: AdamW's first moment, and Muon's momentum."""
     beta2: float = Field(default=0.99, ge=0, lt=1)
     """Decay rate of AdamW's second moment, the running mean of the squared gradient."""
     clip: float = Field(default=1.0, gt=0, le=bounds.FACTOR)

@@ -28,7 +28,7 @@ same, so a step changes a layer's output by the same amount."""
 class Muon(torch.optim.Optimizer):
     """Muon for groups with `stacks`, the heights of the matrices stacked in each weight; AdamW for other groups.
 
-    Each group has its own learning rate. Matrix products use `dtype`; bfloat16 is precise enough. With `fused`, torch's
+    The first beta is the momentum of both. Each group has its own learning rate. Matrix products use `dtype`; bfloat16 is precise enough. With `fused`, torch's
     fused kernels update all weights of a group at once. `ranks` processes that hold the same weights, gradients and
     moments divide the matrices among them.
     """
@@ -48,7 +48,7 @@ class Muon(torch.optim.Optimizer):
         fused: bool = False,
         ranks: int = 1,
     ):
-        defaults = {"betas": betas, "eps": 1e-8, "weight_decay": 0.0, "momentum": 0.95, "fused": fused}
+        defaults = {"betas": betas, "eps": 1e-8, "weight_decay": 0.0, "fused": fused}
         super().__init__(groups, defaults)
         self.dtype, self.ranks = dtype, ranks
 
@@ -86,7 +86,7 @@ class Muon(torch.optim.Optimizer):
         for weight in weights:
             if not self.state[weight]:
                 self.state[weight]["momentum"] = torch.zeros_like(weight)
-        momentum, means = group["momentum"], [self.state[weight]["momentum"] for weight in weights]
+        momentum, means = group["betas"][0], [self.state[weight]["momentum"] for weight in weights]
         gradients: list[Any] = [weight.grad for weight in weights]
         if group["fused"]:  # mean + (1 - momentum) * (gradient - mean)
             self._fused_update(means, gradients, 1 - momentum, 1.0, maximize=True)

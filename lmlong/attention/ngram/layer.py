@@ -72,6 +72,7 @@ class NgramAttention(CausalAttention[NgramState]):
     kernel: SortKernel
     has_keys = ATTENTION_KINDS["ngram"].has_keys
     normalizes_heads = False
+    reads_alone = True
     native_decode = NgramDecode()
 
     def __init__(self, heads: int, head_dim: int, value_dim: int, sizes: list[int], buckets: int):

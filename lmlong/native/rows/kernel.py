@@ -148,11 +148,11 @@ class _Convolution(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, tail, weight, _ = ctx.saved_tensors
+        x, tail, weight, _ = saved = ctx.saved_tensors  # once: activation checkpointing recomputes them
         dx, dtail = (torch.empty(each.shape, dtype=each.dtype) for each in (x, tail))
         dweight = weight.new_empty(-(-dy.shape[:2].numel() // BLOCK_ROWS), *weight.shape)
         more = {"dx": _in_rows(dx, dy.shape[2]), "dtail": _in_rows(dtail, dy.shape[2])}
-        _run_convolution("rows_convolution_backward", ctx.saved_tensors, dy, more, dgain=dweight)
+        _run_convolution("rows_convolution_backward", saved, dy, more, dgain=dweight)
         return dx, dtail, dweight.sum(0), None
 
 
