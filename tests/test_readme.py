@@ -42,7 +42,7 @@ DOCS = ROOT / "docs"
 FILES = sorted(path for path in [ROOT / "README.md", CONTRIBUTING, *DOCS.glob("**/*.md")] if path.exists())
 FENCED = re.compile(r"^```.*?^```$", flags=re.DOTALL | re.MULTILINE)
 SHORT = ["training.steps=3", "text.sequence_length=64", "training.batch_size=1", "model.width=32", "model.layers=2"]
-SHORT += ["training.validation_tokens=2000", "training.final_validation_tokens=0"]
+SHORT += ["model.heads=4", "training.validation_tokens=2000", "training.final_validation_tokens=0"]
 SHORT += ["model.attention.linformer.projected=16"]  # as many slots as so short a sequence has room for
 PACKAGES = ("email", "json")
 SMALL = ["'text.sources=[{kind: files, paths: [library]}]'", "text.validation.fraction=0.5"]

@@ -21,7 +21,6 @@ from lmlong.data.rows import CyclicTokens, Documents, Rows, Streams, Windows
 from lmlong.data.token_dataset import TokenDataset
 from lmlong.errors import UsageError
 from lmlong.recipe import Recipe
-from lmlong.recipe.kinds import why_state_grows
 
 
 class DataModule(ABC):
@@ -64,11 +63,6 @@ class DataModule(ABC):
         """Return the rows of one source."""
 
 
-VALIDATION_LENGTH = 2048
-"""The least tokens that a model whose state does not grow reads in a row of validation text, however short the rows are
-that it is trained on: so it is measured on context that it has in use."""
-
-
 class CausalDataModule(DataModule):
     """Tokens, and the next token of each as its target."""
 
@@ -85,10 +79,7 @@ class CausalDataModule(DataModule):
         text = scored_tokens(self.tokens.validation.tokens, tokenizer.bos, tokenizer.eos, self.factor)
         if self.recipe.training.carry_state:
             return validation_streams(text, self.length, rows, limit, rank, ranks)
-        longest = self.length if why_state_grows(self.recipe.model.mixer_kinds) else VALIDATION_LENGTH
-        length = max(self.length, longest // self.factor * self.factor)
-        rows = max(1, rows * self.length // length)
-        return islice(validation_batches(text, length, rows, limit, ranks), rank, None, ranks)
+        return islice(validation_batches(text, self.length, rows, limit, ranks), rank, None, ranks)
 
     def _rows(self, text: CyclicTokens, key: tuple[int, ...]) -> Rows:
         if self.recipe.text.rows == "documents":

@@ -95,9 +95,7 @@ class Mixer(nn.Module):
             self.in_proj.weight[keys] = self.in_proj.weight[queries][first]
             self.convolution.init_codes(queries, keys, first)
 
-    def init_state(
-        self, batch: int, device: torch.device, dtype: torch.dtype, is_wanted: bool = True
-    ) -> BlockState:
+    def init_state(self, batch: int, device: torch.device, dtype: torch.dtype, is_wanted: bool = True) -> BlockState:
         tail = self.convolution.init_state(batch, device, dtype) if self.convolution else None
         has_state = is_wanted or not self.attention.reads_alone
         return BlockState(self.attention.init_state(batch, device, dtype) if has_state else None, tail)

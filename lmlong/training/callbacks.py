@@ -235,7 +235,7 @@ class TrainingCallback(Callback):
         return best.step
 
     def _score(self, module: TrainingModule, limit: int | None) -> LossTotals:
-        """Return the loss on the validation text, or on an even sample of it."""
+        """Return the loss on the validation text, or on an even sample of it, in sequences of the training length."""
         trainer, carry_state = module.trainer, module.recipe.training.carry_state
         share = self.data.validation(limit, trainer.global_rank, trainer.world_size)
         batches = (batch_tensors(batch, module.device) for batch in share)

@@ -28,9 +28,9 @@ same, so a step changes a layer's output by the same amount."""
 class Muon(torch.optim.Optimizer):
     """Muon for groups with `stacks`, the heights of the matrices stacked in each weight; AdamW for other groups.
 
-    The first beta is the momentum of both. Each group has its own learning rate. Matrix products use `dtype`; bfloat16 is precise enough. With `fused`, torch's
-    fused kernels update all weights of a group at once. `ranks` processes that hold the same weights, gradients and
-    moments divide the matrices among them.
+    The first beta is the momentum of both. Each group has its own learning rate. Matrix products use `dtype`; bfloat16
+    is precise enough. With `fused`, torch's fused kernels update all weights of a group at once. `ranks` processes that
+    hold the same weights, gradients and moments divide the matrices among them.
     """
 
     partition: Any = None

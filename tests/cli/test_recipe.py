@@ -17,8 +17,8 @@ def recipe(*words: str, cwd: Path | None = None) -> Finished:
 
 def test_check_summarizes_the_model() -> None:
     changes = ["text.sequence_length=512", "model.attention.kind=[linear, softmax]", "training.tokens=9000"]
-    done = recipe("check", "quickstart", "training.steps=20", "model.width=64", "model.layers=2", *changes)
-    summary = "2 layers of width 64, linear, softmax attention, sequences of 512 tokens, 20 steps or 9000 tokens"
+    done = recipe("check", "quickstart", "training.steps=20", "model.width=60", "model.layers=2", *changes)
+    summary = "2 layers of width 60, linear, softmax attention, sequences of 512 tokens, 20 steps or 9000 tokens"
     assert done == (0, f"ok: quickstart: {summary}\n", "")
     window = "model.attention.parallel_window=64"
     assert "linear attention beside windows of 64 tokens," in recipe("check", "book", window).stdout

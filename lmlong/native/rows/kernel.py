@@ -99,9 +99,7 @@ def loss(logits: Tensor, targets: Tensor, graded: bool) -> Tensor:
 
 class _Norm(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, gain: Tensor, gate: Tensor | None, epsilon: float, dtype: torch.dtype
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, gain: Tensor, gate: Tensor | None, epsilon: float, dtype: torch.dtype) -> Tensor:
         y, gain = torch.empty(x.shape, dtype=dtype), gain.contiguous()
         ctx.save_for_backward(x, gain, gate)
         ctx.epsilon = epsilon

@@ -4,6 +4,7 @@ B batch, H heads, T time, V value dim, R rows.
 """
 
 import ctypes
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,8 @@ class NativeNgram(SortKernel):
             return super().read(v, hashes, document_starts, state)
         rows = state.S.shape[2]
         sums, numbers, *table = _Lookup.apply(functions, v.float(), hashes, document_starts, rows, *state[:3])
-        return sums, numbers, NgramState(*table, *state[3:])
+        S, number, ngram = table
+        return sums, numbers, state._replace(S=S, number=number, ngram=ngram)
 
     def read_alone(
         self, v: Tensor, hashes: Tensor, document_starts: Tensor | None, buckets: int
@@ -100,8 +102,7 @@ class _Lookup(torch.autograd.Function):
             "ngram_after": torch.full(shape, NO_NGRAM),
         }
         saved = {"hashes": hashes, "document_starts": document_starts, "numbers": numbers, "cleared": cleared}
-        job = {**saved, **dict(before), **after, "v": v, "sums": sums}
-        _run(functions.ngram_forward, v, rows, job, not table)
+        _run(functions.ngram_forward, v, rows, {**saved, **dict(before), **after, "v": v, "sums": sums}, not table)
         ctx.functions, ctx.rows = functions, rows
         ctx.save_for_backward(v.new_empty(value_dim), *saved.values())
         ctx.set_materialize_grads(False)
@@ -134,9 +135,7 @@ def _workers(batch_heads: int) -> int:
     return max(1, min(torch.get_num_threads(), batch_heads))
 
 
-def _run(
-    function: Any, v: Tensor, rows: int, tensors: dict[str, Tensor | None], is_scratch: bool
-) -> None:
+def _run(function: Any, v: Tensor, rows: int, tensors: Mapping[str, Tensor | None], is_scratch: bool) -> None:
     """Run a pass over tensors (B, T, H, V) and (B, H, T), named by their job fields."""
     batch, time, heads, value_dim = v.shape
     job = NgramJob(batch * heads, heads, time, value_dim, rows, is_scratch=is_scratch)
