@@ -114,7 +114,7 @@ def test_the_order_of_tokens_changes_what_is_read(form: str) -> None:
         moved, kept = model(tokens[:1, order])[0], model(tokens[:1])[0][:, order]
         assert (moved - kept).abs().amax(-1).min() > 1e-4
     if form in ("full", "elu", "efficient"):
-        bag = build(form, positions="none")
+        bag = build(form, positions="none", convolution=0)
         moved, kept = bag(tokens[:1, order])[0], bag(tokens[:1])[0][:, order]
         assert (moved - kept).abs().max() < 1e-8
 
