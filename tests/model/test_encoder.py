@@ -119,6 +119,20 @@ def test_the_order_of_tokens_changes_what_is_read(form: str) -> None:
         assert (moved - kept).abs().max() < 1e-8
 
 
+@pytest.mark.parametrize("taps", [1, 4, 5])
+@torch.no_grad()
+def test_the_convolution_adds_the_neighbours_on_both_sides(taps: int) -> None:
+    mixer = build("full", convolution=taps).blocks[0].mixer
+    x = torch.randn(2, LONGEST, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    whole, weight = mixer(x, None), mixer.convolution
+    assert weight is not None
+    mixer.convolution = None
+    y, normed = mixer(x, None), pad(mixer.norm(x), (0, 0, taps // 2, taps))
+    for tap in range(taps):
+        y += normed[:, tap : tap + LONGEST] * weight[:, 0, tap]
+    assert_close(whole, y, rtol=1e-9, atol=1e-9)
+
+
 @torch.no_grad()
 def test_positions_are_as_large_as_fresh_embeddings() -> None:
     model, read = fresh(FORMS["full"], positions="absolute"), []
