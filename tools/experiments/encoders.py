@@ -85,7 +85,7 @@ def pretrain(kind: str, seed: int, options: argparse.Namespace) -> tuple[int, li
         text["masking"] = {"kind": "plain", "share": options.masked}
     folder = options.out / f"{kind}-{seed}"
     result = trained(recipe_of(kind, "causal" if kind == "causal" else "masked", seed, options, **text), folder)
-    steps = sorted({options.steps, result.step}) if kind != "causal" else []
+    steps = [min(options.steps, result.step), result.step] if kind != "causal" else []
     runs = (open_run(folder / "checkpoints" / f"step-{step:08}") for step in steps)
     return result.step, [measure_masked(folder.name, run, tokens=HELD_OUT).sums for run in runs]
 
