@@ -105,22 +105,14 @@ def swapped(options: argparse.Namespace) -> None:
 
     def trained(features: int, minutes: float, start: Path | None = None, **training: Any) -> lmlong.TrainingResult:
         kind = {"kind": "linear", "feature_map": "favor", "decay": "none", "favor": {"features": features}}
+        text: dict[str, Any] = {"sources": [{"paths": [str(options.texts)]}], "sequence_length": 512}
+        training = {"minutes": minutes, "clock": "process", "warmup_steps": 20, "validate_every": 10**9} | training
+        if start:
+            training = {"init_from": str(start), "learning_rate": 4e-3} | training
         recipe = {
-            "text": {
-                "sources": [{"paths": [str(options.texts)]}],
-                "tokenizer": {"vocabulary": 1024},
-                "sequence_length": 512,
-            },
+            "text": text | {"tokenizer": {"vocabulary": 1024}},
             "model": model | {"attention": kind if features else {"kind": "softmax"}},
-            "training": {
-                **{"minutes": minutes, "clock": "process", "batch_size": 8, "warmup_steps": 20},
-                **{
-                    "validate_every": 10**9,
-                    "final_validation_tokens": 0,
-                    "init_from": start and str(start),
-                    **training,
-                },
-            },
+            "training": training | {"final_validation_tokens": 0},
         }
         name = "softmax" if start is None else f"{features or 'softmax'}-{minutes:g}"
         return lmlong.train(lmlong.Recipe.load(recipe), out / name, resume="auto")
@@ -134,7 +126,9 @@ def swapped(options: argparse.Namespace) -> None:
     layers = [block.mixer.attention for block in run.model.blocks]
     with torch.no_grad(), watched(layers, lambda _, called: inputs.append([x.double() for x in called[:3]])):
         run.model(torch.from_numpy(text)[None])
-    rows = {0: softmax} | {features: trained(features, 1e-9, softmax.run, steps=1) for features in options.features}
+    rows = {0: softmax} | {
+        features: trained(features, 1, softmax.run, steps=1, learning_rate=1e-9) for features in options.features
+    }
     untuned = {features: lmlong.load(result.run).model for features, result in rows.items()}
     print(f"{'features':8}{'error':>9}{'loss':>9}{'tuned':>9}  milliseconds of a pass over tokens")
     print(f"{'':37}{''.join(f'{length:>9,}' for length in options.lengths)}")
