@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import conv1d
 
 from lmlong import recipe
 from lmlong.attention.encoder.base import EncoderAttention
@@ -16,11 +17,12 @@ from lmlong.model.base import EMBEDDING_STD, LMHead, TextModel
 from lmlong.model.block import ResidualBlock
 from lmlong.model.hourglass import EncoderHourglass
 from lmlong.model.layers import Linear, RMSNorm, StackedLinear, block_norm
+from lmlong.model.loss import IGNORED
 from lmlong.model.rope import apply_rope, sinusoidal_positions
 
 
 class EncoderMixer(nn.Module):
-    """Gated bidirectional attention."""
+    """Gated bidirectional attention, plus a depthwise convolution over the neighbours on both sides."""
 
     def __init__(self, options: recipe.Model, attention: EncoderAttention):
         super().__init__()
@@ -35,15 +37,25 @@ class EncoderMixer(nn.Module):
         self.rope = options.rope
         self.head_norm = RMSNorm(self.heads, width // self.heads, epsilon=options.norm_epsilon)
         self.out_proj = Linear(width, width)
+        # Attention alone does not tell neighbours from distant tokens for hundreds of steps, and masked tokens are then
+        # predicted no better than by their frequencies.
+        taps = options.convolution
+        self.convolution = nn.Parameter(torch.randn(width, 1, taps) * taps**-0.5) if taps else None
 
     def forward(self, x: Tensor, padding: Tensor | None) -> Tensor:
-        *qkv, gate = self.in_proj(self.norm(x, for_product=True)).chunk(4, dim=-1)
+        x = self.norm(x, for_product=True)
+        *qkv, gate = self.in_proj(x).chunk(4, dim=-1)
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in qkv)
         if self.uses_rope:
             index = torch.arange(x.shape[1], device=x.device)[None]
             q, k = (apply_rope(part, index, self.rope) for part in (q, k))
         y = self.attention(q, k, v, padding).transpose(1, 2)
-        return self.out_proj(self.head_norm(y, gate.view_as(y), for_product=True).flatten(2))
+        y = self.out_proj(self.head_norm(y, gate.view_as(y), for_product=True).flatten(2))
+        if self.convolution is None:
+            return y
+        x = x if padding is None else x.masked_fill(padding[..., None], 0)
+        taps = self.convolution.shape[2]
+        return y + conv1d(x.mT, self.convolution, padding=taps // 2, groups=x.shape[2]).mT[:, : x.shape[1]]
 
 
 class EncoderBlock(ResidualBlock):
@@ -108,6 +120,12 @@ class Encoder(TextModel):
             x = self.hourglass.upsample(x, y)
         hidden = self.norm(self._run_blocks(blocks[end:], x, padding))
         return hidden if self.labels is None else mean_of_rows(hidden, padding).expand_as(hidden), None
+
+    def loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        if self.policy_for(hidden).reads_values:  # most tokens are no targets, and their logits would take long
+            scored = targets != IGNORED
+            hidden, targets = hidden[scored], targets[scored]
+        return super().loss(hidden, targets)
 
     def piece(self, rows: int) -> int:
         """Return a number that no text has: an encoder reads whole rows."""

@@ -157,7 +157,8 @@ class Model(Options):
     options are those of attention.ngram. They add nothing until they are trained, so a trained model can get them with
     training.init_from."""
     convolution: int = Field(default=4, ge=0, le=64)
-    """Tokens seen by the causal convolution over queries, keys and values; 0 for none. An encoder has none."""
+    """Tokens seen by the causal convolution over queries, keys and values; 0 for none. That of an encoder sees both
+    sides of a token, and is added to the output of attention."""
     convolution_activation: Literal["none", "silu"] = "none"
     """Function of the convolution's outputs: silu(x) = x sigmoid(x), or none."""
     input_gate: bool = False

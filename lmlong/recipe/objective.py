@@ -12,7 +12,7 @@ from lmlong.recipe.section import mistake
 from lmlong.recipe.text import ROW_LENGTHS, Text
 from lmlong.recipe.training import Training
 
-ENCODER_DEFAULTS: dict[str, Any] = {"model": {"convolution": 0, "attention": {"kind": "linear", "decay": "none"}}}
+ENCODER_DEFAULTS: dict[str, Any] = {"model": {"convolution": 5, "attention": {"kind": "linear", "decay": "none"}}}
 """Defaults of an encoder that differ from those of a causal model."""
 
 LABEL_DEFAULTS: dict[str, Any] = {"text": {"rows": "documents", "labels": {}}}
@@ -39,7 +39,6 @@ CAUSAL_ONLY = {
     "model.tied_output": NO_CHOICE,
     "model.ngram_embedding": "it is a vector of the last tokens, but an encoder looks at both sides",
     "model.add_ngram": "n-gram heads look up what followed the last tokens, which an encoder already sees",
-    "model.convolution": "it only sees the past, but an encoder looks at both sides",
     "training.segment": NO_STATE,
     "training.sequence_parallel": NO_STATE,
     "training.carry_state": NO_STATE,

@@ -114,9 +114,23 @@ def test_the_order_of_tokens_changes_what_is_read(form: str) -> None:
         moved, kept = model(tokens[:1, order])[0], model(tokens[:1])[0][:, order]
         assert (moved - kept).abs().amax(-1).min() > 1e-4
     if form in ("full", "elu", "efficient"):
-        bag = build(form, positions="none")
+        bag = build(form, positions="none", convolution=0)
         moved, kept = bag(tokens[:1, order])[0], bag(tokens[:1])[0][:, order]
         assert (moved - kept).abs().max() < 1e-8
+
+
+@pytest.mark.parametrize("taps", [1, 4, 5])
+@torch.no_grad()
+def test_the_convolution_adds_the_neighbours_on_both_sides(taps: int) -> None:
+    mixer = build("full", convolution=taps).blocks[0].mixer
+    x = torch.randn(2, LONGEST, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    whole, weight = mixer(x, None), mixer.convolution
+    assert weight is not None
+    mixer.convolution = None
+    y, normed = mixer(x, None), pad(mixer.norm(x), (0, 0, taps // 2, taps))
+    for tap in range(taps):
+        y += normed[:, tap : tap + LONGEST] * weight[:, 0, tap]
+    assert_close(whole, y, rtol=1e-9, atol=1e-9)
 
 
 @torch.no_grad()

@@ -12,11 +12,11 @@ START = "objective: masked\ntraining: {steps: 1}\n"
 @pytest.mark.parametrize("kind", ["linear", "full", "linformer", "efficient", "[linformer, full]"])
 def test_encoder_needs_only_its_objective(loaded: Loaded, kind: str) -> None:
     recipe = loaded(START, f"model.attention.kind={kind}")
-    assert (recipe.model.convolution, recipe.model.attention.decay) == (0, "none")
+    assert (recipe.model.convolution, recipe.model.attention.decay) == (5, "none")
     assert (recipe.text.masking.share, recipe.text.masking.kind) == (0.15, "bert")
     assert recipe.targets_per_sequence == 0.15 * recipe.text.sequence_length
     assert loaded(dump(recipe)) == recipe
-    assert loaded("training: {steps: 1}\n", "objective=masked").model.convolution == 0
+    assert loaded("training: {steps: 1}\n", "objective=masked").model.convolution == 5
 
 
 NGRAM_AMONG_FOUR = ["linear", "ngram", "linear", "linear"]
@@ -59,7 +59,6 @@ training:
 learn: true
 """
     starts = [
-        "file:3: model.convolution: it only sees the past",
         "file:4: model.value_dim: an encoder keeps no state, and its heads always have width / heads",
         "file:6: model.attention.kind.1: softmax only looks at the past, but an encoder looks at both sides. Use full",
         "file:6: model.attention.kind.2: window only looks at the past, but an encoder looks at both sides. Use full",
@@ -98,7 +97,7 @@ def test_labels_need_only_their_objective(loaded: Loaded) -> None:
     assert (causal.is_encoder, causal.text.rows, causal.targets_per_sequence) == (False, "documents", 1)
     assert causal.text.labels is not None and (causal.text.labels.field, causal.label_names) == ("label", [])
     encoder = loaded(LABELS, "model.encoder=true", "model.attention.kind=full", "text.labels.names=[a, b]")
-    assert encoder.is_encoder and (encoder.model.convolution, encoder.model.attention.decay) == (0, "none")
+    assert encoder.is_encoder and (encoder.model.convolution, encoder.model.attention.decay) == (5, "none")
     assert encoder.label_names == ["a", "b"] and loaded(START).label_names is None
     assert loaded(START).is_encoder and loaded(START, "model.encoder=true").is_encoder
     assert all(loaded(dump(recipe)) == recipe for recipe in (causal, encoder))

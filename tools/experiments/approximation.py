@@ -3,9 +3,14 @@
 
     tools/experiments/approximation.py
     tools/experiments/approximation.py --seeds 10 --widths 16 --features 16 64 256
+    tools/experiments/approximation.py --texts books/ --features 32 64 128 256
 
 Positive, hyperbolic and trigonometric features of equal number, with orthogonal and independent rows of three kinds of
 norm, on normal queries and keys of several sizes. Error is that of all outputs relative to their norm.
+
+With --texts, in a model instead: one is trained with softmax attention, which FAVOR+ then replaces. The error is that
+of the attention on the model's own queries and keys, the loss that of the model before and after --tune minutes more,
+which softmax gets too, and the time that of a pass over a whole text. A finished run in --out is not trained again.
 """
 
 import argparse
@@ -21,6 +26,9 @@ import torch
 from torch import Tensor
 
 import lmlong
+from lmlong.bench.timer import time_rounds
+from lmlong.data.token_dataset import prepare
+from lmlong.evaluation.state_health import watched
 
 TOKENS = 128
 FORMS, NORMS = ("positive", "hyperbolic", "trig"), ("chi", "fixed", "quantile")
@@ -90,6 +98,73 @@ def measure(setting: Setting, seeds: int) -> list[float]:
     return errors.quantile(torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)).tolist()
 
 
+def swapped(options: argparse.Namespace) -> None:
+    """Replace the attention of a trained softmax model by FAVOR+: print and draw errors, losses and times."""
+    out = options.out.with_suffix("")
+    model = {"width": 128, "layers": 4, "heads": 4, "query_key_norm": "head"}
+
+    def trained(features: int, minutes: float, start: Path | None = None, **training: Any) -> lmlong.TrainingResult:
+        kind = {"kind": "linear", "feature_map": "favor", "decay": "none", "favor": {"features": features}}
+        text: dict[str, Any] = {"sources": [{"paths": [str(options.texts)]}], "sequence_length": 512}
+        training = {"minutes": minutes, "clock": "process", "warmup_steps": 20, "validate_every": 10**9} | training
+        if start:
+            training = {"init_from": str(start), "learning_rate": 4e-3} | training
+        recipe = {
+            "text": text | {"tokenizer": {"vocabulary": 1024}},
+            "model": model | {"attention": kind if features else {"kind": "softmax"}},
+            "training": training | {"final_validation_tokens": 0},
+        }
+        name = "softmax" if start is None else f"{features or 'softmax'}-{minutes:g}"
+        return lmlong.train(lmlong.Recipe.load(recipe), out / name, resume="auto")
+
+    def loss(result: lmlong.TrainingResult) -> float:
+        return [entry["validation"]["nats_per_token"] for entry in result.metrics if "validation" in entry][-1]
+
+    softmax, inputs = trained(0, options.train), list[list[Tensor]]()
+    run = lmlong.load(softmax.run)
+    text = prepare(run.recipe.text, run.tokenizer).validation.tokens[: 2 * TOKENS].astype("int64")
+    layers = [block.mixer.attention for block in run.model.blocks]
+    with torch.no_grad(), watched(layers, lambda _, called: inputs.append([x.double() for x in called[:3]])):
+        run.model(torch.from_numpy(text)[None])
+    rows = {0: softmax} | {
+        features: trained(features, 1, softmax.run, steps=1, learning_rate=1e-9) for features in options.features
+    }
+    untuned = {features: lmlong.load(result.run).model for features, result in rows.items()}
+    print(f"{'features':8}{'error':>9}{'loss':>9}{'tuned':>9}  milliseconds of a pass over tokens")
+    print(f"{'':37}{''.join(f'{length:>9,}' for length in options.lengths)}")
+    _, (losses, times) = plt.subplots(1, 2, figsize=(10, 4))
+    passes = {}
+    for length in options.lengths:
+        tokens = torch.randint(1024, (1, length))
+        calls = {features: partial(each.eval(), tokens) for features, each in untuned.items()}
+        with torch.no_grad():
+            timed = time_rounds({str(features): call for features, call in calls.items()}, tokens.device, 10)
+        passes[length] = {features: statistics.median(timed[str(features)][1:]) for features in calls}
+    tuned = {features: loss(trained(features, options.tune, softmax.run)) for features in rows}
+    for features, result in rows.items():
+        errors = []
+        for q, k, v in inputs if features else []:
+            sizes, setting = q.shape[1:4:2], Setting(q.shape[-1], 0, features)
+            shape, drawn = (sizes[0], sizes[1], sizes[1]), torch.stack([draw_rows(setting, n) for n in range(sizes[0])])
+            exact = lmlong.SoftmaxAttention(*shape).reference(q, k, v)
+            random = lmlong.LinearAttention(*shape, feature_map=RandomFeatures(drawn, "positive")).reference(q, k, v)
+            errors.append(float((random - exact).norm() / exact.norm()))
+        error = statistics.mean(errors) if errors else 0.0
+        cells = "".join(f"{passes[length][features] * 1e3:9.1f}" for length in options.lengths)
+        print(f"{features or 'softmax':<8}{error:9.3f}{loss(result):9.4f}{tuned[features]:9.4f}  {cells}")
+        label = str(features or "softmax")
+        times.loglog(options.lengths, [passes[length][features] for length in options.lengths], "o-", label=label)
+    losses.plot(options.features, [loss(rows[features]) for features in options.features], "o-", label="swapped")
+    losses.plot(options.features, [tuned[features] for features in options.features], "o-", label="tuned")
+    for value, name in ((loss(softmax), "softmax"), (tuned[0], "softmax, tuned")):
+        losses.axhline(value, color="gray", linestyle="-" if name == "softmax" else ":", label=name)
+    losses.set(xlabel="features", ylabel="nats a token", xscale="log")
+    times.set(xlabel="tokens", ylabel="seconds of a pass")
+    for panel in (losses, times):
+        panel.legend()
+    plt.savefig(options.out, bbox_inches="tight")
+
+
 def short(error: float) -> str:
     return f"{error:.3f}" if error < 1000 else f"{error:.0e}"
 
@@ -100,8 +175,15 @@ def main() -> None:
     parser.add_argument("--widths", nargs="+", type=int, default=[16, 64], help="of a head")
     parser.add_argument("--deviations", nargs="+", type=float, default=[0.25, 0.5, 0.75, 1.0, 1.25, 1.5])
     parser.add_argument("--features", nargs="+", type=int, default=[16, 32, 64, 128, 256])
-    parser.add_argument("--out", type=Path, default=Path("approximation.png"), help="the picture")
+    parser.add_argument("--texts", type=Path, help="folder of texts, to replace the attention of a trained model")
+    parser.add_argument("--train", type=float, default=2, help="minutes of processor time of the softmax model")
+    parser.add_argument("--tune", type=float, default=0.5, help="minutes of processor time after the replacement")
+    parser.add_argument("--lengths", nargs="+", type=int, default=[256, 512, 1024, 2048, 4096], help="tokens of passes")
+    parser.add_argument("--out", type=Path, default=Path("approximation.png"), help="the picture, and a folder of runs")
     options = parser.parse_args()
+    if options.texts:
+        swapped(options)
+        return
     cases, most = list(product(options.widths, options.deviations)), max(options.features)
     size = len(options.widths), len(options.deviations)
     shared: dict[str, Any] = {"sharex": True, "sharey": True, "squeeze": False, "layout": "constrained"}

@@ -1,13 +1,16 @@
 #!/usr/bin/env python
 """Pretrain encoders on masked tokens of a folder of texts, then learn labels from them, by kind of attention.
 
-    tools/experiments/encoders.py books/ --labelled reviews.jsonl
-    tools/experiments/encoders.py books/ --labelled reviews.jsonl --kinds full full-scratch linformer-128 causal
+    tools/experiments/encoders.py books/ --kinds full linformer-64 linformer-64-mean linformer-128,64,32,16 --seeds 0 1
+    tools/experiments/encoders.py books/ --kinds full full-scratch causal --labelled reviews.jsonl
 
-Each kind is pretrained once (a causal one by its next tokens, one named -scratch not at all), and tuned on each fold of
-the labelled documents, which are shuffled and divided into --folds parts: trained on the others, measured on the fold
-after the last step, which no choice depends on. Naive Bayes by words gets the same folds. Each training is a run folder
-in --out: a finished one is not trained again, an interrupted one is resumed.
+A kind is an attention, for Linformer with k, or a k for each layer, and then a projection or what shares projections.
+Each is pretrained for equal time (a causal one by its next tokens, one named -scratch not at all), at a constant rate
+until the last quarter; the loss at equal steps is that of a checkpoint before. Errors are over held-out rows, those of
+differences over the same rows. Then each is tuned on each fold of the labelled documents, which are shuffled and
+divided into --folds parts: trained on the others, measured on the fold after the last step, which no choice depends on.
+Naive Bayes by words gets the same folds. Each training is a run folder in --out: a finished one is not trained again,
+an interrupted one is resumed.
 """
 
 import argparse
@@ -18,82 +21,92 @@ import statistics
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import matplotlib.pyplot as plt
 
 import lmlong
+from lmlong.data.token_dataset import prepare
+from lmlong.evaluation.document_sums import Sums
+from lmlong.evaluation.masked import measure_masked
+from lmlong.evaluation.spectrum import measure_spectra
+from lmlong.inference.loading import open_run
 
-RATES = {"pretrain": 3e-3, "tune": 1e-3}
-"""Peak learning rates of AdamW."""
-
-
-class Row(NamedTuple):
-    kind: str
-    loss: float  # of pretraining, in nats a target; nan from scratch
-    accuracies: list[float]  # of the folds
-
-    @property
-    def error(self) -> float:
-        """The standard error of the mean over folds."""
-        return statistics.stdev(self.accuracies) / math.sqrt(len(self.accuracies)) if len(self.accuracies) > 1 else 0.0
+FIRST = 128
+"""Singular values whose share of the sum is shown, as in the Linformer paper."""
+HELD_OUT = 100_000
+"""Tokens of held-out text."""
 
 
 def attention_of(kind: str) -> dict[str, Any]:
-    """Return the attention of a kind, such as full, linear, linformer-128, linformer-128-mean or linformer-64-none."""
-    name, *options = kind.removesuffix("-scratch").split("-")
+    """Return the attention of a kind, such as full, linformer-128, linformer-128-mean or linformer-64,32-none."""
+    name, *options = kind.removesuffix("-scratch").split("-", 2)
     if name != "linformer":
         return {"kind": "linear" if name == "causal" else name}
     slots, *rest = options
     named = {"projection" if word in ("linear", "mean", "max", "conv") else "sharing": word for word in rest}
-    return {"kind": "linformer", "linformer": {"projected": int(slots), **named}}
+    by_layer = [int(k) for k in slots.split(",")]
+    return {"kind": "linformer", "linformer": {"projected": by_layer if by_layer[1:] else by_layer[0], **named}}
 
 
-def recipe_of(kind: str, objective: str, options: argparse.Namespace, **text: Any) -> dict[str, Any]:
+def recipe_of(kind: str, objective: str, seed: int, options: argparse.Namespace, **text: Any) -> dict[str, Any]:
     """Return the sections that all trainings share."""
     model = {"width": options.width, "layers": options.layers, "heads": options.width // 32}
-    stage = "tune" if objective == "label" else "pretrain"
+    training: dict[str, Any] = {"minutes": options.pretrain, "learning_rate": options.rate, "decay_fraction": 0.25}
+    training |= {"schedule": "warmup-stable-decay", "checkpoint_every": options.steps, "keep_every": options.steps}
+    if objective == "label":
+        training = {"minutes": options.tune, "learning_rate": options.tuning_rate, "optimizer": "adamw"}
     return {
         "objective": objective,
-        "seed": options.seed,
+        "seed": seed,
         "text": {"tokenizer": {"vocabulary": options.vocabulary}, "sequence_length": options.length, **text},
         "model": {**model, "dropout": options.dropout, "attention": attention_of(kind)},
         "training": {
-            "minutes": getattr(options, stage),
             "clock": "process",
             "batch_size": max(options.batch // options.length, 1),
-            "optimizer": "adamw",
-            "learning_rate": RATES[stage],
             "warmup_steps": 20,
             "early_stopping": False,
             "validate_every": 10**9,  # only after the last step, so that no checkpoint is chosen by the held-out text
+            **training,
         },
     }
 
 
-def trained(recipe: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Train, or resume or reuse the run in a folder; return its last validation."""
+def trained(recipe: dict[str, Any], folder: Path) -> lmlong.TrainingResult:
+    """Train, or resume or reuse the run in a folder."""
     print(folder.name, file=sys.stderr)
-    metrics = lmlong.train(lmlong.Recipe.load(recipe), folder, resume="auto").metrics
-    return [entry["validation"] for entry in metrics if "validation" in entry][-1]
+    return lmlong.train(lmlong.Recipe.load(recipe), folder, resume="auto")
 
 
-def pretrain(kind: str, options: argparse.Namespace) -> float:
-    """Return the loss of the pretrained model of a kind, in nats a masked or next token."""
-    sources = [{"paths": [str(options.texts)]}]
-    objective = "causal" if kind == "causal" else "masked"
-    recipe = recipe_of(kind, objective, options, sources=sources, masking={"kind": "plain", "share": options.masked})
-    return trained(recipe, options.out / f"pretrained-{kind}")["nats_per_token"]
+def pretrain(kind: str, seed: int, options: argparse.Namespace) -> tuple[int, list[Sums]]:
+    """Pretrain a kind; return its steps, and for an encoder its sums over held-out rows at equal steps and time."""
+    text: dict[str, Any] = {"sources": [{"paths": [str(options.texts)]}]}
+    if kind != "causal":
+        text["masking"] = {"kind": "plain", "share": options.masked}
+    folder = options.out / f"{kind}-{seed}"
+    result = trained(recipe_of(kind, "causal" if kind == "causal" else "masked", seed, options, **text), folder)
+    steps = [min(options.steps, result.step), result.step] if kind != "causal" else []
+    runs = (open_run(folder / "checkpoints" / f"step-{step:08}") for step in steps)
+    return result.step, [measure_masked(folder.name, run, tokens=HELD_OUT).sums for run in runs]
+
+
+def shares(kind: str, seed: int, options: argparse.Namespace) -> list[float]:
+    """Return the share of the sum that the first singular values of attention hold, by layer."""
+    run = open_run(options.out / f"{kind}-{seed}")
+    text = prepare(run.recipe.text, run.tokenizer).validation
+    (spectrum,) = measure_spectra(kind, run, text, [options.length])
+    return [float(layer.cumulative[:, min(FIRST, layer.values) - 1].mean()) for layer in spectrum.layers]
 
 
 def tune(kind: str, fold: int, options: argparse.Namespace) -> float:
     """Return the accuracy on a fold of a model that learned the labels of the others."""
     files = [{"paths": [str(options.out / f"fold-{fold}-{part}.jsonl")]} for part in ("train", "test")]
-    recipe = recipe_of(kind, "label", options, sources=files[:1], validation={"sources": files[1:]})
+    recipe = recipe_of(kind, "label", options.seeds[0], options, sources=files[:1], validation={"sources": files[1:]})
     recipe["model"]["encoder"] = not kind.startswith("causal")
     if not kind.endswith("-scratch"):
-        recipe["training"]["init_from"] = str(options.out / f"pretrained-{kind}")
-    return trained(recipe, options.out / f"{kind}-fold-{fold}")["accuracy"]
+        recipe["training"]["init_from"] = str(options.out / f"{kind}-{options.seeds[0]}")
+    metrics = trained(recipe, options.out / f"{kind}-fold-{fold}").metrics
+    return [entry["validation"]["accuracy"] for entry in metrics if "validation" in entry][-1]
 
 
 def write_folds(options: argparse.Namespace) -> list[tuple[list[Any], list[Any]]]:
@@ -131,46 +144,77 @@ def naive_bayes(train: list[Any], test: list[Any]) -> float:
     return statistics.mean(label == record["label"] for label, record in zip(found, test, strict=True))
 
 
-def show(rows: list[Row], folder: Path) -> None:
-    """Print the table and draw the accuracies of all folds."""
-    print(f"{'kind':24}{'loss':>9}{'accuracy':>10}{'±':>7}  folds")
-    for place, row in enumerate(rows):
-        loss = "-" if math.isnan(row.loss) else f"{row.loss:.4f}"
-        print(f"{row.kind:24}{loss:>9}{statistics.mean(row.accuracies):10.4f}{row.error:7.4f}{len(row.accuracies):7}")
-        plt.plot(row.accuracies, [-place] * len(row.accuracies), "o", color="C0", alpha=0.5)
-        plt.plot(statistics.mean(row.accuracies), -place, "D", color="C1")
-    plt.yticks([-place for place in range(len(rows))], [row.kind for row in rows])
-    plt.xlabel("accuracy of each fold, and their mean")
-    plt.savefig(folder / "encoders.png", bbox_inches="tight")
+def compare(options: argparse.Namespace, panels: Any) -> None:
+    """Print and draw the losses of all kinds and seeds, and the spectra of those whose attention is a matrix."""
+    kinds = [kind for kind in options.kinds if not kind.endswith("-scratch")]
+    print(f"{'kind':26}seed  steps{f'at step {options.steps}':>18}{'at the end':>18}{'above the first':>18}")
+    first: dict[int, Sums] = {}
+    for place, kind in enumerate(kinds):
+        for seed in options.seeds:
+            steps, sums = pretrain(kind, seed, options)
+            if sums:
+                first.setdefault(seed, sums[-1])
+                cells = [one.per_token for one in sums] + [sums[-1].above(first[seed])]
+                print(f"{kind:26}{seed:4}{steps:7}" + "".join(f"{x.value:9.4f} ± {x.error:.4f}" for x in cells))
+                error = 2 * sums[-1].nats_error
+                panels[0].errorbar(cells[-2].value, -place, xerr=error, fmt="o", color=f"C{seed}")
+    panels[0].set_yticks([-place for place in range(len(kinds))], kinds)
+    panels[0].set(xlabel="nats a masked token, two standard errors")
+    print(f"\nshare of the first {FIRST} singular values, by layer")
+    for kind in kinds:
+        if kind != "causal" and not kind.endswith(("-max", "-conv")):
+            of_layers = shares(kind, options.seeds[0], options)
+            print(f"{kind:26}" + "".join(f"{share:7.3f}" for share in of_layers))
+            panels[1].plot(range(1, len(of_layers) + 1), of_layers, "o-", label=kind)
+    panels[1].set(xlabel="layer", ylabel=f"share of the first {FIRST} singular values")
+    panels[1].legend()
+
+
+def classify(options: argparse.Namespace, panel: Any) -> None:
+    """Print and draw the accuracies of all folds."""
+    folds = write_folds(options)[: options.only]
+    print(f"\n{'kind':26}{'accuracy':>10}{'±':>7}  folds")
+    for place, kind in enumerate(("naive Bayes", *options.kinds)):
+        numbers = enumerate(folds)
+        accuracies = [tune(kind, n, options) if place else naive_bayes(*fold) for n, fold in numbers]
+        error = statistics.stdev(accuracies) / math.sqrt(len(folds)) if len(folds) > 1 else math.nan
+        print(f"{kind:26}{statistics.mean(accuracies):10.4f}{error:7.4f}{len(accuracies):7}")
+        panel.plot(accuracies, [-place] * len(folds), "o", color="C0", alpha=0.5)
+        panel.plot(statistics.mean(accuracies), -place, "D", color="C1")
+    panel.set_yticks([-place for place in range(len(options.kinds) + 1)], ["naive Bayes", *options.kinds])
+    panel.set(xlabel="accuracy of each fold, and their mean")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("texts", type=Path, help="folder of texts to pretrain on")
-    parser.add_argument("--labelled", nargs="+", type=Path, required=True, help=".jsonl files with text and label")
-    parser.add_argument("--kinds", nargs="+", default=["full", "full-scratch", "linformer-128", "linear", "causal"])
+    parser.add_argument("--labelled", nargs="+", type=Path, help=".jsonl files with text and label")
+    parser.add_argument("--kinds", nargs="+", default=["full", *(f"linformer-{k}" for k in (32, 64, 128, 256))])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--folds", type=int, default=10)
     parser.add_argument("--only", type=int, help="measure only the first N folds")
-    parser.add_argument("--pretrain", type=float, default=5, help="minutes of processor time for each kind")
+    parser.add_argument("--pretrain", type=float, default=2, help="minutes of processor time for each kind")
+    parser.add_argument("--steps", type=int, default=100, help="steps after which losses are compared too")
+    parser.add_argument("--rate", type=float, default=12e-3, help="learning rate of Muon in pretraining")
     parser.add_argument("--tune", type=float, default=5, help="minutes of processor time for each fold")
-    parser.add_argument("--length", type=int, default=1024, help="tokens of a sequence")
-    parser.add_argument("--batch", type=int, default=16384, help="tokens of a step")
+    parser.add_argument("--tuning-rate", type=float, default=1e-3, help="learning rate of AdamW for labels")
+    parser.add_argument("--length", type=int, default=512, help="tokens of a sequence")
+    parser.add_argument("--batch", type=int, default=4096, help="tokens of a step")
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--vocabulary", type=int, default=4096)
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--masked", type=float, default=0.25, help="share of masked tokens")
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("runs/encoders"), help="folder of runs and picture")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    folds = write_folds(options)[: options.only]
-    rows = [Row("naive Bayes", math.nan, [naive_bayes(*fold) for fold in folds])]
-    for kind in options.kinds:
-        loss = math.nan if kind.endswith("-scratch") else pretrain(kind, options)
-        rows.append(Row(kind, loss, [tune(kind, fold, options) for fold in range(len(folds))]))
-        show(rows, options.out)
-        plt.clf()
+    figure, panels = plt.subplots(1, 3, figsize=(16, 4), layout="constrained")
+    compare(options, panels)
+    if options.labelled:
+        classify(options, panels[2])
+    else:
+        figure.delaxes(panels[2])
+    plt.savefig(options.out / "encoders.png", bbox_inches="tight")
 
 
 if __name__ == "__main__":
