@@ -30,7 +30,7 @@ def folder(tiny: Path, recipe_of: Recipes, cache: Path, tmp_path_factory: pytest
     """A folder with the recipe and the softmax run `teacher`."""
     folder = tmp_path_factory.mktemp("conversions")
     (folder / "tiny.yaml").write_text(tiny.read_text())
-    train(recipe_of("model.attention.kind=softmax", "training.steps=150"), folder / "teacher")
+    train(recipe_of("model.attention.kind=softmax", "training.steps=150", "seed=1"), folder / "teacher")
     return folder
 
 
@@ -92,7 +92,7 @@ def test_recurrence_beside_a_window_has_a_share(folder: Path) -> None:
     weights = weights_of(folder / "beside")
     of_windows = {name: bias + 100 for name, bias in weights.items() if name.endswith(".window_share.bias")}
     assert point["without_recurrence"]["nats"] == pytest.approx(loss_with(folder / "beside", of_windows), rel=1e-5)
-    assert point["without_recurrence"]["nats"] != pytest.approx(point["totals"]["nats"], rel=1e-4)
+    assert point["without_recurrence"]["nats"] != pytest.approx(point["totals"]["nats"], rel=1e-5)
     assert len(point["recurrent_shares"]) == len(of_windows) == 2
     assert all(0.02 < share < 0.98 for share in point["recurrent_shares"])
 
