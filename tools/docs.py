@@ -239,7 +239,7 @@ def python() -> str:
     parts.append("## Functions")
     for name, value in values.items():
         if inspect.isfunction(value):
-            arguments = textwrap.fill(call(value, f"lmlong.{name}"), 84, subsequent_indent="    ")
+            arguments = textwrap.fill(call(value, f"lmlong.{name}"), 120, subsequent_indent="    ")
             parts += [f"### {name}", f"```python\n{arguments}\n```", escaped(summary(inspect.getdoc(value) or ""))]
     parts.append("## Classes")
     for name, value in values.items():
