@@ -63,8 +63,8 @@ def library() -> NativeLibrary | None:
 
 def can_compute(*tensors: Tensor, weight: Tensor | None = None) -> bool:
     """Return whether native code computes operations of these tensors, with a weight: not those that torch.compile
-    traces."""
-    fits = all(x.device.type == "cpu" and x.dtype in DTYPES and x.numel() for x in tensors)
+    traces, nor of tensors without values, which are of other classes."""
+    fits = all(type(x) is Tensor and x.device.type == "cpu" and x.dtype in DTYPES and x.numel() for x in tensors)
     fits = fits and (weight is None or weight.dtype == torch.float32)
     return fits and not torch.compiler.is_compiling() and library() is not None
 
