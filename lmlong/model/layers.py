@@ -40,7 +40,7 @@ class RMSNorm(FollowsPolicy):
         """Return the norm of x, with a gate times its SiLU; `for_product`: in the dtype of a product of x."""
         gain, dtype = self.gain, dtype_of_product(x) if for_product else torch.promote_types(x.dtype, torch.float32)
         gates = [] if gate is None else [gate]
-        if self.policy_for(x).native_rows and rows.can_compute(x, *gates, weight=gain):
+        if self.policy_for(x).native_rows and dtype in rows.DTYPES and rows.can_compute(x, *gates, weight=gain):
             return rows.norm(x, gain.expand(x.shape[-gain.ndim :]), self.epsilon, dtype, gate)
         y = rms_norm(x, x.shape[-1:], eps=self.epsilon) * gain
         y = y if gate is None else y * silu(gate)

@@ -11,7 +11,7 @@ from lmlong.attention.device_policy import GPU_POLICY, use_policy
 from lmlong.decode.choice import why_no_fast_engine
 from lmlong.model.base import count_parameters, quantize, round_weights
 from lmlong.model.language_model import LanguageModel
-from lmlong.model.layers import BFloat16Linear, GroupedLinear, SwiGLU, quantized_linear
+from lmlong.model.layers import BFloat16Linear, GroupedLinear, RMSNorm, SwiGLU, quantized_linear
 from lmlong.model.learning.read import score
 from lmlong.model.metrics import text_nll
 from lmlong.model.quantization import GroupFormat, WeightFormat, quantized
@@ -42,6 +42,15 @@ def test_a_gpu_rounds_what_bfloat16_weights_multiply() -> None:
     assert_close(found.double(), exact, rtol=2**-8, atol=1e-6)
     wide = torch.randn(3, 24, dtype=torch.float64)
     assert_close(layer(wide), wide @ layer.dequantized(torch.float64).mT, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_norm_before_a_product_has_its_dtype(dtype: torch.dtype) -> None:
+    x, norm = torch.randn(70, 24, generator=torch.Generator().manual_seed(0)), RMSNorm(24, epsilon=1e-6)
+    with torch.autocast("cpu", dtype):
+        y = norm(x, for_product=True)
+    assert y.dtype == dtype
+    assert_close(y.float(), norm(x), rtol=2**-7, atol=1e-6)
 
 
 @pytest.mark.parametrize("weights", ["int8", "int4"])

@@ -90,7 +90,8 @@ def convolution(x: Tensor, tail: Tensor, weight: Tensor, positions: Tensor | Non
 
 def loss(logits: Tensor, targets: Tensor, graded: bool) -> Tensor:
     """Return -log p of each target (N,), 0 if ignored. If `graded`, replace the logits (N, W) by their gradients."""
-    logits, targets = _in_rows(logits, logits.shape[1]), targets.contiguous()
+    assert logits.is_contiguous() and targets.shape == logits.shape[:1]
+    targets = targets.long().contiguous()
     nll = logits.new_empty(len(logits), dtype=torch.float32)
     rows = {"x": logits, "dx": logits}
     _run("rows_loss", 1, logits.shape[1], rows, targets=targets, nll=nll, graded=graded)
