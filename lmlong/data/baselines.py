@@ -8,6 +8,7 @@ import lzma
 import math
 import zlib
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -61,12 +62,13 @@ class Baselines(NamedTuple):
 
 def measure(train: Sequence[TokenFile], weights: Sequence[float], text: TokenFile, tokenizer: Tokenizer) -> Baselines:
     """Return the baselines of a text, given the training text and the weights of its sources."""
-    return Baselines(
-        gzip_bits_per_byte(text, tokenizer),
-        unigram_bits_per_byte(train, weights, text, tokenizer),
-        lzma_bits_per_byte(train, weights, text, tokenizer),
-        ppmd_bits_per_byte(train, weights, text, tokenizer),
-    )
+    with ThreadPoolExecutor() as threads:
+        gzip = threads.submit(gzip_bits_per_byte, text, tokenizer)
+        counted, *primed = (
+            threads.submit(function, train, weights, text, tokenizer)
+            for function in (unigram_bits_per_byte, lzma_bits_per_byte, ppmd_bits_per_byte)
+        )
+        return Baselines(gzip.result(), counted.result(), *(each.result() for each in primed))
 
 
 def gzip_bits_per_byte(file: TokenFile, tokenizer: Tokenizer) -> float:

@@ -19,7 +19,7 @@ from lmlong.errors import UsageError
 from lmlong.model.base import LMHead, TextModel
 from lmlong.model.block import Block, BlockState, Mixer, with_states
 from lmlong.model.hourglass import Hourglass, HourglassState
-from lmlong.model.layers import block_norm
+from lmlong.model.layers import block_norm, dtype_of_product
 from lmlong.model.learning.state import Learned
 from lmlong.model.ngram_embedding import NgramEmbedding
 from lmlong.model.rope import document_positions
@@ -164,7 +164,7 @@ class LanguageModel(TextModel):
         x = self.embedding(tokens) * self.embedding_scale
         if self.ngram_embedding is not None:
             x = x + self.ngram_embedding(windows)
-        return x, Stretch(index, document_starts, windows)
+        return x.to(dtype_of_product(x)), Stretch(index, document_starts, windows)
 
     def _count_past_tokens(self) -> int | None:
         """Return how many tokens before the current one the attentions and tables need; None if none reads tokens."""

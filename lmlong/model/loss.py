@@ -87,7 +87,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         vectors, output = hidden.to(dtype), weight.to(dtype)
         sums, dhidden, dweight = [], None, None
         if graded := graded and any(ctx.needs_input_grad):
-            dhidden = torch.empty_like(hidden)
+            dhidden = torch.empty_like(vectors)
             if ctx.needs_input_grad[1]:
                 dweight = torch.zeros_like(output, dtype=torch.promote_types(dtype, torch.float32))
         for begin in range(0, max(1, len(hidden)), chunk):
@@ -101,7 +101,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                 if dweight is not None:
                     dweight += dlogits.mT @ vectors[span]
         ctx.save_for_backward(dhidden, dweight)
-        ctx.weight_dtype = weight.dtype
+        ctx.dtypes = hidden.dtype, weight.dtype
         return sum(sums, torch.zeros_like(sums[0]))
 
     @staticmethod
@@ -109,8 +109,9 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         dhidden, dweight = ctx.saved_tensors
         dloss = grads[0].flatten()[0]
-        dweight = None if dweight is None else (dweight * dloss).to(ctx.weight_dtype)
-        return dhidden * dloss.to(dhidden.dtype), dweight, None, None, None, None
+        of_hidden, of_weight = ctx.dtypes
+        dweight = None if dweight is None else (dweight * dloss).to(of_weight)
+        return dhidden.to(of_hidden) * dloss.to(of_hidden), dweight, None, None, None, None
 
 
 def _chunk_tokens(vocabulary: int, policy: DevicePolicy) -> int:

@@ -9,9 +9,11 @@ import subprocess
 import sys
 import tempfile
 import warnings
+from collections import defaultdict
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from threading import Lock
 
 from lmlong.errors import LmlongError, UsageError
 from lmlong.io.cache import cache_folder, fetch, key_of
@@ -27,6 +29,8 @@ MORE_FLAGS = "LMLONG_CXXFLAGS"
 CHOICE = "LMLONG_NATIVE"
 """Environment variable. `prebuilt`: nothing is compiled."""
 LIBRARY, CODE = Format("native code", 1), "code.so"
+LOADING: dict[Path, Lock] = defaultdict(Lock)
+"""Held while code from a folder is loaded, so that threads do not compile it twice."""
 
 
 class NativeLibrary(ctypes.CDLL):
@@ -42,6 +46,11 @@ def load(code: NativeCode, otherwise: str) -> NativeLibrary | None:
     """Return the library of this code: compiled at its first use on a machine, or, if that is not possible, the one in
     the package that is prebuilt for this processor. Return None if there is neither. Messages quote `otherwise`: what
     happens then."""
+    with LOADING[code.folder]:
+        return _load(code, otherwise)
+
+
+def _load(code: NativeCode, otherwise: str) -> NativeLibrary | None:
     compiler, failure = find_compiler(), None
     if compiler is not None:
         try:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -23,6 +24,7 @@ from lmlong.model.device import Precision, is_faster_in_bf16, pick_device
 from lmlong.model.language_model import LanguageModel
 from lmlong.model.layers import Linear
 from lmlong.model.sinks import make_sinks
+from lmlong.native.rows import kernel as rows
 from lmlong.recipe import Recipe
 from lmlong.training.distillation import Teacher, load_teacher, train_mixers_alone, train_ngram_alone
 from lmlong.training.optimizer import count_steps
@@ -92,6 +94,8 @@ def prepare_run(
     training = recipe.training
     teacher = load_teacher(training)
     tokenizer = read.read_tokenizer(start, verify) if start else teacher.tokenizer if teacher else None
+    if device.type == "cpu" and recipe.objective == "causal":
+        Thread(target=_load_native, args=[_outline(recipe), device], daemon=True).start()
     tokens = prepare(recipe.text, tokenizer)
     if recipe.text.labels:
         text = with_label_names(recipe.text, [*tokens.train, tokens.validation])
@@ -109,6 +113,14 @@ def prepare_run(
     with without_memory() if divides_weights(recipe) else nullcontext():
         model = build_again()
     return PreparedRun(recipe, tokens, model, device, build_again, teacher)
+
+
+def _load_native(outline: LanguageModel, device: torch.device) -> None:
+    """Load the native code that a model is trained with, which is compiled at its first use, while the text is read by
+    another processor."""
+    rows.library()
+    for attention in outline.attention_parts:
+        attention.kernel_reasons(device)
 
 
 def _build(

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,15 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("source")
     (folder / "code.cpp").write_text(SOURCE)
     return folder
+
+
+def test_two_threads_compile_it_once(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LMLONG_CACHE", str(tmp_path))
+    with ThreadPoolExecutor() as threads:
+        assert list(threads.map(answer, [source] * 4)) == [7] * 4
+    assert capfd.readouterr().err == ""  # nobody waited for another process
 
 
 @pytest.fixture(scope="module")
