@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, softplus
 
+from lmlong.attention.products import linear
+
 MIN_LOG_DECAY = -20.0
 """Lower bound of log decays: a gate keeps at least exp(-20) of the state, so that sums of log decays stay exact."""
 
@@ -85,16 +87,14 @@ class GateProjection(nn.Module):
         return self.weight if self.down is None else self.down
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return gates (B, H, T) or (B, H, T, D) of x (B, T, width), in at least float32: bfloat16 rounds 0.999 to
-        1."""
-        with torch.autocast(x.device.type, enabled=False):
-            x = x.to(torch.promote_types(x.dtype, torch.float32))
-            if self.down is not None:
-                x = x @ self.down.to(x.dtype).mT
-            projected = x @ self.weight.to(x.dtype).mT
-            if self.bias is not None:
-                projected = projected + self.bias.to(x.dtype)
-            gates = self.gate.activate(projected, None if self.log_rate is None else self.log_rate.to(x.dtype))
+        """Return gates (B, H, T) or (B, H, T, D) of x (B, T, width), in at least float32: bfloat16 rounds 0.999 to 1.
+        Only what is added to the bias is computed in the dtype of x."""
+        for weight in [self.weight] if self.down is None else [self.down, self.weight]:
+            x = linear(x, weight.to(x.dtype))
+        x = x.to(torch.promote_types(x.dtype, torch.float32))
+        if self.bias is not None:
+            x = x + self.bias.to(x.dtype)
+        gates = self.gate.activate(x, None if self.log_rate is None else self.log_rate.to(x.dtype))
         return gates.mT if self.gate.start.ndim == 1 else gates.unflatten(-1, self.gate.start.shape).transpose(1, 2)
 
 

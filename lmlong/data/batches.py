@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lmlong.data.rows import IGNORED, CyclicTokens, Row, Rows
-from lmlong.recipe.text import ROW_LENGTHS
+from lmlong.recipe.text import ROW_LENGTHS, SHORT_PARTS
 
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]
 """A batch of any objective: tokens, targets, and a mask of document starts or padding, each (rows, time)."""
@@ -26,27 +26,45 @@ class TrainingBatches:
     """Endless batches of the training text, mixed from its sources by weight.
 
     All ranks together take the same rows, whatever their number, in batches of the same length. With `streams`, each
-    row of a batch continues the same row of the previous batch.
+    row of a batch continues the same row of the previous batch. The first `short_rows` rows are read in parts: the
+    first part of each, then the second of each, and so on.
     """
 
     def __init__(
-        self, sources: Sequence[Rows], weights: Sequence[float], eos: int, batch_size: int, streams: bool = False
+        self,
+        sources: Sequence[Rows],
+        weights: Sequence[float],
+        eos: int,
+        batch_size: int,
+        streams: bool = False,
+        short_rows: int = 0,
     ):
         self._sources = sources
         self._shares = _shares_of_rest(weights)
         self._eos = eos
         self._rows = batch_size
         self._streams = streams
+        self._short_rows = short_rows
 
     def batch(self, micro_step: int, rank: int = 0, ranks: int = 1) -> Arrays:
         """Return the rows of one rank in one forward pass."""
-        own = self._numbers(micro_step, ranks)[rank * self._rows : (rank + 1) * self._rows]
-        sources = [_source_of(number, self._shares) for number in own]
-        rows = [self._sources[source].row(number, turn=micro_step) for source, number in sources]
-        return self.collate(rows, own.start, self.length(micro_step, ranks))
+        own, length = self._numbers(micro_step, ranks), self.length(micro_step, ranks)
+        own = own[rank * self._rows : (rank + 1) * self._rows]
+        if own.start < self._short_rows:
+            part = length // SHORT_PARTS
+            numbers = range(SHORT_PARTS * own.start, SHORT_PARTS * own.stop)
+            cuts = [(number % self._short_rows, number // self._short_rows * part) for number in numbers]
+            parts = [Row(*(x[begin : begin + part] for x in self._row(row, micro_step))) for row, begin in cuts]
+            return self.collate(parts, numbers.start, part)
+        return self.collate([self._row(number, micro_step) for number in own], own.start, length)
+
+    def _row(self, number: int, turn: int) -> Row:
+        source, number_in_source = _source_of(number, self._shares)
+        return self._sources[source].row(number_in_source, turn)
 
     def length(self, micro_step: int, ranks: int = 1) -> int:
-        """Return the padded length of the rows of a forward pass, one of a few, without reading them."""
+        """Return the padded length of the rows of a forward pass, one of a few, without reading them; of rows in parts,
+        their whole length."""
         sources = [_source_of(number, self._shares) for number in self._numbers(micro_step, ranks)]
         filled = max(self._sources[source].filled(number) for source, number in sources)
         length = max(source.length for source in self._sources)

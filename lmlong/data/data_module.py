@@ -71,8 +71,9 @@ class CausalDataModule(DataModule):
         self.factor = recipe.model.factor  # so that the blocks of a batch begin and end together
 
     def training(self) -> TrainingBatches:
-        training, eos = self.recipe.training, self.tokens.tokenizer.eos
-        return TrainingBatches(self.rows(), self.tokens.weights, eos, training.batch_size, training.carry_state)
+        training, eos, weights = self.recipe.training, self.tokens.tokenizer.eos, self.tokens.weights
+        short_rows = self.recipe.text.short_steps * self.recipe.sequences_per_step
+        return TrainingBatches(self.rows(), weights, eos, training.batch_size, training.carry_state, short_rows)
 
     def validation(self, limit: int | None = None, rank: int = 0, ranks: int = 1) -> Iterator[CausalBatch]:
         tokenizer, rows = self.tokens.tokenizer, self.recipe.training.batch_size

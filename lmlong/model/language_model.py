@@ -14,12 +14,13 @@ from lmlong import recipe
 from lmlong.attention.base import CausalAttention
 from lmlong.attention.device_policy import FollowsPolicy
 from lmlong.attention.inputs import LastTokens, last_tokens
+from lmlong.attention.products import dtype_of_product
 from lmlong.attention.state_check import StateError, check_alike, check_range
 from lmlong.errors import UsageError
 from lmlong.model.base import LMHead, TextModel
 from lmlong.model.block import Block, BlockState, Mixer, with_states
 from lmlong.model.hourglass import Hourglass, HourglassState
-from lmlong.model.layers import block_norm, dtype_of_product
+from lmlong.model.layers import block_norm
 from lmlong.model.learning.state import Learned
 from lmlong.model.ngram_embedding import NgramEmbedding
 from lmlong.model.rope import document_positions

@@ -3,24 +3,20 @@
 K inputs, N outputs.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.nn.functional import rms_norm, silu
 
 from lmlong import recipe
 from lmlong.attention.device_policy import FollowsPolicy
+from lmlong.attention.products import dtype_of_product, linear
 from lmlong.model.quantization import GroupFormat, WeightFormat, quantized
 from lmlong.model.weight_panels import pack, rounded_activations, unpack
 from lmlong.native.grouped import kernel
 from lmlong.native.rows import kernel as rows
-
-ROWS = 128
-"""Above this, the number of rows of a padded product is a multiple of it; below, a power of two."""
 
 
 class RMSNorm(FollowsPolicy):
@@ -50,38 +46,6 @@ class RMSNorm(FollowsPolicy):
 def block_norm(options: recipe.Model, *shape: int) -> RMSNorm:
     """Return a norm of the residual stream, or one like it."""
     return RMSNorm(*(shape or (options.width,)), epsilon=options.norm_epsilon, centered=options.centered_gains)
-
-
-def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """Return the products (..., N) of vectors (..., K) with a matrix (N, K), in few shapes where the CPU keeps compiled
-    code for each.
-
-    In half precision, torch computes them by oneDNN, which compiles code for each shape and keeps it: half a megabyte
-    for each number of rows and each weight, up to gigabytes for texts of all lengths. So without gradients, the rows
-    are padded to one of few numbers. Training reads batches of one shape, and computes them as they are.
-    """
-    if x.device.type != "cpu" or torch.is_grad_enabled() or (dtype := dtype_of_product(x)).itemsize > 2:
-        return functional.linear(x, weight)
-    vectors = x.reshape(-1, x.shape[-1])
-    rows = len(vectors)
-    if rows == (padded_rows := _padded(rows)):
-        return functional.linear(x, weight)
-    padded = x.new_zeros(padded_rows, x.shape[-1], dtype=dtype)
-    padded[:rows] = vectors
-    return functional.linear(padded, weight)[:rows].view(*x.shape[:-1], -1)
-
-
-def dtype_of_product(x: Tensor) -> torch.dtype:
-    """Return the dtype in which a product of x is computed: that of x, or what autocast rounds it to."""
-    device = x.device.type
-    rounds = x.dtype != torch.float64 and torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-    return torch.get_autocast_dtype(device) if rounds else x.dtype
-
-
-def _padded(rows: int) -> int:
-    if rows > ROWS:
-        return math.ceil(rows / ROWS) * ROWS
-    return 1 << (rows - 1).bit_length() if rows else 0
 
 
 class Linear(nn.Linear):

@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from lmlong.attention.compiling import compiled
 from lmlong.attention.device_policy import CPU_POLICY, DevicePolicy
-from lmlong.model.layers import dtype_of_product, linear
+from lmlong.attention.products import dtype_of_product, linear
 from lmlong.native.rows import kernel as rows
 
 IGNORED = rows.IGNORED

@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 from lmlong.recipe.kinds import ATTENTION_KINDS, why_misfit, why_state_grows
 from lmlong.recipe.model import Model
 from lmlong.recipe.section import mistake
-from lmlong.recipe.text import ROW_LENGTHS, Text
+from lmlong.recipe.text import ROW_LENGTHS, SHORT_PARTS, Text
 from lmlong.recipe.training import Training
 
 ENCODER_DEFAULTS: dict[str, Any] = {"model": {"convolution": 5, "attention": {"kind": "linear", "decay": "none"}}}
@@ -21,6 +21,7 @@ LABEL_DEFAULTS: dict[str, Any] = {"text": {"rows": "documents", "labels": {}}}
 NO_CHOICE = "not supported by an encoder"
 NO_STATE = "an encoder reads its text at once and passes on no state"
 CAUSAL_ONLY = {
+    "text.short_steps": "short sequences would be other positions and slots",
     "model.attention.decay": "an encoder sees all of its text at once and forgets nothing",
     "model.head_dim": "an encoder keeps no state, and its heads always have width / heads",
     "model.value_dim": "an encoder keeps no state, and its heads always have width / heads",
@@ -136,6 +137,12 @@ def _causal(text: Text, model: Model, training: Training) -> Iterator[PydanticCu
         why = f"{text.sequence_length} is not a multiple of model.downsample.factor, {model.factor}."
         longer = -(-text.sequence_length // model.factor) * model.factor
         yield mistake("text.sequence_length", f"{why} Use {longer}.")
+    if text.short_steps and (text.rows == "documents" or passing or training.sequence_parallel > 1):
+        why = "parts of sequences are only read of windows, without states passed and without sequence_parallel."
+        yield mistake("text.short_steps", f"{why} Leave it out.")
+    if text.short_steps and text.sequence_length % (SHORT_PARTS * model.factor):
+        why = f"text.sequence_length, {text.sequence_length}, is not a multiple of {SHORT_PARTS * model.factor}."
+        yield mistake("text.short_steps", f"{why} Change it, or leave this out.")
     for key in passing:
         if text.rows == "documents":
             why = "not used with whole documents, which begin from an empty state. Leave it out."

@@ -149,6 +149,9 @@ class Labels(Options):
             yield mistake("names", "with one label there is nothing to choose. Name two or more, or leave names out.")
 
 
+SHORT_PARTS = 4
+"""Parts of a sequence that `short_steps` read apart."""
+
 ROW_LENGTHS = 16
 """Maximum number of different lengths of training batches, so that memory and compiled code are reused."""
 
@@ -162,6 +165,9 @@ class Text(Options):
     tokenizer: Tokenizer = Tokenizer()
     sequence_length: Annotated[int, Field(ge=8, le=bounds.TOKENS), LENGTH] = 1024
     """Tokens in one training sequence."""
+    short_steps: int = Field(default=0, ge=0, le=bounds.COUNT)
+    """Steps at the beginning that read four times as many sequences of a quarter of the length, from more places of the
+    text: most of what a model learns first needs little context. For windows, without states passed between batches."""
     rows: Literal["windows", "documents"] = "windows"
     """Content of a training sequence. windows: windows of the text, cut anywhere. documents: whole documents, cut only
     if longer than a sequence, and packed one after another; an encoder, which would attend across them, gets one

@@ -78,7 +78,7 @@ def _from_teacher(recipe: Recipe, training: dict[str, Any], stage: Stage) -> Rec
     length = stage.sequence_length or (recipe.conversion and recipe.conversion.sequence_length) or whole
     not_with_a_teacher = {"carry_state": False, "state_passing": 0.0, "segment": None, "quantize": None}
     rows = {"batch_size": recipe.training.batch_size * (whole // length)}
-    return _changed(recipe, {**not_with_a_teacher, **rows, **training}, {"sequence_length": length})
+    return _changed(recipe, {**not_with_a_teacher, **rows, **training}, {"sequence_length": length, "short_steps": 0})
 
 
 def _changed(recipe: Recipe, training: dict[str, Any], text: dict[str, Any]) -> Recipe:

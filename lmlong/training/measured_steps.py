@@ -173,7 +173,8 @@ def _alone(recipe: Recipe) -> Recipe:
         "sequence_parallel": 1,
         "accumulate": min(recipe.training.accumulate, BATCHES),
     }
-    text = {"sequence_length": longest_part(recipe.text.sequence_length, recipe.training.sequence_parallel)}
+    longest = longest_part(recipe.text.sequence_length, recipe.training.sequence_parallel)
+    text = {"sequence_length": longest, "short_steps": 0}
     changed = {
         "training": recipe.training.model_copy(update=training),
         "text": recipe.text.model_copy(update=text),

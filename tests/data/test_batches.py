@@ -41,9 +41,11 @@ def cyclic(tokens: np.ndarray, factor: int = 1) -> CyclicTokens:
     return CyclicTokens(tokens, np.flatnonzero(tokens == BOS), BOS, EOS, factor)
 
 
-def batches(*sources: np.ndarray, weights: tuple[float, ...] = (1.0,), rows: int = 4, seed: int = 0) -> TrainingBatches:
+def batches(
+    *sources: np.ndarray, weights: tuple[float, ...] = (1.0,), rows: int = 4, seed: int = 0, short_rows: int = 0
+) -> TrainingBatches:
     cut = [Windows(cyclic(tokens), LENGTH, (seed, number)) for number, tokens in enumerate(sources)]
-    return TrainingBatches(cut, weights, EOS, rows)
+    return TrainingBatches(cut, weights, EOS, rows, short_rows=short_rows)
 
 
 def streams(
@@ -113,6 +115,7 @@ ORDERS: dict[str, Callable[..., TrainingBatches]] = {
         [documents(UNEQUAL, 1000, group=8, seed=seed)], [1.0], EOS, rows
     ),
     "masked": masked,
+    "short": lambda rows, ranks=1, seed=0: batches(text(1000), rows=rows, seed=seed, short_rows=16),
 }
 
 
@@ -176,6 +179,18 @@ def test_each_epoch_of_windows_reads_each_token_once_across_the_seam(size: int, 
         read = [loader.batch(epoch * windows + number) for number in range(windows)]
         left_out = len(ring) % length  # an epoch ends where no window fits any more
         assert words_read(read, tokens, factor) >= len(set(tokens.tolist()) - {BOS, EOS}) - left_out
+
+
+def test_short_steps_read_the_parts_of_the_same_rows_each_once() -> None:
+    tokens, steps = text(1000), 5
+    whole, short = batches(tokens, weights=(1.0,)), batches(tokens, short_rows=steps * 4)
+    rows = [row for step in range(steps) for row in zip(*whole.batch(step), strict=True)]
+    read = [short.batch(step) for step in range(steps)]
+    assert {batch.tokens.shape for batch in read} == {(16, LENGTH // 4)}
+    parts = [part for batch in read for part in zip(*batch, strict=True)]
+    for number, row in enumerate(rows):  # the first parts of all rows come first
+        assert equal(row, tuple(map(np.concatenate, zip(*parts[number :: len(rows)], strict=True))))
+    assert equal(short.batch(steps), whole.batch(steps))
 
 
 def test_epochs_are_cut_and_ordered_anew() -> None:

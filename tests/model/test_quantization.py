@@ -10,8 +10,8 @@ from machine import needs_native, on_other_processors
 from torch import Tensor
 from torch.testing import assert_close
 
+from lmlong.attention.products import linear
 from lmlong.model import quantization
-from lmlong.model.layers import linear
 from lmlong.model.quantization import GROUP, GroupedWeight, GroupFormat, quantized
 from lmlong.model.weight_panels import pack, rounded_activations, unpack
 from lmlong.native import build

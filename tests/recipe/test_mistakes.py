@@ -420,6 +420,12 @@ COMBINATIONS: dict[str, dict[tuple[str, ...], str]] = {
         ("objective=masked", "model.attention.kind=full"): "training.state_passing",
         ("model.attention.feature_map=favor", "model.attention.favor.resample_every=5"): "training.state_passing",
     },
+    "text.short_steps=4": {
+        ("text.rows=documents",): "text.short_steps=4: parts of sequences are only read of windows",
+        ("training.carry_state=true",): "text.short_steps=4: parts of sequences are only read of windows",
+        ("text.sequence_length=62",): "text.short_steps=4: text.sequence_length, 62, is not a multiple of 4",
+        ("objective=masked", "model.attention.kind=full"): "text.short_steps=4: short sequences would be",
+    },
     "training.quantize=int4": {
         ("objective=masked", "model.attention.kind=full"): "training.quantize=int4: --weights is for decoding",
         ("training.compile=true",): "not supported with compile",
