@@ -62,13 +62,11 @@ class Baselines(NamedTuple):
 
 def measure(train: Sequence[TokenFile], weights: Sequence[float], text: TokenFile, tokenizer: Tokenizer) -> Baselines:
     """Return the baselines of a text, given the training text and the weights of its sources."""
+    about = train, weights, text, tokenizer
     with ThreadPoolExecutor() as threads:
-        gzip = threads.submit(gzip_bits_per_byte, text, tokenizer)
-        counted, *primed = (
-            threads.submit(function, train, weights, text, tokenizer)
-            for function in (unigram_bits_per_byte, lzma_bits_per_byte, ppmd_bits_per_byte)
-        )
-        return Baselines(gzip.result(), counted.result(), *(each.result() for each in primed))
+        lzma, ppmd = threads.submit(lzma_bits_per_byte, *about), threads.submit(ppmd_bits_per_byte, *about)
+        gzip, unigram = gzip_bits_per_byte(text, tokenizer), unigram_bits_per_byte(*about)
+        return Baselines(gzip, unigram, lzma.result(), ppmd.result())
 
 
 def gzip_bits_per_byte(file: TokenFile, tokenizer: Tokenizer) -> float:
