@@ -139,10 +139,10 @@ def _causal(text: Text, model: Model, training: Training) -> Iterator[PydanticCu
         yield mistake("text.sequence_length", f"{why} Use {longer}.")
     if text.short_steps and (text.rows == "documents" or passing or training.sequence_parallel > 1):
         why = "parts of sequences are only read of windows, without states passed and without sequence_parallel."
-        yield mistake("text.short_steps", f"{why} Leave it out.")
+        yield mistake("text.short_steps", f"{why} Set it to 0.")
     if text.short_steps and text.sequence_length % (SHORT_PARTS * model.factor):
         why = f"text.sequence_length, {text.sequence_length}, is not a multiple of {SHORT_PARTS * model.factor}."
-        yield mistake("text.short_steps", f"{why} Change it, or leave this out.")
+        yield mistake("text.short_steps", f"{why} Change it, or set this to 0.")
     for key in passing:
         if text.rows == "documents":
             why = "not used with whole documents, which begin from an empty state. Leave it out."

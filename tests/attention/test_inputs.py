@@ -74,6 +74,19 @@ def test_gates_have_the_shapes_and_starts_that_were_declared() -> None:
         assert_close(gates, start.unsqueeze(1).expand(gates.shape))
 
 
+def test_a_gate_in_bfloat16_is_rounded_only_before_its_bias() -> None:
+    torch.manual_seed(0)
+    gate = GateProjection(24, Gate("forget_gate", "log_sigmoid", torch.full((3,), 9.0)))
+    with torch.no_grad():
+        gate.weight.normal_(0, 0.1)
+    x = torch.randn(2, 5, 24).bfloat16()
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = gate(x)
+    exact = gate.double()(x.double())
+    assert rounded.dtype == torch.float32
+    assert ((rounded / exact - 1).abs() < 0.02).all()  # 9 in bfloat16 is a multiple of 1/16, and the gate 6 % off
+
+
 def test_a_model_of_such_attentions_keeps_the_laws(model: LanguageModel) -> None:
     model.double()
     check_laws(model, text())

@@ -37,6 +37,17 @@ def test_an_untrained_model_has_the_loss_of_a_uniform_distribution() -> None:
     assert abs(nats.item() / 140 - math.log(40)) < 0.1
 
 
+def test_blocks_add_up_in_the_dtype_of_products() -> None:
+    model, inputs = build(), []
+    for block in model.blocks:
+        block.register_forward_pre_hook(lambda _, given: inputs.append(given[0].dtype))
+    exact, _ = model(TOKENS)
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded, _ = model(TOKENS)
+    assert inputs == 2 * [torch.float32] + 2 * [torch.bfloat16]
+    assert rounded.dtype == torch.float32 and (rounded - exact).norm() < 0.02 * exact.norm()
+
+
 def test_learned_gates_begin_by_remembering_from_2_to_8192_tokens() -> None:
     model = build(attention=recipe.Attention(kind="linear", decay="learned"))
     kept = model.blocks[0].mixer.forget_gate(torch.randn(1, 1, 32))[0, :, 0].exp()
