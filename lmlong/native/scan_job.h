@@ -5,14 +5,12 @@
 
 #pragma once
 
+#include "numbers.h"
 #include "shared.h"
-#include "simd.h"
 
 namespace {
 
 static_assert(PADDED_TO == TILE);
-
-typedef uint32_t Bits __attribute__((may_alias));
 
 struct StridedTensor {  // (B, H, T, ...), the last dimension contiguous; `data` is null if the tensor is missing
     void* data;
@@ -48,46 +46,28 @@ struct BatchHead {  // one head of one row
     void store(const StridedTensor& x, Int begin, Int width, const float* rows) const;
     Int tokens(Int begin) const { return std::min(TILE, job.time - begin); }
 
+    Int offset(const StridedTensor& x, Int token) const { return row * x.row + head * x.head + token * x.token; }
+
     template <typename T = float>
     T* pointer(const StridedTensor& x, Int token) const {
-        return static_cast<T*>(x.data) + row * x.row + head * x.head + token * x.token;
+        return static_cast<T*>(x.data) + offset(x, token);
     }
 };
-
-template <typename T>
-void prefetch(const T* from, Int width) {
-    for (Int i = 0; i < width; i += 64 / sizeof(T)) __builtin_prefetch(from + i, 0, 2);
-}
 
 void BatchHead::load(const StridedTensor& x, Int begin, Int width, float* rows, Int ahead) const {
     for (Int t = 0; t < TILE; t++, rows += padded(width)) {
         const Int valid = t < tokens(begin) ? width : 0;
-        if (x.bfloat16) {
-            const uint16_t* from = pointer<uint16_t>(x, begin + t);
-            for (Int i = 0; i < valid; i++) reinterpret_cast<Bits*>(rows)[i] = Bits(from[i]) << 16;
-            prefetch(from + ahead * x.token, width);
-        } else {
-            const float* from = pointer(x, begin + t);
-            std::copy_n(from, valid, rows);
-            prefetch(from + ahead * x.token, width);
-        }
+        const Int at = offset(x, begin + t), later = at + ahead * x.token, size = x.bfloat16 ? 2 : 4;
+        load_numbers(x.data, x.bfloat16, at, valid, rows);
+        const char* data = static_cast<const char*>(x.data);
+        for (Int i = 0; i < width * size; i += 64) __builtin_prefetch(data + later * size + i, 0, 2);
         std::fill(rows + valid, rows + padded(width), 0.0f);
     }
 }
 
 void BatchHead::store(const StridedTensor& x, Int begin, Int width, const float* rows) const {
-    for (Int t = 0; t < tokens(begin); t++, rows += padded(width)) {
-        if (x.bfloat16) {
-            uint16_t* into = pointer<uint16_t>(x, begin + t);
-            const Bits* from = reinterpret_cast<const Bits*>(rows);
-            for (Int i = 0; i < width; i++) {
-                const uint32_t nearest_even = (from[i] + 0x7fff + ((from[i] >> 16) & 1)) >> 16;
-                into[i] = rows[i] == rows[i] ? nearest_even : 0x7fc0;  // NaN stays NaN
-            }
-        } else {
-            std::copy_n(rows, width, pointer(x, begin + t));
-        }
-    }
+    for (Int t = 0; t < tokens(begin); t++, rows += padded(width))
+        store_numbers(rows, width, x.data, x.bfloat16, offset(x, begin + t));
 }
 
 // The floats of a state: S (F, V), followed by z (F) if the recurrence has it

@@ -3,11 +3,10 @@
 // and everything is computed in float32.
 
 #include <cmath>
-#include <cstring>
 #include <vector>
 
+#include "numbers.h"
 #include "shared.h"
-#include "simd.h"
 
 namespace {
 
@@ -32,31 +31,13 @@ struct RowsJob {
     Int blocks_begun;
 };
 
-typedef uint32_t Bits __attribute__((may_alias));
-
 // Numbers of a row from `first` on
 void load(const Rows& from, Int row, Int first, Int width, float* into) {
-    const Int begin = row * from.stride + first;
-    if (from.bfloat16) {
-        const uint16_t* x = static_cast<const uint16_t*>(from.data) + begin;
-        for (Int i = 0; i < width; i++) reinterpret_cast<Bits*>(into)[i] = Bits(x[i]) << 16;
-    } else {
-        std::memcpy(into, static_cast<const float*>(from.data) + begin, width * sizeof(float));
-    }
+    load_numbers(from.data, from.bfloat16, row * from.stride + first, width, into);
 }
 
 void store(const Rows& into, Int row, Int first, Int width, const float* from) {
-    const Int begin = row * into.stride + first;
-    if (into.bfloat16) {
-        uint16_t* y = static_cast<uint16_t*>(into.data) + begin;
-        const Bits* bits = reinterpret_cast<const Bits*>(from);
-        for (Int i = 0; i < width; i++) {
-            const uint32_t nearest_even = (bits[i] + 0x7fff + ((bits[i] >> 16) & 1)) >> 16;
-            y[i] = from[i] == from[i] ? nearest_even : 0x7fc0;  // NaN stays NaN
-        }
-    } else {
-        std::memcpy(static_cast<float*>(into.data) + begin, from, width * sizeof(float));
-    }
+    store_numbers(from, width, into.data, into.bfloat16, row * into.stride + first);
 }
 
 FloatVec sigmoid(FloatVec x) { return 1.0f / (1.0f + simd_exp(-x)); }
