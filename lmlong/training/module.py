@@ -152,9 +152,8 @@ class TrainingModule(LightningModule):
         self.figures.append(BatchFigures(number, batch.counts, learned.detach(), nll))
         # divided by a constant, so that batches, ranks and accumulated parts add up to the same gradient; the mean over
         # the ranks of the gradients of the parts of a row is multiplied by their number
-        return (
-            learned * self.recipe.training.sequence_parallel / (len(batch.targets) * self.recipe.targets_per_sequence)
-        )
+        training, targets = self.recipe.training, self.recipe.targets_per_sequence
+        return learned * training.sequence_parallel / (training.batch_size * targets)
 
     def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:
         training = self.recipe.training

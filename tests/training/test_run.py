@@ -43,6 +43,18 @@ def test_run_learns_and_reports_its_weights(recipe_of: Recipes, tmp_path: Path) 
     assert metrics(run)[-1]["validation"]["bits_per_byte"] == result.validation.bits_per_byte
 
 
+def test_a_short_step_has_the_gradient_of_as_many_tokens(recipe_of: Recipes, tmp_path: Path) -> None:
+    """A step of parts of rows, and one of whole rows of that length and of whole rows, from the same weights."""
+    shapes = [(256, 2, 1), (64, 8, 0), (256, 2, 0)]
+    for length, rows, short in shapes:
+        options = f"text.sequence_length={length}", f"training.batch_size={rows}", f"text.short_steps={short}"
+        train(recipe_of("training.steps=1", *options), tmp_path / f"{length}-{short}")
+    short, *others = (metrics(tmp_path / f"{length}-{short}")[0] for length, _, short in shapes)
+    for other in others:
+        assert short["gradient_norm"] == pytest.approx(other["gradient_norm"], rel=0.5)
+        assert short["loss"] == pytest.approx(other["loss"], rel=0.05)
+
+
 def test_utilisation_is_logged_where_the_peak_is_known(
     recipe_of: Recipes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
