@@ -1,7 +1,7 @@
 """Preparation of a run from its recipe: tokens, model and teacher."""
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from threading import Thread
@@ -16,7 +16,7 @@ from lmlong.data.data_module import DATA_MODULES, DataModule
 from lmlong.data.hub import with_commits
 from lmlong.data.labels import with_label_names
 from lmlong.data.token_dataset import TokenDataset, prepare
-from lmlong.errors import UsageError
+from lmlong.errors import LmlongError, UsageError
 from lmlong.model.allocations import bytes_of_step
 from lmlong.model.base import TextModel
 from lmlong.model.build import build, check_memory, least_bytes, total_memory, without_memory
@@ -117,10 +117,11 @@ def prepare_run(
 
 def _load_native(outline: LanguageModel, device: torch.device) -> None:
     """Load the native code that a model is trained with, which is compiled at its first use, while the text is read by
-    another processor."""
-    rows.library()
-    for attention in outline.attention_parts:
-        attention.kernel_reasons(device)
+    another processor. An error is reported when the code is used."""
+    with suppress(LmlongError):
+        rows.library()
+        for attention in outline.attention_parts:
+            attention.kernel_reasons(device)
 
 
 def _build(
