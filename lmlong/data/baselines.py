@@ -64,9 +64,9 @@ def measure(train: Sequence[TokenFile], weights: Sequence[float], text: TokenFil
     """Return the baselines of a text, given the training text and the weights of its sources."""
     about = train, weights, text, tokenizer
     with ThreadPoolExecutor() as threads:
-        lzma, ppmd = threads.submit(lzma_bits_per_byte, *about), threads.submit(ppmd_bits_per_byte, *about)
-        gzip, unigram = gzip_bits_per_byte(text, tokenizer), unigram_bits_per_byte(*about)
-        return Baselines(gzip, unigram, lzma.result(), ppmd.result())
+        by_lzma, by_ppmd = threads.submit(lzma_bits_per_byte, *about), threads.submit(ppmd_bits_per_byte, *about)
+        by_gzip, by_unigrams = gzip_bits_per_byte(text, tokenizer), unigram_bits_per_byte(*about)
+        return Baselines(by_gzip, by_unigrams, by_lzma.result(), by_ppmd.result())
 
 
 def gzip_bits_per_byte(file: TokenFile, tokenizer: Tokenizer) -> float:

@@ -51,12 +51,15 @@ class TrainingBatches:
         own, length = self._numbers(micro_step, ranks), self.length(micro_step, ranks)
         own = own[rank * self._rows : (rank + 1) * self._rows]
         if own.start < self._short_rows:
-            part = length // SHORT_PARTS
             numbers = range(SHORT_PARTS * own.start, SHORT_PARTS * own.stop)
-            cuts = [(number % self._short_rows, number // self._short_rows * part) for number in numbers]
-            parts = [Row(*(x[begin : begin + part] for x in self._row(row, micro_step))) for row, begin in cuts]
-            return self.collate(parts, numbers.start, part)
+            parts = [self._part(number, length // SHORT_PARTS) for number in numbers]
+            return self.collate(parts, numbers.start, length // SHORT_PARTS)
         return self.collate([self._row(number, micro_step) for number in own], own.start, length)
+
+    def _part(self, number: int, length: int) -> Row:
+        """Return a part of one of the first rows: all first parts are numbered before all second parts."""
+        part, row = divmod(number, self._short_rows)
+        return Row(*(x[part * length : (part + 1) * length] for x in self._row(row, turn=0)))
 
     def _row(self, number: int, turn: int) -> Row:
         source, number_in_source = _source_of(number, self._shares)
