@@ -53,6 +53,9 @@ def train(
         return
 
     with interrupt_says(NOTHING_SAVED):
+        from lmlong.training.prepare import begin_native
+
+        begin_native(chosen)
         from lmlong.cli.after_training import after_training, next_commands
         from lmlong.recipe.find import resume_command
         from lmlong.training.run import run

@@ -16,6 +16,7 @@ from lmlong.data.data_module import DATA_MODULES, DataModule
 from lmlong.data.hub import with_commits
 from lmlong.data.labels import with_label_names
 from lmlong.data.token_dataset import TokenDataset, prepare
+from lmlong.decode import native as decode
 from lmlong.errors import LmlongError, UsageError
 from lmlong.model.allocations import bytes_of_step
 from lmlong.model.base import TextModel
@@ -94,8 +95,7 @@ def prepare_run(
     training = recipe.training
     teacher = load_teacher(training)
     tokenizer = read.read_tokenizer(start, verify) if start else teacher.tokenizer if teacher else None
-    if device.type == "cpu" and recipe.objective == "causal":
-        Thread(target=_load_native, args=[_outline(recipe), device], daemon=True).start()
+    begin_native(recipe)
     tokens = prepare(recipe.text, tokenizer)
     if recipe.text.labels:
         text = with_label_names(recipe.text, [*tokens.train, tokens.validation])
@@ -115,13 +115,19 @@ def prepare_run(
     return PreparedRun(recipe, tokens, model, device, build_again, teacher)
 
 
-def _load_native(outline: LanguageModel, device: torch.device) -> None:
-    """Load the native code that a model is trained with, which is compiled at its first use, while the text is read by
-    another processor. An error is reported when the code is used."""
-    with suppress(LmlongError):
-        rows.library()
-        for attention in outline.attention_parts:
-            attention.kernel_reasons(device)
+def begin_native(recipe: Recipe) -> None:
+    """Begin to load the native code that a model is trained with, and then that which it writes with. It is compiled at
+    its first use, while another processor imports Lightning and reads the text. Errors are reported when it is used."""
+
+    def load() -> None:
+        with suppress(LmlongError):
+            rows.library()
+            for attention in _outline(recipe).attention_parts:
+                attention.kernel_reasons(torch.device("cpu"))
+            decode.library()
+
+    if recipe.objective == "causal" and pick_device(recipe.device).type == "cpu":
+        Thread(target=load, daemon=True).start()
 
 
 def _build(
