@@ -271,6 +271,6 @@ def _of_attention(name: str) -> bool:
 
 def _may_be_missing(name: str, identities: Container[str]) -> bool:
     """Return whether a weight may be missing and keep the new model's value, or become an identity. New tables of
-    n-grams are 0."""
-    own = _of_attention(name) or name.startswith("ngram_embedding.")
+    n-grams are 0, and those of labels begin anew."""
+    own = _of_attention(name) or name.startswith(("ngram_embedding.", "pooled_norm.", "embedding_growth"))
     return own or name in identities or name.endswith(".mixer.head_norm.weight")

@@ -107,6 +107,8 @@ class TextModel(FollowsPolicy, ABC):
     """The format of the weight matrices."""
     labels: int | None = None
     """The number of labels that its output layer chooses from; None if it predicts tokens."""
+    embedding_growth: Tensor | None
+    """How many times as large as a new one the embedding was that labels are learned from."""
     partitioned = False
     """Whether weights are partitioned and gathered only while their module computes, as in DeepSpeed's stage 3."""
     is_compiled = False
@@ -120,6 +122,7 @@ class TextModel(FollowsPolicy, ABC):
         self.register_load_state_dict_pre_hook(_restore_shared)
         self.activation_checkpointing = activation_checkpointing
         self.embedding = nn.Embedding(embeddings, options.width)
+        self.register_buffer("embedding_growth", None)
         # scaled to about 1, otherwise the first blocks would drown it; logits need a small embedding
         self.embedding_scale = options.embedding_scale or options.width**0.5
         self.downsampled_layers = options.downsampled_layers

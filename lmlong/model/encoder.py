@@ -71,6 +71,28 @@ class EncoderBlock(ResidualBlock):
         return self.add(x, self.mlp(x))
 
 
+class PooledNorm(nn.Module):
+    """Centring and scaling of the means of rows by running statistics. These means differ by less than their common
+    part: without this norm, steps change the logits of all rows together, and the differences are learned late."""
+
+    mean: Tensor
+    variance: Tensor
+    steps: Tensor
+
+    def __init__(self, width: int):
+        super().__init__()
+        for name, value in (("mean", torch.zeros(width)), ("variance", torch.ones(width)), ("steps", torch.zeros(1))):
+            self.register_buffer(name, value)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            rows, share = x.detach().flatten(0, -2).float(), (1 / (self.steps + 1)).clamp(min=0.1)
+            self.mean.lerp_(rows.mean(0), share)
+            self.variance.lerp_((rows - self.mean).square().mean(0), share)
+            self.steps += 1
+        return (x - self.mean) * (self.variance + 1e-5).rsqrt()
+
+
 class Encoder(TextModel):
     """A model that predicts masked tokens, or the label of a row, from both sides. The mask of a batch is its padding,
     true for padded tokens.
@@ -99,14 +121,16 @@ class Encoder(TextModel):
             self.lm_head = LMHead(self.embedding, has_mask_token=True)
         else:
             self.lm_head = LMHead(nn.Embedding(labels, options.width))
+            self.pooled_norm = PooledNorm(options.width)
+            self.embedding_growth = torch.ones(1)
         self.init_weights()
 
     def init_state(self, batch: int) -> None:
         """Return None: an encoder reads the whole text at once."""
 
     def forward(self, tokens: Tensor, state: None = None, padding: Tensor | None = None) -> tuple[Tensor, None]:
-        """Return the last hidden states (B, T, width), for labels their mean over the row. Padding does not change
-        those of a row's tokens. An encoder has no state."""
+        """Return the last hidden states (B, T, width), for labels their normed mean over the row. Padding does not
+        change those of a row's tokens. An encoder has no state."""
         x = self.embedding(tokens)
         if self.sinusoidal:
             # scaled like an initial embedding: at full scale they would drown the tokens and delay learning
@@ -119,7 +143,9 @@ class Encoder(TextModel):
             y = self._run_blocks(blocks[first:end], *self.hourglass.downsample(x, padding))
             x = self.hourglass.upsample(x, y)
         hidden = self.norm(self._run_blocks(blocks[end:], x, padding))
-        return hidden if self.labels is None else mean_of_rows(hidden, padding).expand_as(hidden), None
+        if self.labels is None:
+            return hidden, None
+        return self.pooled_norm(mean_of_rows(hidden, padding)).expand_as(hidden), None
 
     def loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
         if self.policy_for(hidden).reads_values:  # most tokens are no targets, and their logits would take long

@@ -22,7 +22,8 @@ def parameter_groups(model: TextModel, options: recipe.Training) -> list[dict[st
     projections are a separate group. `stacks` are the heights of stacked matrices, for Muon.
 
     `lr_scale` makes a step change a layer's output by the same amount at any width. AdamW moves every entry of a vector
-    by about the same amount, so its effect on a product grows with the width.
+    by about the same amount, so its effect on a product grows with the width. The rate of a pretrained embedding of an
+    encoder of labels grows with its size: it is so much larger than a new one that equal steps would hardly change it.
     """
     muon, decay = options.optimizer != "adamw", options.weight_decay
     modules, weights = list(model.modules()), [weight for weight in model.parameters() if weight.requires_grad]
@@ -40,6 +41,10 @@ def parameter_groups(model: TextModel, options: recipe.Training) -> list[dict[st
         {"params": [w for w in weights if id(w) not in separate], "weight_decay": 0.0, "lr_scale": 1.0},
         {"params": [w for w in weights if id(w) in gates], "weight_decay": 0.0, "lr_scale": scale},
     ]
+    if model.embedding_growth is not None:
+        (own, *rest), growth = groups[0]["params"], float(model.embedding_growth)
+        scaled = {"params": [own], "weight_decay": decay / growth, "lr_scale": scale * growth}
+        groups[:1] = [scaled, {**groups[0], "params": rest}]
     return [group | {"lr": options.learning_rate * group["lr_scale"]} for group in groups if group["params"]]
 
 

@@ -19,7 +19,7 @@ from lmlong.data.token_dataset import TokenDataset, prepare
 from lmlong.decode import native as decode
 from lmlong.errors import LmlongError, UsageError
 from lmlong.model.allocations import bytes_of_step
-from lmlong.model.base import TextModel
+from lmlong.model.base import EMBEDDING_STD, TextModel
 from lmlong.model.build import build, check_memory, least_bytes, total_memory, without_memory
 from lmlong.model.device import Precision, is_faster_in_bf16, pick_device
 from lmlong.model.language_model import LanguageModel
@@ -155,6 +155,9 @@ def load_start(model: TextModel, checkpoint: Path, new_attention: bool, verify: 
     """Load the weights of a checkpoint into a model, whose attention may be another. Sinks that it does not have are
     made of its first token."""
     new = read.load_weights(model, checkpoint, new_attention, verify)
+    if "embedding_growth" in new and model.embedding_growth is not None:
+        size = model.embedding.weight.detach().square().mean().sqrt()
+        model.embedding_growth.fill_(size / EMBEDDING_STD).clamp_(min=1)
     if isinstance(model, LanguageModel):
         make_sinks(model, new)
 

@@ -17,7 +17,9 @@ from lmlong.cli.after_training import after_training, next_commands
 from lmlong.errors import UsageError
 from lmlong.inference.classify import TrainedClassifier
 from lmlong.inference.loading import load_classifier
+from lmlong.model.base import EMBEDDING_STD
 from lmlong.recipe import Recipe
+from lmlong.training.optimizer import parameter_groups
 from lmlong.training.prepare import prepare_new_run
 from lmlong.training.run import train
 
@@ -113,10 +115,17 @@ def test_labels_are_learned_from_a_run_of_tokens_and_from_one_of_labels(objectiv
     overrides = {"training.init_from": str(tmp_path / "start"), "training.steps": 3}
     chosen = Recipe.load(given, overrides)
     assert chosen.model.encoder == (objective == "masked") and chosen.model.width == 32
-    begun, before = prepare_new_run(chosen).model.state_dict(), weights(tmp_path / "start")
-    assert begun.keys() - before.keys() <= {"lm_head.output.weight"} and before.keys() <= begun.keys()
+    prepared, before = prepare_new_run(chosen), weights(tmp_path / "start")
+    begun = prepared.model.state_dict()
+    new = {"embedding_growth", *(f"pooled_norm.{name}" for name in ("mean", "variance", "steps"))}
+    assert begun.keys() - before.keys() <= {"lm_head.output.weight", *new} and before.keys() <= begun.keys()
     assert all(torch.equal(begun[name], before[name]) for name in before if name != "lm_head.output.weight")
     assert begun["lm_head.output.weight"].shape == (2, 32)
+    if objective == "masked":
+        size = float(before["embedding.weight"].square().mean().sqrt()) / EMBEDDING_STD
+        embedding, head, *_ = parameter_groups(prepared.model, prepared.recipe.training)
+        assert size > 1.1 and embedding["lr"] == pytest.approx(size * head["lr"])
+        assert embedding["weight_decay"] * embedding["lr"] == pytest.approx(head["weight_decay"] * head["lr"])
     train(chosen, tmp_path / "first")
     again = prepare_new_run(Recipe.load(given, {"training.init_from": str(tmp_path / "first"), "training.steps": 1}))
     first = read.reading(tmp_path / "first", read.read_weights)

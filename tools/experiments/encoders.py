@@ -2,15 +2,15 @@
 """Pretrain encoders on masked tokens of a folder of texts, then learn labels from them, by kind of attention.
 
     tools/experiments/encoders.py books/ --kinds full linformer-64 linformer-64-mean linformer-128,64,32,16 --seeds 0 1
-    tools/experiments/encoders.py books/ --kinds full full-scratch causal --labelled reviews.jsonl
+    tools/experiments/encoders.py books/ --kinds full full-scratch causal runs/masked --labelled reviews.jsonl
 
 A kind is an attention, for Linformer with k, or a k for each layer, and then a projection or what shares projections.
 Each is pretrained for equal time (a causal one by its next tokens, one named -scratch not at all), at a constant rate
 until the last quarter; the loss at equal steps is that of a checkpoint before. Errors are over held-out rows, those of
-differences over the same rows. Then each is tuned on each fold of the labelled documents, which are shuffled and
-divided into --folds parts: trained on the others, measured on the fold after the last step, which no choice depends on.
-Naive Bayes by words gets the same folds. Each training is a run folder in --out: a finished one is not trained again,
-an interrupted one is resumed.
+differences over the same rows. A kind may also be the folder of a pretrained run. Then each is tuned on each fold of
+the labelled documents, which are shuffled and divided into --folds parts: trained on the others, measured on the fold
+after the last step, which no choice depends on. Naive Bayes by words gets the same folds. Each training is a run folder
+in --out: a finished one is not trained again, an interrupted one is resumed.
 """
 
 import argparse
@@ -101,11 +101,14 @@ def shares(kind: str, seed: int, options: argparse.Namespace) -> list[float]:
 def tune(kind: str, fold: int, options: argparse.Namespace) -> float:
     """Return the accuracy on a fold of a model that learned the labels of the others."""
     files = [{"paths": [str(options.out / f"fold-{fold}-{part}.jsonl")]} for part in ("train", "test")]
-    recipe = recipe_of(kind, "label", options.seeds[0], options, sources=files[:1], validation={"sources": files[1:]})
+    text, run = {"sources": files[:1], "validation": {"sources": files[1:]}}, Path(kind)
+    recipe = recipe_of("full" if run.is_dir() else kind, "label", options.seeds[0], options, **text)
     recipe["model"]["encoder"] = not kind.startswith("causal")
+    if run.is_dir():
+        recipe["model"] = {"encoder": True}
     if not kind.endswith("-scratch"):
-        recipe["training"]["init_from"] = str(options.out / f"{kind}-{options.seeds[0]}")
-    metrics = trained(recipe, options.out / f"{kind}-fold-{fold}").metrics
+        recipe["training"]["init_from"] = str(run if run.is_dir() else options.out / f"{kind}-{options.seeds[0]}")
+    metrics = trained(recipe, options.out / f"{run.name}-fold-{fold}").metrics
     return [entry["validation"]["accuracy"] for entry in metrics if "validation" in entry][-1]
 
 
@@ -146,7 +149,7 @@ def naive_bayes(train: list[Any], test: list[Any]) -> float:
 
 def compare(options: argparse.Namespace, panels: Any) -> None:
     """Print and draw the losses of all kinds and seeds, and the spectra of those whose attention is a matrix."""
-    kinds = [kind for kind in options.kinds if not kind.endswith("-scratch")]
+    kinds = [kind for kind in options.kinds if not (kind.endswith("-scratch") or Path(kind).is_dir())]
     print(f"{'kind':26}seed  steps{f'at step {options.steps}':>18}{'at the end':>18}{'above the first':>18}")
     first: dict[int, Sums] = {}
     for place, kind in enumerate(kinds):
@@ -197,7 +200,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100, help="steps after which losses are compared too")
     parser.add_argument("--rate", type=float, default=12e-3, help="learning rate of Muon in pretraining")
     parser.add_argument("--tune", type=float, default=5, help="minutes of processor time for each fold")
-    parser.add_argument("--tuning-rate", type=float, default=1e-3, help="learning rate of AdamW for labels")
+    parser.add_argument("--tuning-rate", type=float, default=4e-3, help="learning rate of AdamW for labels")
     parser.add_argument("--length", type=int, default=512, help="tokens of a sequence")
     parser.add_argument("--batch", type=int, default=4096, help="tokens of a step")
     parser.add_argument("--width", type=int, default=128)
