@@ -44,6 +44,9 @@ ADDED_HEADS = re.compile(r"blocks\.\d+\.ngram\.")
 HEAD = "lm_head.output.weight"
 """The weight of an output layer that is not the embedding."""
 
+LATER = ("pooled_norm.", "embedding_growth")
+"""The beginnings of names of what older checkpoints of labels lack, and new models have so that it changes nothing."""
+
 NUMBERS = {NAMES[dtype] for dtype in REAL}
 """The dtypes that weights may have, by their names in safetensors."""
 
@@ -192,7 +195,9 @@ def load_weights(
         saved = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
         if new_attention:
             saved = {name: shape for name, shape in saved.items() if name in own or not _of_attention(name)}
-        kept = {name for name in own.keys() - saved.keys() if new_attention and _may_be_missing(name, identities)}
+        missing = own.keys() - saved.keys()
+        kept = {name for name in missing if name.startswith(LATER)}
+        kept |= {name for name in missing if new_attention and _may_be_missing(name, identities)}
         if new_attention and getattr(model, "labels", None) and saved.get(HEAD) != tuple(own[HEAD].shape):
             saved.pop(HEAD, None)
             kept.add(HEAD)
@@ -236,7 +241,8 @@ def check_size(checkpoint: Path, recipe: Recipe, tokenizer: Tokenizer) -> None:
     if recipe.model.layers > len(shapes):
         raise CheckpointError(f"{checkpoint / RECIPE}: has more layers than the weights. Use another checkpoint.")
     with without_memory():
-        _compare(checkpoint, shapes, _shapes(build(recipe, tokenizer.vocabulary).state_dict()))
+        own = _shapes(build(recipe, tokenizer.vocabulary).state_dict())
+    _compare(checkpoint, shapes, {name: own[name] for name in own if name in shapes or not name.startswith(LATER)})
 
 
 def _shapes(weights: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:
@@ -271,6 +277,6 @@ def _of_attention(name: str) -> bool:
 
 def _may_be_missing(name: str, identities: Container[str]) -> bool:
     """Return whether a weight may be missing and keep the new model's value, or become an identity. New tables of
-    n-grams are 0, and those of labels begin anew."""
-    own = _of_attention(name) or name.startswith(("ngram_embedding.", "pooled_norm.", "embedding_growth"))
+    n-grams are 0."""
+    own = _of_attention(name) or name.startswith("ngram_embedding.")
     return own or name in identities or name.endswith(".mixer.head_norm.weight")

@@ -10,13 +10,15 @@ import torch
 from commands import lmlong
 from labelled import KINDS, label_recipe, write_table
 from models import write_run
+from safetensors.torch import save_file
 from torch.nn.functional import cross_entropy
 
-from lmlong.checkpoint import read
+from lmlong.checkpoint import manifest, read
 from lmlong.cli.after_training import after_training, next_commands
 from lmlong.errors import UsageError
 from lmlong.inference.classify import TrainedClassifier
 from lmlong.inference.loading import load_classifier
+from lmlong.io.folder_manifest import manifest_text
 from lmlong.model.base import EMBEDDING_STD
 from lmlong.recipe import Recipe
 from lmlong.training.optimizer import parameter_groups
@@ -140,6 +142,17 @@ def test_labels_are_learned_from_a_run_of_tokens_and_from_one_of_labels(objectiv
         UsageError, match=r"predicts labels, so it has no output layer of tokens\. Set objective: label"
     ):
         prepare_new_run(back)
+
+
+def test_encoders_saved_before_means_were_normed_read_as_they_did(tmp_path: Path) -> None:
+    train(label_recipe(tmp_path, "encoder", **{"training.steps": 1}), tmp_path / "run")
+    checkpoint = read.find(tmp_path / "run")
+    kept = {name: x for name, x in read.read_weights(checkpoint).items() if not name.startswith(read.LATER)}
+    save_file(kept, checkpoint / manifest.WEIGHTS)
+    (checkpoint / manifest.NAME).write_text(manifest_text(checkpoint, manifest.FORMAT, {"step": 1, "validation": None}))
+    model = load_classifier(tmp_path / "run", "cpu").model
+    hidden = torch.randn(4, 32)
+    assert torch.allclose(model.pooled_norm(hidden), hidden, rtol=1e-4) and float(model.embedding_growth) == 1
 
 
 def test_what_makes_no_sense_with_labels_is_refused_with_the_reason(tmp_path: Path) -> None:
