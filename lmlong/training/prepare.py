@@ -119,15 +119,15 @@ def begin_native(recipe: Recipe) -> None:
     """Begin to load the native code that a model is trained with, and then that which it writes with. It is compiled at
     its first use, while another processor imports Lightning and reads the text. Errors are reported when it is used."""
 
-    def load() -> None:
+    def load(outline: LanguageModel) -> None:
         with suppress(LmlongError):
             rows.library()
-            for attention in _outline(recipe).attention_parts:
+            for attention in outline.attention_parts:
                 attention.kernel_reasons(torch.device("cpu"))
             decode.library()
 
     if recipe.objective == "causal" and pick_device(recipe.device).type == "cpu":
-        Thread(target=load, daemon=True).start()
+        Thread(target=load, args=[_outline(recipe)], daemon=True).start()
 
 
 def _build(
